@@ -1,0 +1,39 @@
+# Everything happens in .venv, which is made on first use from plain python3 and pip.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-slow check lint bench clean
+
+demo: .venv/base
+	$(BIN)/python examples/compare.py
+
+test: .venv/test
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: .venv/test
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: .venv/test .venv/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+check: lint test
+
+bench: .venv/bench
+	$(BIN)/python benchmarks/per_fedavg.py
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/base: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/%: .venv/base
+	$(INSTALL) --editable ".[$*]"
+	touch $@

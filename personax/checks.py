@@ -1,0 +1,61 @@
+"""What is checked before anything is compiled: errors that name the client and say what to do."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.federation import Federation
+from personax.iterates import Tracker, WeightedAverage
+from personax.objectives import Mixture
+from personax.schedules import Schedule
+from personax.typing import Batch, Params, Task
+
+
+def check_run(
+    algorithm: Algorithm, federation: Federation, schedules: Sequence[Schedule], num_seeds: int, tracker: Tracker | None
+) -> None:
+    """Whether an algorithm, a federation and schedules fit each other."""
+    if len(schedules) != num_seeds:
+        raise ValueError(f"Give one schedule, or one for each of the {num_seeds} keys, got {len(schedules)}.")
+    for schedule in schedules:
+        if schedule.num_clients != federation.num_clients:
+            raise ValueError(
+                f"The schedule is for {schedule.num_clients} clients, the federation has {federation.num_clients}. "
+                "Make it with the federation's `num_clients`."
+            )
+        if algorithm.server.buffer_size is None and not schedule.has_rounds:
+            raise ValueError(
+                "A synchronous server waits for rounds, and this schedule has none. "
+                "Use `rounds(...)`, or a server that is `asynchronous(...)` or `buffered(...)`."
+            )
+    shapes = {(s.num_events, int(s.round_ends.sum())) for s in schedules}
+    if len(shapes) > 1:
+        raise ValueError(f"Schedules of seeds that run together must have the same length, got {sorted(shapes)}.")
+    if tracker is not None and (algorithm.server.buffer_size is not None or algorithm.local.num_steps is None):
+        raise ValueError("A tracker follows synchronous rounds with `num_steps` local steps; here it cannot.")
+    if isinstance(tracker, WeightedAverage) and not isinstance(algorithm.objective, Mixture):
+        raise ValueError(f"`WeightedAverage` is for `Mixture` objectives, got {algorithm.objective}.")
+
+
+def check_model(task: Task, federation: Federation, params: Params | None) -> None:
+    """Whether the task's model takes the clients' data, and its targets are what the task expects."""
+    x, y = federation.train.x[:1], federation.train.y[:1]
+    try:
+        shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), x) if params is None else params)
+        batch = Batch(x, y, np.ones(1, np.float32), jax.random.key(0))  # pyright: ignore[reportArgumentType]
+        outputs = jax.eval_shape(task.model.apply, shapes, x)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The model does not take samples of shape {x.shape[1:]} and type {x.dtype}: {error}") from error
+    parts = [("training", federation.y, federation.offsets)]
+    if federation.test_y is not None and federation.test_offsets is not None:
+        parts.append(("test", federation.test_y, federation.test_offsets))
+    for part, targets, offsets in parts:
+        if task.check(outputs, targets):
+            for i, name in enumerate(federation.names):
+                if message := task.check(outputs, targets[offsets[i] : offsets[i + 1]]):
+                    raise ValueError(f"{name}: the {part} {message}.")
+    loss = jax.eval_shape(task.loss, shapes, batch)
+    if loss.shape != ():
+        raise ValueError(f"The loss must be one number for a batch, got shape {loss.shape}. Take a mean over examples.")

@@ -1,0 +1,175 @@
+"""How a client descends: a scan of optimizer steps along its objective's gradient."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from personax.federation import ClientData
+from personax.objectives import Objective, Visit
+from personax.objectives.objective import Batches
+from personax.optimizers import Optimizer
+from personax.sampling import BatchSizes, Client, Draw, Sampling, draw_rows, gather
+from personax.step_sizes import Clock, StepSize, require_step_size, step_size_at
+from personax.typing import Array, Batch, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
+from personax.values import Static, require, require_count, require_one_of, require_positive, value
+
+
+@value
+class Local:
+    """A client's visit: `num_steps` steps, or `num_epochs` passes over its data, of an optax optimizer.
+
+    The optimizer's state starts anew at each visit. `batch_size` is one number or `BatchSizes` by role; `sampling` draws
+    batches independently with replacement, or in shuffled epochs whose last batch may be short; `clip_norm` bounds the
+    direction's norm; with a `query_share` that last part of each client's training data serves the outer batches alone and
+    the rest the others (APFL section 5 keeps 10 % for Per-FedAvg).
+    """
+
+    lr: StepSize | float
+    num_steps: Static[int | None] = None
+    num_epochs: Static[int | None] = None
+    batch_size: Static[int | BatchSizes] = 40
+    optimizer: Optimizer = Optimizer()
+    clip_norm: float | None = None
+    sampling: Static[Sampling] = "replacement"
+    query_share: float | None = None
+
+    def __post_init__(self) -> None:
+        require_step_size("lr", self.lr)
+        require_count("num_steps", self.num_steps)
+        require_count("num_epochs", self.num_epochs)
+        if (self.num_steps is None) == (self.num_epochs is None):
+            raise ValueError(
+                "Give either `num_steps` or `num_epochs`, "
+                f"got num_steps={self.num_steps} and num_epochs={self.num_epochs}."
+            )
+        if not isinstance(self.batch_size, BatchSizes):
+            require_count("batch_size", self.batch_size)
+        require_positive("clip_norm", self.clip_norm, "For no clipping leave it out.")
+        require_one_of("sampling", self.sampling, ("replacement", "shuffled"))
+        require(lambda v: (v > 0) & (v < 1), "query_share", self.query_share, "lie strictly between 0 and 1")
+
+    def size_of(self, role: str) -> int:
+        """The batch size of a role."""
+        return self.batch_size.of(role) if isinstance(self.batch_size, BatchSizes) else self.batch_size
+
+    def steps_of(self, count: Any) -> Any:
+        """The number of steps of a client that holds `count` samples."""
+        if self.num_steps is not None:
+            return self.num_steps
+        assert self.num_epochs is not None  # one of the two is given
+        return self.num_epochs * -(-count // self.size_of("outer"))
+
+    def draws(self, objective: Objective) -> tuple[Draw, ...]:
+        """The batches of one local step."""
+        counts = objective.roles().items()
+        return tuple(Draw(role, index, self.size_of(role)) for role, num in counts for index in range(num))
+
+
+class Update(NamedTuple):
+    """What a visit leaves: `delta` (start minus end) and `extra` to upload, `personal` to keep, and a recorded path."""
+
+    delta: Params
+    end: Params
+    extra: Extra
+    personal: Personal
+    path: PyTree
+
+
+class _Carry(NamedTuple):
+    iterate: Params
+    memory: PyTree
+    optimizer: PyTree
+    lr_sum: Scalar
+
+
+def local_update(
+    objective: Objective,
+    local: Local,
+    loss: LossFn,
+    data: ClientData,
+    max_count: int,
+    client: Client,
+    anchor: Params,
+    shared: Shared,
+    personal: Personal,
+    round: Scalar,
+    key: Array,
+    record: Callable[[Params, PyTree], PyTree] = lambda iterate, memory: (),
+) -> Update:
+    """One client's visit, from the downloaded `anchor` and `shared` to its update.
+
+    `max_count` is the largest number of samples of any client: it fixes the length of the scan where clients differ.
+    `record(iterate, memory)` is collected after each step.
+    """
+    num_steps = local.steps_of(client.count)
+    max_steps = local.steps_of(max_count)
+    draws = local.draws(objective)
+    start, memory = objective.begin(anchor, personal)
+    visit = Visit(anchor, shared, Clock(round, 0, num_steps), 0.0)
+
+    def step(carry: _Carry, at: tuple[Scalar, PyTree]) -> tuple[_Carry, PyTree]:
+        index, drawn = at
+        clock = Clock(round, index, num_steps)
+        lr = step_size_at(local.lr, clock)
+        now = visit._replace(clock=clock, lr=lr)
+        batches = _read(data, draws, drawn)
+        direction, memory = objective.gradient(loss, carry.iterate, carry.memory, now, batches)
+        if local.clip_norm is not None:
+            direction = clip_by_norm(direction, local.clip_norm)
+        changes, state = local.optimizer.at(lr).update(direction, carry.optimizer, carry.iterate)
+        iterate = objective.project(optax.apply_updates(carry.iterate, changes))
+        new = _Carry(iterate, memory, state, carry.lr_sum + lr)
+        if local.num_epochs is not None:  # a client with fewer steps stands still after its last
+            new = jax.tree.map(lambda new, old: jnp.where(index < num_steps, new, old), new, carry)
+        return new, record(new.iterate, new.memory)
+
+    indices = jnp.arange(max_steps)
+    drawn = jax.vmap(lambda i: tuple(draw_rows(key, client, i, d, local.sampling, local.query_share) for d in draws))
+    first = _Carry(start, memory, local.optimizer.at(0.0).init(start), jnp.zeros(()))
+    last, path = jax.lax.scan(step, first, (indices, drawn(indices)))
+    visit = visit._replace(lr=last.lr_sum)
+    full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count, key)
+    kept, extra = objective.finish(last.iterate, last.memory, visit, full)
+    delta = jax.tree.map(jnp.subtract, start, last.iterate) if objective.federated else optax.tree.zeros_like(anchor)
+    return Update(delta, last.iterate, extra, kept, path)
+
+
+def _read(data: ClientData, draws: tuple[Draw, ...], drawn: PyTree) -> Batches:
+    """All batches of a step in one gather, then told apart by role."""
+    rows = jnp.concatenate([rows for rows, _, _ in drawn])
+    x, y = data.x[rows], data.y[rows]
+    batches: dict[str, list[Batch]] = {}
+    begin = 0
+    for draw, (_, weight, key) in zip(draws, drawn, strict=True):
+        here = slice(begin, begin + draw.size)
+        batches.setdefault(draw.role, []).append(Batch(x[here], y[here], weight, key))
+        begin += draw.size
+    return {role: jax.tree.map(lambda *leaves: jnp.stack(leaves), *items) for role, items in batches.items()}
+
+
+def full_gradient(
+    loss: LossFn, params: Params, data: ClientData, client: Client, size: int, max_count: int, key: Array
+) -> Params:
+    """The gradient of a client's mean loss over all its data, in slices of `size` rows."""
+
+    def add(total: Params, begin: Array) -> tuple[Params, None]:
+        places = begin + jnp.arange(size, dtype=client.start.dtype)
+        weight = (places < client.count).astype(jnp.result_type(float))
+        batch = gather(data, client.start + jnp.minimum(places, client.count - 1), weight, key)
+        share = weight.sum() / client.count
+        gradient = jax.grad(loss)(params, batch)
+        # A slice of nothing but filler may have no finite loss of its own.
+        return jax.tree.map(lambda t, g: t + jnp.where(share > 0, share * g, 0).astype(t.dtype), total, gradient), None
+
+    begins = np.arange(0, max_count, size, dtype=np.int32)
+    return jax.lax.scan(add, optax.tree.zeros_like(params), begins)[0]
+
+
+def clip_by_norm(direction: Params, bound: Scalar) -> Params:
+    """Scale a direction down to a norm of at most `bound`."""
+    norm = optax.tree.norm(direction)
+    return optax.tree.scale(jnp.where(norm > bound, bound / norm, 1), direction)

@@ -1,0 +1,361 @@
+"""The networks the papers use, and adapters for Flax and Equinox.
+
+A network is a `Model(init, apply)` pair of pure functions. Kernels start Glorot-normal and biases at zero, in JAX's
+default float type; `apply` computes in the type of its parameters, whatever the type of `x`. Equal arguments give
+the same `Model` object, because `jit` recognises a function by identity: a model built twice compiles once.
+"""
+
+import functools
+import importlib
+import inspect
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from personax.typing import Model, Params
+from personax.values import require, require_count, require_one_of
+
+Activation = Callable[[Array], Array]
+
+# All of them are monotone, which `_cnn` relies on: they commute with max pooling.
+_ACTIVATIONS: dict[str, Activation] = {"elu": jax.nn.elu, "relu": jax.nn.relu, "tanh": jnp.tanh}
+_PADDINGS = ("SAME", "VALID")
+
+
+def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu") -> Model:
+    """Fully connected network with one hidden layer for each entry of `widths`; inputs are flattened.
+
+    Fallah 2020 section 5 and gMeta 2025: `mlp((80, 60), 10)`; gMeta does not name its activation.
+    APFL 2020 Table 2 and appendix B: `mlp((200, 200), 10, "relu")`.
+    """
+    require_one_of("activation", activation, tuple(_ACTIVATIONS))
+    return _mlp(_counts("widths", widths), _count("num_outputs", num_outputs), activation)
+
+
+def logistic_regression(num_outputs: int) -> Model:
+    """Linear model, an `mlp` without hidden layers (APFL 2020 section 5, the strongly convex loss).
+
+    It starts Glorot-normal like the others, so that a seed varies its start too. The paper's parameter
+    regularization belongs to the loss: `classification(model, l2=...)`.
+    """
+    return mlp((), num_outputs)
+
+
+def cnn(
+    channels: Sequence[int],
+    widths: Sequence[int],
+    num_outputs: int,
+    kernel_size: int = 5,
+    padding: str = "SAME",
+    activation: str = "relu",
+    dropout: float = 0.0,
+) -> Model:
+    """Convolutional network for images `[batch, height, width, channel]` or `[batch, height, width]`.
+
+    Each entry of `channels` is a convolution, the activation and 2x2 max pooling (an odd last row or column is
+    dropped); each entry of `widths` is a hidden dense layer, the activation and dropout; then the output layer.
+    """
+    require_one_of("padding", padding, _PADDINGS)
+    require_one_of("activation", activation, tuple(_ACTIVATIONS))
+    require(lambda v: (v >= 0) & (v < 1), "dropout", dropout, "lie in [0, 1)", "It is the share of units set to zero.")
+    widths = _counts("widths", widths)
+    if dropout:
+        hint = "Dropout follows hidden dense layers: add one, or leave `dropout` at 0."
+        require(lambda v: v.size > 0, "widths", widths, "not be empty with dropout", hint)
+    sizes = _counts("channels", channels), widths, _count("num_outputs", num_outputs)
+    return _cnn(*sizes, _count("kernel_size", kernel_size), padding, activation, float(dropout))
+
+
+def cnn2(num_outputs: int, dropout: float = 0.0) -> Model:
+    """2 convolutions and 2 dense layers, the output layer counted (APFL 2020 Table 1; PersA-FL 2023 on MNIST, l = 2).
+
+    Departures from the papers: they give no sizes; these are small enough to train on a CPU.
+    """
+    return cnn((16, 32), (128,), num_outputs, kernel_size=5, dropout=dropout)
+
+
+def cnn3(num_outputs: int, dropout: float = 0.0) -> Model:
+    """3 convolutions and 3 dense layers, the output layer counted (PersA-FL 2023 appendix D on CIFAR-10, l = 3).
+
+    Departures from the paper: it gives no sizes; these are small enough to train on a CPU.
+    """
+    return cnn((16, 32, 64), (128, 64), num_outputs, kernel_size=3, dropout=dropout)
+
+
+def from_flax(module: Any) -> Model:
+    """A `flax.linen` module as a `Model`; equal modules give the same one.
+
+    If the module's `__call__` takes `train` or `deterministic`, it is told whether a key was given; the key is its
+    "dropout" stream. Parameters have the module's own `param_dtype`.
+    """
+    linen = _import("flax.linen", "from_flax", "flax")
+    if not isinstance(module, linen.Module):
+        raise TypeError(
+            f"`module` must be an instance of flax.linen.Module, got {module!r}. For flax.nnx use `from_nnx(make)`."
+        )
+    return _from_linen(module)
+
+
+def from_nnx(make: Callable[[Any], Any]) -> Model:
+    """A `flax.nnx` module as a `Model`, given as `make(rngs)` because an nnx module is born with its parameters.
+
+    Parameters are a plain dict of arrays. `make` runs again in every trace of `apply`, which then puts the given
+    parameters in place; under `jit` the discarded initial values are never computed.
+    """
+    _import("flax.nnx", "from_nnx", "flax")
+    return _from_nnx(make)
+
+
+def from_equinox(make: Callable[[Array], Any]) -> Model:
+    """An Equinox module as a `Model`, given as `make(key)`; the module is for one example and is mapped over the batch.
+
+    Parameters are the module's inexact arrays. The rest (functions, integers, integer arrays) is captured once, so
+    it must not depend on the key. If the module's `__call__` takes `key`, each example gets its own.
+    """
+    _import("equinox", "from_equinox", "equinox")
+    return _from_equinox(make)
+
+
+def _count(name: str, given: int) -> int:
+    require_count(name, given)
+    return operator.index(given)
+
+
+def _counts(name: str, given: Sequence[int]) -> tuple[int, ...]:
+    require(lambda v: v.ndim == 1, name, given, "be a tuple of layer sizes", "Write one layer of 80 as (80,).")
+    return tuple(_count(name, size) for size in given)
+
+
+@functools.cache
+def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str) -> Model:
+    sizes = (*widths, num_outputs)
+    act = _ACTIVATIONS[activation]
+
+    def init(key: Array, x: Array) -> Params:
+        return _init_dense(key, math.prod(x.shape[1:]), sizes)
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        del key
+        return _apply_dense(params, _flatten(x.astype(params["dense_0"]["kernel"].dtype)), len(sizes), act)
+
+    return Model(init, apply)
+
+
+@functools.cache
+def _cnn(
+    channels: tuple[int, ...],
+    widths: tuple[int, ...],
+    num_outputs: int,
+    kernel_size: int,
+    padding: str,
+    activation: str,
+    dropout: float,
+) -> Model:
+    sizes = (*widths, num_outputs)
+    act = _ACTIVATIONS[activation]
+
+    def init(key: Array, x: Array) -> Params:
+        image = _image_shape(x)
+        height, width = (_pooled_size(side, len(channels), kernel_size, padding) for side in image[:2])
+        depths = (image[2], *channels)
+        dense_key, *keys = jax.random.split(key, 1 + len(channels))
+        convs = {
+            f"conv_{i}": _init_layer(keys[i], (kernel_size, kernel_size, depths[i], depths[i + 1]))
+            for i in range(len(channels))
+        }
+        return convs | _init_dense(dense_key, height * width * depths[-1], sizes)
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["kernel"].dtype)
+        for i in range(len(channels)):
+            layer = params[f"conv_{i}"]
+            # Bias and activation are monotone, so they commute with the maximum; after it they cost a quarter.
+            x = act(_max_pool(_conv(x, layer["kernel"], padding)) + layer["bias"][None, None, None, :])
+        return _apply_dense(params, _flatten(x), len(sizes), act, dropout, key)
+
+    return Model(init, apply)
+
+
+def _init_layer(key: Array, shape: tuple[int, ...]) -> Params:
+    return {"kernel": jax.nn.initializers.glorot_normal()(key, shape), "bias": jnp.zeros(shape[-1])}
+
+
+def _init_dense(key: Array, num_inputs: int, sizes: tuple[int, ...]) -> Params:
+    inputs = (num_inputs, *sizes)
+    keys = jax.random.split(key, len(sizes))
+    return {f"dense_{i}": _init_layer(keys[i], (inputs[i], sizes[i])) for i in range(len(sizes))}
+
+
+def _apply_dense(
+    params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
+) -> Array:
+    """Dense layers, the activation and dropout between them; no key: dropout is off."""
+    for i in range(num_layers):
+        layer = params[f"dense_{i}"]
+        x = x @ layer["kernel"] + layer["bias"][None, :]
+        if i < num_layers - 1:
+            x = act(x)
+            if dropout and key is not None:
+                x = _drop(x, dropout, jax.random.fold_in(key, i))
+    return x
+
+
+def _drop(x: Array, rate: float, key: Array) -> Array:
+    """Inverted dropout: the survivors are scaled up, so that the expectation is `x` and evaluation needs no scaling."""
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
+
+
+def _flatten(x: Array) -> Array:
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+def _image_shape(x: Array) -> tuple[int, int, int]:
+    """Height, width and channels; a batch without a channel axis has one channel."""
+    if x.ndim not in (3, 4):
+        raise ValueError(
+            f"`x` must have shape [batch, height, width] or [batch, height, width, channel], got {x.shape}. "
+            "For flat inputs use `mlp(...)`."
+        )
+    height, width, channel = (*x.shape[1:], 1)[:3]
+    return height, width, channel
+
+
+def _pooled_size(side: int, num_layers: int, kernel_size: int, padding: str) -> int:
+    """One side of the image after `num_layers` convolutions and poolings."""
+    size = side
+    for _ in range(num_layers):
+        size = (size if padding == "SAME" else size - kernel_size + 1) // 2
+        if size < 1:
+            raise ValueError(
+                f"`x` must be large enough for {num_layers} convolutions ({padding}) and poolings, got a side of "
+                f"{side}. Use fewer `channels`, a smaller `kernel_size` or padding 'SAME'."
+            )
+    return size
+
+
+def _conv(x: Array, kernel: Array, padding: str) -> Array:
+    # XLA's CPU convolution is fast on its own but tens of times slower inside `scan` and slow under `vmap` over
+    # kernels, which is where federated training runs; a matrix product is fast anywhere.
+    conv = _conv_patches if jax.default_backend() == "cpu" else _conv_native
+    return conv(x, kernel, padding)
+
+
+def _conv_native(x: Array, kernel: Array, padding: str) -> Array:
+    return lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _conv_patches(x: Array, kernel: Array, padding: str) -> Array:
+    """The same convolution as one matrix product of image patches and the kernel."""
+    rows, cols, depth, num_channels = kernel.shape
+    if padding == "SAME":
+        x = jnp.pad(x, ((0, 0), ((rows - 1) // 2, rows // 2), ((cols - 1) // 2, cols // 2), (0, 0)))
+    height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
+    # One axis after the other: rows + cols slices instead of rows * cols halve the time to compile.
+    x = jnp.concatenate([x[:, i : i + height] for i in range(rows)], axis=-1)
+    x = jnp.concatenate([x[:, :, j : j + width] for j in range(cols)], axis=-1)
+    matrix = kernel.transpose(1, 0, 2, 3).reshape(cols * rows * depth, num_channels)
+    product = x.reshape(x.shape[0] * height * width, matrix.shape[0]) @ matrix
+    return product.reshape(x.shape[0], height, width, num_channels)
+
+
+def _max_pool(x: Array) -> Array:
+    """2x2 maximum with stride 2; an odd last row or column is dropped."""
+    batch, height, width, channel = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channel).max(axis=(2, 4))
+
+
+def _import(name: str, adapter: str, extra: str) -> Any:
+    """Import an optional dependency when an adapter first needs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        message = f'`{adapter}` needs {name}, which is not installed. Run `pip install "personax[{extra}]"`.'
+        raise ModuleNotFoundError(message, name=error.name) from error
+
+
+def _refuse_state(kinds: set[str]) -> None:
+    """Raise if a network has state besides its parameters: nothing here would carry it between calls."""
+    if kinds:
+        raise ValueError(
+            f"the network must have no state besides its parameters, got {sorted(kinds)}. "
+            "Use layer or group normalisation in place of batch normalisation."
+        )
+
+
+@functools.cache
+def _from_linen(module: Any) -> Model:
+    accepted = inspect.signature(type(module).__call__).parameters
+
+    def flags(training: bool) -> dict[str, bool]:
+        return {name: on for name, on in (("train", training), ("deterministic", not training)) if name in accepted}
+
+    def init(key: Array, x: Array) -> Params:
+        variables = module.init(key, x, **flags(training=False))
+        _refuse_state(set(variables) - {"params"})
+        return variables.get("params", {})
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        rngs = {} if key is None else {"dropout": key}
+        return module.apply({"params": params}, x, rngs=rngs, **flags(training=key is not None))
+
+    return Model(init, apply)
+
+
+@functools.cache
+def _from_nnx(make: Callable[[Any], Any]) -> Model:
+    from flax import nnx
+
+    def init(key: Array, x: Array) -> Params:
+        del x
+        _, params, _, other = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        _refuse_state({type(variable).__name__ for _, variable in nnx.to_flat_state(other)})
+        return nnx.to_pure_dict(params)
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        module = make(nnx.Rngs(0, dropout=jax.random.key(0) if key is None else key))
+        state = nnx.state(module, nnx.Param)
+        nnx.replace_by_pure_dict(state, params)
+        nnx.update(module, state)
+        if key is None:
+            module.eval()
+        else:
+            module.train()
+        return module(x)
+
+    return Model(init, apply)
+
+
+@functools.cache
+def _from_equinox(make: Callable[[Array], Any]) -> Model:
+    import equinox as eqx
+
+    with jax.ensure_compile_time_eval():  # the static part must hold no tracers, wherever the adapter is called
+        example = make(jax.random.key(0))
+    if not isinstance(example, eqx.Module):
+        raise TypeError(
+            f"`make(key)` must return an equinox.Module, got {type(example).__name__}. "
+            "Modules with state (batch normalisation) have no place here."
+        )
+    static = eqx.partition(example, eqx.is_inexact_array)[1]
+    takes_key = "key" in inspect.signature(type(example).__call__).parameters
+
+    def init(key: Array, x: Array) -> Params:
+        del x
+        return eqx.partition(make(key), eqx.is_inexact_array)[0]
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        module = eqx.nn.inference_mode(eqx.combine(params, static), key is None)
+        if key is None or not takes_key:
+            return jax.vmap(module)(x)
+        # Folding in the row number keeps an example's mask the same however many rows the batch has.
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(x.shape[0]))
+        return jax.vmap(lambda row, row_key: module(row, key=row_key))(x, keys)
+
+    return Model(init, apply)

@@ -1,0 +1,119 @@
+"""ARUBA: per-coordinate step sizes learned across clients."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from personax.objectives.objective import (
+    Batches,
+    Memory,
+    Visit,
+    nothing_kept,
+    only_batch,
+    only_global,
+    outer_only,
+    unconstrained,
+)
+from personax.typing import Array, Batch, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.values import require_nonnegative, require_positive, value
+
+
+class Geometry(NamedTuple):
+    """Sums of squared distances and gradients, and a number of tasks.
+
+    As shared state, over all visits so far (the count is the t of the next one); as an upload, of one visit.
+    """
+
+    distances: Params
+    gradients: Params
+    num_tasks: Array
+
+
+@value
+class Aruba:
+    """`w <- w - eta * grad f_i(w)`, coordinate by coordinate, `eta = sqrt(b / g)`: Khodak 2019, Algorithm 2.
+
+    b and g start at epsilon^2 and zeta^2 (`distance_scale`, `gradient_scale`); visit t = 1, 2, ... with first iterate
+    phi, last iterate theta and gradients g_1 ... g_m adds
+
+        b <- b + epsilon^2 / (t + 1)^p + (phi - theta)^2 / 2
+        g <- g + zeta^2 / (t + 1)^p + sum_j g_j^2,           p = `power`.
+
+    The cohort of a round shares eta. After training a client refines the shared model by ARUBA++: the same steps with
+    g growing by `refinement` times each squared gradient, so that its step sizes shrink as it goes.
+
+    Departures from the paper: none. (`Local`'s step size multiplies eta; the recipe sets it to 1.)
+    """
+
+    distance_scale: float = 0.05
+    gradient_scale: float = 1.0
+    power: float = 1.0
+    refinement: float = 0.0
+
+    federated = True
+    roles = outer_only
+    init_personal = nothing_kept
+    project = unconstrained
+    models = only_global
+
+    def __post_init__(self) -> None:
+        require_positive("distance_scale", self.distance_scale)
+        require_positive("gradient_scale", self.gradient_scale)
+        require_positive("power", self.power)
+        require_nonnegative("refinement", self.refinement)
+
+    def init_shared(self, params: Params) -> Shared:
+        full = lambda scale: jax.tree.map(lambda w: jnp.full_like(w, scale**2), params)
+        return Geometry(full(self.distance_scale), full(self.gradient_scale), jnp.asarray(1))
+
+    def begin(self, anchor: Params, personal: Personal) -> tuple[Params, Memory]:
+        return anchor, optax.tree.zeros_like(anchor)
+
+    def gradient(
+        self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
+    ) -> tuple[Params, Memory]:
+        gradient = jax.grad(loss)(iterate, only_batch(batches, "outer"))
+        return _scaled(gradient, visit.shared), _plus_squares(memory, gradient, 1)
+
+    def finish(
+        self, end: Params, memory: Memory, visit: Visit, full_gradient: Callable[[Params], Params]
+    ) -> tuple[Personal, Extra]:
+        distances = jax.tree.map(lambda a, w: (a - w) ** 2 / 2, visit.anchor, end)
+        return (), Geometry(distances, memory, jnp.asarray(1))
+
+    def absorb(self, shared: Shared, total: Extra, num_clients: int) -> Shared:
+        def prior(task: Array, so_far: Array) -> Array:
+            return so_far + (shared.num_tasks + task + 1.0) ** -self.power
+
+        weight = jax.lax.fori_loop(0, total.num_tasks, prior, jnp.zeros_like(self.power * 1.0))
+        grow = lambda scale: lambda old, new: old + (scale**2 * weight).astype(old.dtype) + new
+        return Geometry(
+            jax.tree.map(grow(self.distance_scale), shared.distances, total.distances),
+            jax.tree.map(grow(self.gradient_scale), shared.gradients, total.gradients),
+            shared.num_tasks + total.num_tasks,
+        )
+
+    def personalize(
+        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+    ) -> Params:
+        """Refinement (ARUBA++), one step for each batch; `lr` multiplies the learned step sizes."""
+
+        def step(carry: tuple[Params, Geometry], batch: Batch) -> tuple[tuple[Params, Geometry], None]:
+            w, geometry = carry
+            gradient = jax.grad(loss)(w, batch)
+            moved = jax.tree.map(lambda w, d: w - lr * d, w, _scaled(gradient, geometry))
+            squares = _plus_squares(geometry.gradients, gradient, self.refinement)
+            return (moved, geometry._replace(gradients=squares)), None
+
+        return jax.lax.scan(step, (params, shared), batches)[0][0]
+
+
+def _scaled(gradient: Params, geometry: Geometry) -> Params:
+    return jax.tree.map(lambda g, b, s: jnp.sqrt(b / s) * g, gradient, geometry.distances, geometry.gradients)
+
+
+def _plus_squares(total: Params, gradient: Params, factor: Scalar) -> Params:
+    return jax.tree.map(lambda s, g: s + factor * g**2, total, gradient)

@@ -1,0 +1,113 @@
+"""APFL: each client mixes its own model with its local copy of the shared one."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from personax.objectives.objective import (
+    Batches,
+    Memory,
+    Visit,
+    descent_step,
+    from_anchor,
+    keep_memory,
+    nothing_absorbed,
+    nothing_kept,
+    only_batch,
+    outer_only,
+)
+from personax.typing import Array, Batch, LossFn, Params, Personal, Scalar, Shared
+from personax.values import Static, require, require_nonnegative, require_one_of, require_positive, value
+
+
+class Mixed(NamedTuple):
+    """What an APFL client keeps: its own model v and its mixing weight."""
+
+    model: Params
+    mix: Array
+
+
+@value
+class Mixture:
+    """`f_i(mix v + (1 - mix) w)` over v, while w minimises `f_i(w)`: APFL (3), (4); mix is the paper's alpha_i.
+
+    At each local step, with v_bar = mix v + (1 - mix) w_i and one batch, APFL (5), (6):
+
+        w_i <- P(w_i - eta_t grad f_i(w_i))
+        v   <- P(v   - eta_t grad_v f_i(v_bar))          grad_v carries the factor mix
+        mix <- mix   - eta_t <v - w_i, grad f_i(v_bar)>,  clipped to [0, 1]
+
+    all from the values before the step. Parameters are mixed, never outputs. P projects onto the ball of `radius`
+    around 0 (no `radius`: the whole space). `update_mix` says when the weight moves: `"never"` (a fixed weight), at the
+    first step of each `"round"` as in the text above (6), or at each `"step"`. `local_lr` and `mix_lr` give v and the weight
+    step sizes of their own; by default they follow eta_t. v starts at the initial model. A client that is not selected
+    keeps v and its weight.
+
+    Departures from the paper: none. (v's and the weight's steps are plain gradient steps, whatever optimizer `Local` gives w.)
+    """
+
+    mix: float
+    mix_lr: float | None = None
+    update_mix: Static[Literal["never", "round", "step"]] = "round"
+    local_lr: float | None = None
+    radius: float | None = None
+
+    federated = True
+    roles = outer_only
+    init_shared = nothing_kept
+    begin = from_anchor
+    finish = keep_memory
+    absorb = nothing_absorbed
+
+    def __post_init__(self) -> None:
+        require(lambda v: (v >= 0) & (v <= 1), "mix", self.mix, "lie in [0, 1]")
+        require_one_of("update_mix", self.update_mix, ("never", "round", "step"))
+        require_nonnegative("mix_lr", self.mix_lr, "For a fixed weight use `update_mix='never'`.")
+        require_nonnegative("local_lr", self.local_lr)
+        require_positive("radius", self.radius, "For no projection leave it out.")
+
+    def init_personal(self, params: Params) -> Personal:
+        return Mixed(params, jnp.asarray(self.mix, jax.tree.leaves(params)[0].dtype))
+
+    def gradient(
+        self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
+    ) -> tuple[Params, Memory]:
+        batch = only_batch(batches, "outer")
+        mixed_loss = lambda personal: loss(mix_models(personal, iterate), batch)
+        slope = jax.grad(mixed_loss)(memory)
+        local_lr = visit.lr if self.local_lr is None else self.local_lr
+        model = self.project(descent_step(memory.model, slope.model, local_lr))
+        return jax.grad(loss)(iterate, batch), Mixed(model, self._next_mix(memory.mix, slope.mix, visit))
+
+    def _next_mix(self, mix: Array, slope: Array, visit: Visit) -> Array:
+        if self.update_mix == "never":
+            return mix
+        moved = jnp.clip(mix - (visit.lr if self.mix_lr is None else self.mix_lr) * slope, 0, 1).astype(mix.dtype)
+        return moved if self.update_mix == "step" else jnp.where(visit.clock.step == 0, moved, mix)
+
+    def project(self, iterate: Params) -> Params:
+        if self.radius is None:
+            return iterate
+        norm = optax.tree.norm(iterate)
+        return optax.tree.scale(jnp.where(norm > self.radius, self.radius / norm, 1), iterate)
+
+    def models(self, params: Params, personal: Personal) -> dict[str, Params]:
+        return {"global": params, "local": personal.model, "personal": mix_models(personal, params)}
+
+    def personalize(
+        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+    ) -> Params:
+        """APFL (7): steps of v alone, from the client's v (for a newcomer, from `params`), then the mixture."""
+
+        def step(own: Mixed, batch: Batch) -> tuple[Mixed, None]:
+            slope = jax.grad(lambda v: loss(mix_models(Mixed(v, own.mix), params), batch))(own.model)
+            return Mixed(self.project(descent_step(own.model, slope, lr)), own.mix), None
+
+        return mix_models(jax.lax.scan(step, personal, batches)[0], params)
+
+
+def mix_models(personal: Mixed, params: Params) -> Params:
+    """`mix v + (1 - mix) w`, parameter by parameter."""
+    return jax.tree.map(lambda v, w: personal.mix * v + (1 - personal.mix) * w, personal.model, params)

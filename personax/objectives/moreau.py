@@ -1,0 +1,104 @@
+"""The Moreau envelope: a personal model held near the shared one. pFedMe and PersA-FL-ME."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+
+from personax.objectives.objective import (
+    Batches,
+    Memory,
+    Visit,
+    descent_step,
+    from_anchor,
+    keep_memory,
+    nothing_absorbed,
+    nothing_kept,
+    only_batch,
+    outer_only,
+    unconstrained,
+)
+from personax.typing import Array, Batch, LossFn, Params, Personal, Scalar, Shared
+from personax.values import Static, require_count, require_nonnegative, require_positive, value
+
+
+@value
+class Moreau:
+    """`F_i(w) = min_theta f_i(theta) + (strength / 2) |theta - w|^2`: PersA-FL (6), whose lambda is `strength`.
+
+    The gradient is `strength (w - theta_i(w))`, PersA-FL (7), (8), (10) and Algorithm 2, Option C, with theta_i(w) found
+    by gradient descent from w on the batch of the local step: `num_prox_steps` steps of size `prox_lr` (PersA-FL
+    appendix D: 10), or, with a `tolerance`, until the gradient of the inner problem is no longer than it, in at most
+    `num_prox_steps`.
+
+    The personal model is theta, not w: the client keeps the last one, and `personalize` recomputes it from any w.
+
+    Departures from the paper: none. (The inner problem starts at w; the papers do not say where.)
+    """
+
+    strength: float
+    prox_lr: float
+    num_prox_steps: Static[int]
+    tolerance: float | None = None
+
+    federated = True
+    roles = outer_only
+    init_shared = nothing_kept
+    begin = from_anchor
+    project = unconstrained
+    finish = keep_memory
+    absorb = nothing_absorbed
+
+    def __post_init__(self) -> None:
+        require_positive("strength", self.strength, "With 0 nothing is shared: `local_only(...)`.")
+        require_positive("prox_lr", self.prox_lr)
+        require_count("num_prox_steps", self.num_prox_steps)
+        require_nonnegative("tolerance", self.tolerance)
+
+    def init_personal(self, params: Params) -> Personal:
+        return params
+
+    def gradient(
+        self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
+    ) -> tuple[Params, Memory]:
+        theta = self.prox(loss, iterate, only_batch(batches, "outer"))
+        return jax.tree.map(lambda w, t: self.strength * (w - t), iterate, theta), theta
+
+    def prox(self, loss: LossFn, center: Params, batch: Batch) -> Params:
+        """`theta_i(center)`, PersA-FL (8), on one batch."""
+
+        def slope(theta: Params) -> Params:
+            pull = lambda g, t, w: g + self.strength * (t - w)
+            return jax.tree.map(pull, jax.grad(loss)(theta, batch), theta, center)
+
+        if self.tolerance is None:
+            step = lambda _, theta: descent_step(theta, slope(theta), self.prox_lr)
+            return jax.lax.fori_loop(0, self.num_prox_steps, step, center)
+        return self._prox_until(slope, center)
+
+    def _prox_until(self, slope: Callable[[Params], Params], center: Params) -> Params:
+        class Search(NamedTuple):
+            theta: Params
+            slope: Params
+            num_steps: Array | int
+
+        def unsolved(search: Search) -> Array:
+            return (optax.tree.norm(search.slope) > self.tolerance) & (search.num_steps < self.num_prox_steps)
+
+        def step(search: Search) -> Search:
+            theta = descent_step(search.theta, search.slope, self.prox_lr)
+            return Search(theta, slope(theta), search.num_steps + 1)
+
+        return jax.lax.while_loop(unsolved, step, Search(center, slope(center), 0)).theta
+
+    def models(self, params: Params, personal: Personal) -> dict[str, Params]:
+        return {"global": params, "personal": personal}
+
+    def personalize(
+        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+    ) -> Params:
+        """`theta_i(params)`, the inner problem solved on all the given batches together."""
+        flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+        merged = Batch(flat(batches.x), flat(batches.y), batches.weight.reshape(-1), batches.key[0])
+        return self.prox(loss, params, merged)

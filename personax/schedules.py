@@ -1,0 +1,314 @@
+"""Who reports when, from which model: tables of events, computed before a run because delays do not depend on parameters.
+
+An *event* is the arrival of one client's update at the server. `started_at` counts the events that had arrived when
+that client asked for its model; how many server versions ago that was depends on the server's buffer.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from personax.typing import Array
+from personax.values import require, require_count, require_nonnegative, require_positive, value
+
+
+_FACTORS, _COHORTS, _AGGREGATED, _CLIENTS, _DELAYS = 0, 1, 2, 3, 4  # streams of a key; delays take all above 3
+_BLOCK = 64  # updates of each client whose delays are drawn at once: a longer schedule begins like a shorter one
+
+
+class Delay(Protocol):
+    """Random times: one for each entry of `clients`, whose update counts are `updates`."""
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray: ...
+
+
+PerClient = float | tuple[float, ...]  # one number, or one for each client
+
+
+def _of(numbers: PerClient, clients: np.ndarray) -> np.ndarray:
+    given = np.asarray(numbers, float)
+    return np.broadcast_to(given, clients.shape) if given.ndim == 0 else given[clients]
+
+
+@value
+class Fixed:
+    """The same time always."""
+
+    mean: PerClient = 0.0
+
+    def __post_init__(self) -> None:
+        require_nonnegative("mean", self.mean)
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        """The mean itself."""
+        return _of(self.mean, clients)
+
+
+@value
+class Exponential:
+    """Exponential times of this mean."""
+
+    mean: PerClient
+
+    def __post_init__(self) -> None:
+        require_positive("mean", self.mean, "For no delay leave it out.")
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        """Independent exponential times."""
+        return rng.exponential(_of(self.mean, clients))
+
+
+@value
+class LogNormal:
+    """Log-normal times of this mean, whose logarithm has standard deviation `spread`."""
+
+    mean: PerClient
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("mean", self.mean, "For no delay leave it out.")
+        require_positive("spread", self.spread)
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        """Independent log-normal times."""
+        return rng.lognormal(np.log(_of(self.mean, clients)) - self.spread**2 / 2, self.spread)
+
+
+@value
+class Gamma:
+    """Gamma times of this mean and shape; a shape of 1 is exponential, a large one nearly constant."""
+
+    mean: PerClient
+    shape: float = 2.0
+
+    def __post_init__(self) -> None:
+        require_positive("mean", self.mean, "For no delay leave it out.")
+        require_positive("shape", self.shape)
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        """Independent gamma times."""
+        return rng.gamma(self.shape, _of(self.mean, clients) / self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Times from an array [updates, clients], read from the top again when it runs out."""
+
+    times: np.ndarray
+
+    def __post_init__(self) -> None:
+        require_nonnegative("times", self.times)
+        if np.ndim(self.times) != 2:
+            raise ValueError(f"`times` must be an array [updates, clients], got shape {np.shape(self.times)}.")
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        """The given times."""
+        return np.asarray(self.times, float)[updates % len(self.times), clients]
+
+
+@dataclass(frozen=True, eq=False)
+class Delays:
+    """What an update waits for: the download, the computation, the upload; and a pause before the next request."""
+
+    download: Delay = Fixed()
+    compute: Delay = Fixed()
+    upload: Delay = Fixed()
+    pause: Delay = Fixed()
+
+    def sample(self, key: Array, stream: int, clients: np.ndarray, updates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Times in flight and pauses, one of each for each entry of `clients`."""
+        rng = _generator(key, stream)
+        flight = sum(d.sample(rng, clients, updates) for d in (self.download, self.compute, self.upload))
+        return np.asarray(flight), self.pause.sample(rng, clients, updates)
+
+
+def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Array) -> Delays:
+    """PersA-FL section 5: random download and upload times, the mean upload 4 to 6 times the mean download.
+
+    Each client's factor is uniform in [4, 6] and its times are exponential; computing takes no time, as there.
+    The paper does not name the distributions.
+    """
+    require_count("num_clients", num_clients)
+    require_positive("download_mean", download_mean)
+    factors = _generator(key, _FACTORS).uniform(4, 6, num_clients)
+    return Delays(download=Exponential(download_mean), upload=Exponential(tuple((download_mean * factors).tolist())))
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A table of events, one entry of each array for each, in the order of arrival (within a round: of the cohort).
+
+    `requested` and `time` are the virtual times at which the client asked for a model and its update arrived.
+    `aggregated` is False for clients that train without being aggregated (pFedMe). `round_ends` is True at the last event of
+    each round, and nowhere in a schedule of arrivals.
+    """
+
+    num_clients: int
+    client: np.ndarray
+    started_at: np.ndarray
+    requested: np.ndarray
+    time: np.ndarray
+    aggregated: np.ndarray
+    round_ends: np.ndarray
+
+    @property
+    def num_events(self) -> int:
+        """The number of events."""
+        return len(self.client)
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the events come in rounds."""
+        return bool(self.round_ends.any())
+
+    def updates(self) -> np.ndarray:
+        """For each event, how many events of the same client came before it."""
+        order = np.argsort(self.client, kind="stable")
+        sorted_clients = self.client[order]
+        first = np.r_[True, sorted_clients[1:] != sorted_clients[:-1]]
+        run_start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+        counts = np.empty(len(order), np.int32)
+        counts[order] = np.arange(len(order)) - run_start
+        return counts
+
+    def staleness(self, buffer_size: int = 1) -> np.ndarray:
+        """Server versions between download and arrival, for a server that steps every `buffer_size` events."""
+        if self.has_rounds:
+            return np.zeros(self.num_events, np.int64)
+        return np.arange(self.num_events) // buffer_size - self.started_at // buffer_size
+
+    def active_share(self, times: np.ndarray) -> np.ndarray:
+        """The share of clients that are active at each of these virtual times.
+
+        A client is active from asking for a model until its update arrives: downloading, computing or uploading. It is
+        idle while it pauses, and in a synchronous schedule while it is not in the cohort or waits for the slowest.
+        """
+        asked = np.searchsorted(np.sort(self.requested), times, side="right")
+        arrived = np.searchsorted(np.sort(self.time), times, side="right")
+        return (asked - arrived) / self.num_clients
+
+
+def rounds(
+    num_clients: int,
+    num_rounds: int,
+    cohort_size: int | None = None,
+    *,
+    key: Array,
+    num_aggregated: int | None = None,
+    delays: Delays = Delays(),
+) -> Schedule:
+    """Synchronous rounds: a cohort drawn uniformly without replacement, which the server waits for.
+
+    Without a `cohort_size` all clients take part. With `num_aggregated`, that many of the cohort, drawn uniformly, are
+    aggregated (pFedMe: all clients train, a sample is averaged). A round lasts as long as its slowest member.
+    """
+    cohort_size = num_clients if cohort_size is None else cohort_size
+    require_count("num_clients", num_clients)
+    require_count("num_rounds", num_rounds)
+    require_count("cohort_size", cohort_size)
+    _require_at_most("cohort_size", cohort_size, num_clients, "clients of the federation")
+    require_count("num_aggregated", num_aggregated)
+    _require_at_most("num_aggregated", num_aggregated, cohort_size, "members of the cohort")
+    rng = _generator(key, _COHORTS)
+    cohorts = np.stack([rng.choice(num_clients, cohort_size, replace=False) for _ in range(num_rounds)])
+    chosen = np.broadcast_to(np.arange(cohort_size) < (num_aggregated or cohort_size), cohorts.shape)
+    aggregated = _generator(key, _AGGREGATED).permuted(chosen, axis=1)
+    durations, _ = delays.sample(key, _DELAYS, cohorts, np.broadcast_to(np.arange(num_rounds)[:, None], cohorts.shape))
+    begins = np.r_[0.0, np.cumsum(durations.max(axis=1))[:-1]][:, None]
+    events = np.arange(num_rounds * cohort_size).reshape(num_rounds, cohort_size)
+    return Schedule(
+        num_clients=num_clients,
+        client=cohorts.ravel().astype(np.int32),
+        started_at=np.broadcast_to(events[:, :1], events.shape).ravel(),
+        requested=np.broadcast_to(begins, events.shape).ravel(),
+        time=(begins + durations).ravel(),
+        aggregated=aggregated.ravel(),
+        round_ends=np.broadcast_to(np.arange(cohort_size) == cohort_size - 1, events.shape).ravel(),
+    )
+
+
+def arrivals(num_clients: int, num_events: int, *, delays: Delays, key: Array) -> Schedule:
+    """Asynchronous arrivals: each client downloads, trains, uploads, and begins again.
+
+    A client receives the model as it is when it asks. Where several things happen at the same time, clients with fewer
+    updates come first, then those of lower position; a request sees the arrivals that came before it in that order.
+    """
+    require_count("num_clients", num_clients)
+    require_count("num_events", num_events)
+    clients = np.broadcast_to(np.arange(num_clients), (_BLOCK, num_clients))
+    requested, arrived, begin = [], [], np.zeros(num_clients)
+    while not arrived or not _complete(np.concatenate(arrived), num_events):
+        block = len(arrived)
+        updates = np.broadcast_to(_BLOCK * block + np.arange(_BLOCK)[:, None], clients.shape)
+        flight, pause = delays.sample(key, _DELAYS + block, clients, updates)
+        next_request = begin + np.cumsum(flight + pause, axis=0)
+        arrived.append(next_request - pause)
+        requested.append(np.r_[begin[None], next_request[:-1]])
+        begin = next_request[-1]
+    arrived, requested = np.concatenate(arrived), np.concatenate(requested)
+    update, client = np.divmod(np.arange(arrived.size), num_clients)
+    time, asked = arrived.ravel(), requested.ravel()
+    order = np.lexsort((client, update, time))[:num_events]
+    return Schedule(
+        num_clients=num_clients,
+        client=client[order].astype(np.int32),
+        started_at=_num_before(time[order], update[order], asked[order]),
+        requested=asked[order],
+        time=time[order],
+        aggregated=np.ones(num_events, bool),
+        round_ends=np.zeros(num_events, bool),
+    )
+
+
+def _complete(arrived: np.ndarray, num_events: int) -> bool:
+    """Whether the first `num_events` arrivals are known: no later one of any client can come before."""
+    return arrived.size >= num_events and np.partition(arrived.ravel(), num_events - 1)[num_events - 1] <= arrived[-1].min()
+
+
+def _num_before(time: np.ndarray, update: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """For each request, the arrivals before it: earlier in time, or at the same time with fewer updates."""
+    keys = np.stack([np.r_[time, asked], np.r_[update, update], np.repeat([1, 0], len(time))])
+    order = np.lexsort((keys[2], keys[1], keys[0]))
+    is_arrival = keys[2][order] == 1
+    counts = np.empty(len(order), np.int64)
+    counts[order] = np.cumsum(is_arrival) - is_arrival
+    return counts[len(time) :]
+
+
+def uniform_arrivals(num_clients: int, num_events: int, max_staleness: int, *, key: Array) -> Schedule:
+    """PersA-FL Assumption 1: the client of each event is uniform, and no update is older than `max_staleness` events.
+
+    The download is uniform over what the bound allows, and comes after the client's own previous update.
+    """
+    require_count("num_clients", num_clients)
+    require_count("num_events", num_events)
+    require_count("max_staleness", max_staleness, least=0)
+    rng = _generator(key, _CLIENTS)
+    client = rng.integers(num_clients, size=num_events).astype(np.int32)
+    position, next_download = rng.uniform(size=num_events), np.zeros(num_clients, np.int64)
+    started_at = np.empty(num_events, np.int64)
+    for event, who in enumerate(client):
+        earliest = max(event - max_staleness, next_download[who])
+        started_at[event] = earliest + int(position[event] * (event - earliest + 1))
+        next_download[who] = event + 1
+    time = np.arange(1.0, num_events + 1)
+    return Schedule(
+        num_clients=num_clients,
+        client=client,
+        started_at=started_at,
+        requested=started_at.astype(float),
+        time=time,
+        aggregated=np.ones(num_events, bool),
+        round_ends=np.zeros(num_events, bool),
+    )
+
+
+def _require_at_most(name: str, given: int | None, most: int, of: str) -> None:
+    require(lambda v: v <= most, name, given, f"be at most the {most} {of}")
+
+
+def _generator(key: Array, stream: int) -> np.random.Generator:
+    """A NumPy generator that follows a JAX key: schedules are computed before a run, on the host."""
+    return np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), stream])

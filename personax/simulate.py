@@ -1,0 +1,425 @@
+"""A whole federation as one compiled program: clients vmapped, events looped over, seeds vmapped."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.checks import check_model, check_run
+from personax.federation import ClientData, Federation
+from personax.iterates import Path, Tracker
+from personax.local import Update, local_update
+from personax.sampling import Client, init_key
+from personax.schedules import Schedule
+from personax.server import ServerState, Upload
+from personax.typing import Array, Params, Personal, PyTree, Shared, Task
+from personax.values import require_count, require_one_of
+from personax.waves import Plan, Waves, plan_arrivals, plan_rounds, stack
+
+STAGES = ("local steps", "personal state", "upload beside the delta")
+_NO_EVENT = np.iinfo(np.int32).max
+_ITERATES = 3  # the stream of a run's key that draws Fallah's intermediate iterate
+
+
+class NonFiniteUpdate(FloatingPointError):
+    """A client's update was not finite."""
+
+
+class Faults(NamedTuple):
+    """Updates that were not finite: how many, and the first one."""
+
+    num: Array
+    event: Array
+    client: Array
+    stage: Array
+
+
+class State(NamedTuple):
+    """Everything that a run carries from wave to wave. Leaves have a leading axis of seeds when there are several."""
+
+    server: ServerState
+    personal: Personal  # of all clients
+    slots: PyTree  # models that are still in use: (params, shared, version)
+    tracked: PyTree
+    faults: Faults
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from."""
+
+    state: State
+    wave: int
+    num_events: int | np.ndarray  # with several seeds, one for each
+    time: float | np.ndarray  # virtual
+
+    @property
+    def params(self) -> Params:
+        """The shared model."""
+        return self.state.server.params
+
+    @property
+    def shared(self) -> Shared:
+        """What the server broadcasts beside the model."""
+        return self.state.server.shared
+
+    @property
+    def personal(self) -> Personal:
+        """The personal states of all clients, along the axis after the seeds."""
+        return self.state.personal
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The end of a run. With several seeds every array has a leading axis for them.
+
+    `personal` holds the state of all clients, `tracked` what a tracker followed, `history` what `observe` returned. Each
+    event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back.
+    """
+
+    snapshot: Snapshot
+    history: list[Any]
+    bytes_up: np.ndarray
+    bytes_down: np.ndarray
+
+    @property
+    def params(self) -> Params:
+        """The shared model."""
+        return self.snapshot.params
+
+    @property
+    def shared(self) -> Shared:
+        """What the server broadcasts beside the model."""
+        return self.snapshot.shared
+
+    @property
+    def personal(self) -> Personal:
+        """The personal states of all clients."""
+        return self.snapshot.personal
+
+    @property
+    def tracked(self) -> PyTree:
+        """The state of the tracker."""
+        return self.snapshot.state.tracked
+
+    @property
+    def num_dropped(self) -> np.ndarray:
+        """Updates that were too stale."""
+        return np.asarray(self.snapshot.state.server.num_dropped)
+
+    @property
+    def num_skipped(self) -> np.ndarray:
+        """Updates that were not finite."""
+        return np.asarray(self.snapshot.state.faults.num)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What is compiled in, beside the shapes."""
+
+    task: Task
+    num_clients: int
+    max_count: int
+    cohort_chunk: int | None
+    skips: bool
+    has_seeds: bool
+
+
+def simulate(
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    schedule: Schedule | Sequence[Schedule],
+    *,
+    key: Array,
+    params: Params | None = None,
+    every: int | None = None,
+    observe: Callable[[Snapshot], Any] | None = None,
+    tracker: Tracker | None = None,
+    cohort_chunk: int | None = None,
+    wave_width: int | None = None,
+    on_nonfinite: Literal["raise", "skip"] = "raise",
+    start: Snapshot | None = None,
+) -> Result:
+    """Run an algorithm on a federation along a schedule.
+
+    An array of keys runs that many seeds together, on one schedule or on a sequence of one for each. `params` is the
+    initial model; by default the task's model is initialised from the key. `observe(snapshot)` is called before the first
+    event, then every `every` rounds (or, where there are none, events: at the next wave) and at the end. `tracker` follows
+    models between the server's. At most `cohort_chunk` clients train at once. A client whose update is not finite raises
+    `NonFiniteUpdate`, or is skipped and counted.
+    """
+    has_seeds = jnp.ndim(key) > 0
+    schedules = list(schedule) if isinstance(schedule, Sequence) else [schedule] * (len(key) if has_seeds else 1)
+    check_run(algorithm, federation, schedules, len(key) if has_seeds else 1, tracker)
+    require_count("every", every)
+    require_count("cohort_chunk", cohort_chunk)
+    require_one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+    largest = int(federation.counts.max())
+    program = _Program(task, federation.num_clients, largest, cohort_chunk, on_nonfinite == "skip", has_seeds)
+    check_model(task, federation, params)
+    plan = _plan(algorithm, schedules, wave_width)
+    seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
+    waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), plan.waves)
+    if start is None:
+        state = _initialise(program, algorithm, federation.train, key, params, tracker, plan.num_slots)
+    else:
+        state = start.state
+    wave = 0 if start is None else start.wave
+    snap = partial(_snapshot, plan, schedules, seedless)
+    history = [observe(snap(state, wave))] if observe and start is None else []
+    for stop in _stops(plan, schedules[0], wave, every if observe else None):
+        state = _advance(program, algorithm, federation.train, key, waves, tracker, state, wave, stop)
+        if on_nonfinite == "raise":
+            _raise_fault(state.faults, federation)
+        wave = stop
+        if observe:
+            history.append(observe(snap(state, wave)))
+    up, down = _bytes(algorithm, state.server, has_seeds)
+    sent = seedless(np.stack([s.aggregated for s in schedules]) * up)
+    return Result(snap(state, wave), history, sent, np.full_like(sent, down))
+
+
+@partial(jax.jit, static_argnames=("program",))
+def _advance(
+    program: _Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    key: Array,
+    waves: Waves,
+    tracker: Tracker | None,
+    state: State,
+    begin: int,
+    stop: int,
+) -> State:
+    """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
+    step = partial(_wave, program, algorithm, data, tracker)
+    if program.has_seeds:
+        at = lambda index: jax.tree.map(lambda leaf: leaf[:, index], waves)
+        step = jax.vmap(step)
+    else:
+        at = lambda index: jax.tree.map(lambda leaf: leaf[index], waves)
+
+    def more(carry: tuple[Array, State]) -> Array:
+        healthy = jnp.all(carry[1].faults.num == 0) | program.skips
+        return (carry[0] < stop) & healthy
+
+    def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
+        return carry[0] + 1, step(key, at(carry[0]), carry[1])
+
+    return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
+
+
+def _wave(
+    program: _Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    tracker: Tracker | None,
+    key: Array,
+    wave: Waves,
+    state: State,
+) -> State:
+    """Train the members of one wave, then let the server receive them."""
+    synchronous = algorithm.server.buffer_size is None
+    now = (state.server.params, state.server.shared, state.server.version)
+    anchors = now if synchronous else jax.tree.map(lambda leaf: leaf[wave.read], state.slots)
+    updates = _train(program, algorithm, data, tracker, key, wave, state.personal, anchors)
+    finite, stage = _finite(updates)
+    usable = wave.valid & finite
+    target = jnp.where(usable, wave.client, program.num_clients)
+    personal = jax.tree.map(lambda a, new: a.at[target].set(new, mode="drop"), state.personal, updates.personal)
+    version = jnp.broadcast_to(anchors[2], wave.client.shape)
+    weight = data.count[wave.client].astype(float)
+    uploads = Upload(updates.delta, updates.end, updates.extra, version, weight, usable & wave.aggregated)
+    tracked = state.tracked
+    if tracker is not None:
+        iterates_key = jax.random.fold_in(key, _ITERATES)
+        path = Path(now[0], *updates.path, target, usable, state.server.version, iterates_key)
+        tracked = tracker.update(tracked, path, state.personal)
+    server, slots = _receive(program, algorithm, state, uploads, wave)
+    return State(server, personal, slots, tracked, _note(state.faults, wave, finite, stage))
+
+
+def _train(
+    program: _Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    tracker: Tracker | None,
+    key: Array,
+    wave: Waves,
+    personal: Personal,
+    anchors: PyTree,
+) -> Update:
+    """The visits of a wave's members, each a function of its own client alone."""
+    record = (lambda iterate, memory: ()) if tracker is None else (lambda iterate, memory: (iterate, memory))
+    synchronous = algorithm.server.buffer_size is None
+
+    def visit(client: Array, update: Array, anchor: PyTree) -> Update:
+        where = Client(data.start[client], data.count[client], data.ids[client], update)
+        own = jax.tree.map(lambda leaf: leaf[client], personal)
+        params, shared, version = anchors if synchronous else anchor
+        return local_update(
+            algorithm.objective,
+            algorithm.local,
+            program.task.loss,
+            data,
+            program.max_count,
+            where,
+            params,
+            shared,
+            own,
+            version,
+            key,
+            record,
+        )
+
+    members = (wave.client, wave.update, () if synchronous else anchors)
+    if program.cohort_chunk is None:
+        return jax.vmap(visit)(*members)
+    return jax.lax.map(lambda member: visit(*member), members, batch_size=program.cohort_chunk)
+
+
+def _receive(
+    program: _Program, algorithm: Algorithm, state: State, uploads: Upload, wave: Waves
+) -> tuple[ServerState, PyTree]:
+    """Hand a wave's uploads to the server: at once at the end of a round, or one after another."""
+    server, objective = algorithm.server, algorithm.objective
+    if server.buffer_size is None:
+        received = server.receive(state.server, uploads)
+        return server.step(received, objective, program.num_clients), state.slots
+
+    def arrive(now: ServerState, upload: Upload) -> tuple[ServerState, PyTree]:
+        one = jax.tree.map(lambda leaf: leaf[None], upload)
+        now = server.step_if_full(server.receive(now, one), objective, program.num_clients)
+        return now, (now.params, now.shared, now.version)
+
+    last, models = jax.lax.scan(arrive, state.server, uploads)
+    return last, jax.tree.map(lambda slot, new: slot.at[wave.save].set(new, mode="drop"), state.slots, models)
+
+
+def _finite(updates: Update) -> tuple[Array, Array]:
+    """Whether each update is finite, and the first stage (of `STAGES`) that is not."""
+
+    num = len(jax.tree.leaves(updates.delta)[0])
+
+    def all_finite(tree: PyTree) -> Array:
+        finite = [jnp.isfinite(leaf).reshape(num, -1).all(axis=1) for leaf in jax.tree.leaves(tree)]
+        return jnp.stack([jnp.ones(num, bool), *finite]).all(axis=0)
+
+    good = jnp.stack([all_finite(tree) for tree in (updates.delta, updates.personal, updates.extra)])
+    return good.all(axis=0), jnp.argmin(good, axis=0)
+
+
+def _note(faults: Faults, wave: Waves, finite: Array, stage: Array) -> Faults:
+    bad = wave.valid & ~finite
+    events = jnp.where(bad, wave.event, _NO_EVENT)
+    first = jnp.argmin(events)
+    earlier = events[first] < faults.event
+    pick = lambda new, old: jnp.where(earlier, new[first], old)
+    return Faults(
+        faults.num + bad.sum(dtype=jnp.int32),
+        pick(events, faults.event),
+        pick(wave.client, faults.client),
+        pick(stage, faults.stage),
+    )
+
+
+@partial(jax.jit, static_argnames=("program", "num_slots"))
+def _initialise(
+    program: _Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    key: Array,
+    params: Params | None,
+    tracker: Tracker | None,
+    num_slots: int,
+) -> State:
+    """The state before the first event, for each seed."""
+
+    def one(key: Array) -> State:
+        model = program.task.model.init(init_key(key), data.x[:1]) if params is None else params
+        model = jax.tree.map(jnp.asarray, model)
+        objective = algorithm.objective
+        personal = _repeat(objective.init_personal(model), program.num_clients)
+        server = algorithm.server.init(objective, model, _update_shapes(program, algorithm, data, key, model).extra)
+        slots = _repeat((server.params, server.shared, server.version), num_slots)
+        tracked = () if tracker is None else tracker.init(model, personal)
+        none = jnp.full((), _NO_EVENT, jnp.int32)
+        return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none, none))
+
+    return jax.vmap(one)(key) if program.has_seeds else one(key)
+
+
+def _update_shapes(program: _Program, algorithm: Algorithm, data: ClientData, key: Array, params: Params) -> Update:
+    """The shapes of one client's update; nothing is computed."""
+
+    def visit(params: Params) -> Update:
+        where = Client(data.start[0], data.count[0], data.ids[0], jnp.asarray(0))
+        objective = algorithm.objective
+        shared, personal = objective.init_shared(params), objective.init_personal(params)
+        return local_update(
+            objective, algorithm.local, program.task.loss, data, program.max_count, where, params, shared, personal, 0, key
+        )
+
+    return jax.eval_shape(visit, params)
+
+
+def _repeat(tree: PyTree, num: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), tree)
+
+
+def _plan(algorithm: Algorithm, schedules: list[Schedule], wave_width: int | None) -> Plan:
+    if algorithm.server.buffer_size is None:
+        plans = [plan_rounds(s) for s in schedules]
+    else:
+        # What a wave costs beside its members: many small kernels on an accelerator, next to nothing on a CPU.
+        overhead = 2.0 if jax.default_backend() == "cpu" else 64.0
+        first = plan_arrivals(schedules[0], wave_width, overhead)
+        width = first.waves.client.shape[1]
+        plans = [first, *(plan_arrivals(s, width) for s in schedules[1:])]
+    return stack(plans, schedules[0].num_clients)
+
+
+def _stops(plan: Plan, schedule: Schedule, wave: int, every: int | None) -> list[int]:
+    """The waves after which a run pauses: every `every` rounds, or events where there are none, and the end."""
+    if every is None:
+        return [plan.num_waves]
+    per_wave = schedule.round_ends[plan.waves.event[0]] if schedule.has_rounds else np.ones_like(plan.waves.valid[0])
+    done = np.cumsum((per_wave & plan.waves.valid[0]).sum(axis=1))[: plan.num_waves]
+    marks = np.r_[np.arange(every, done[-1], every), done[-1]]
+    stops = np.unique(np.searchsorted(done, marks) + 1)
+    stops[-1] = plan.num_waves
+    return [int(stop) for stop in stops if stop > wave]
+
+
+def _snapshot(
+    plan: Plan, schedules: list[Schedule], seedless: Callable[[np.ndarray], Any], state: State, wave: int
+) -> Snapshot:
+    num_events = plan.waves.valid[:, :wave].sum(axis=(1, 2))
+    times = [s.time[:num].max(initial=0.0) for s, num in zip(schedules, num_events, strict=True)]
+    return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)))
+
+
+def _raise_fault(faults: Faults, federation: Federation) -> None:
+    event, client, stage = (np.atleast_1d(leaf) for leaf in faults[1:])
+    seed = int(np.argmin(event))
+    if event[seed] == _NO_EVENT:
+        return
+    of_seed = f" of seed {seed}" if len(event) > 1 else ""
+    raise NonFiniteUpdate(
+        f"The update of {federation.names[client[seed]]} at event {event[seed]}{of_seed} is not finite: "
+        f"{STAGES[stage[seed]]}. Use smaller step sizes or `clip_norm`, or skip such updates with on_nonfinite='skip'."
+    )
+
+
+def _bytes(algorithm: Algorithm, server: ServerState, has_seeds: bool) -> tuple[int, int]:
+    """Bytes that one event moves up and down."""
+    if not algorithm.objective.federated:
+        return 0, 0
+    size = lambda tree: sum(leaf[:1].nbytes if has_seeds else leaf.nbytes for leaf in jax.tree.leaves(tree))
+    return size((server.pending, server.pending_extra)), size((server.params, server.shared))

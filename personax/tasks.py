@@ -1,0 +1,124 @@
+"""What a network is trained for: `classification` and `regression`, each a loss, metrics and a check of the data.
+
+Losses are weighted means over the batch, sum_j weight_j l_j / sum_j weight_j, so filler rows of weight 0 count for
+nothing and a batch of fillers has loss and gradient zero. With `l2 > 0` they add l2/2 |params|^2. Images stored as
+uint8 become floats in [0, 1] here, inside the loss, so that a federation stays in bytes.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from personax.typing import Batch, Metrics, Model, Params, Task
+from personax.values import require_nonnegative
+
+
+def classification(model: Model, l2: float = 0.0) -> Task:
+    """Softmax cross-entropy of integer labels: l_j = log sum_c exp(o_jc) - o_jy for outputs o_j and label y.
+
+    With `l2 > 0` the loss adds l2/2 |params|^2, which makes logistic regression strongly convex (APFL 2020
+    section 5). Metrics, with dropout off: "loss", the same function, and "accuracy". Outputs with more axes
+    (`[batch, time, class]`, labels `[batch, time]`) are averaged over them within each example.
+    """
+    require_nonnegative("l2", l2)
+    return _classification(model, float(l2))
+
+
+def regression(model: Model, l2: float = 0.0) -> Task:
+    """Squared error, averaged over the d outputs of an example: l_j = |o_j - y_j|^2 / d.
+
+    With `l2 > 0` the loss adds l2/2 |params|^2. Metrics, with dropout off: "loss", the same function, and "error",
+    the mean squared error without the penalty. It is not the root, because means of squares can be averaged over
+    batches and clients. Targets `[batch]` fit outputs `[batch, 1]`.
+    """
+    require_nonnegative("l2", l2)
+    return _regression(model, float(l2))
+
+
+@functools.cache
+def _classification(model: Model, l2: float) -> Task:
+    def loss(params: Params, batch: Batch) -> Array:
+        outputs = model.apply(params, _inputs(params, batch.x), batch.key)
+        return _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight) + _penalty(params, l2)
+
+    def metrics(params: Params, batch: Batch) -> Metrics:
+        outputs = model.apply(params, _inputs(params, batch.x))
+        hits = (jnp.argmax(outputs, axis=-1) == batch.y).astype(outputs.dtype)
+        cross_entropy = _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight)
+        return {"loss": cross_entropy + _penalty(params, l2), "accuracy": _weighted_mean(hits, batch.weight)}
+
+    return Task(model, loss, metrics, _check_labels)
+
+
+@functools.cache
+def _regression(model: Model, l2: float) -> Task:
+    def loss(params: Params, batch: Batch) -> Array:
+        outputs = model.apply(params, _inputs(params, batch.x), batch.key)
+        return _weighted_mean(_squared_error(outputs, batch.y), batch.weight) + _penalty(params, l2)
+
+    def metrics(params: Params, batch: Batch) -> Metrics:
+        outputs = model.apply(params, _inputs(params, batch.x))
+        error = _weighted_mean(_squared_error(outputs, batch.y), batch.weight)
+        return {"loss": error + _penalty(params, l2), "error": error}
+
+    return Task(model, loss, metrics, _check_targets)
+
+
+def _inputs(params: Params, x: Array) -> Array:
+    """Bytes become floats in [0, 1] of the parameters' type; anything else is the model's own business."""
+    if x.dtype != jnp.uint8:
+        return x
+    dtype = jnp.result_type(*(leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)))
+    return x.astype(dtype) / 255
+
+
+def _cross_entropy(outputs: Array, labels: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels.astype(jnp.int32))
+
+
+def _squared_error(outputs: Array, targets: Array) -> Array:
+    return jnp.square(outputs - targets.reshape(outputs.shape).astype(outputs.dtype))
+
+
+def _weighted_mean(losses: Array, weight: Array) -> Array:
+    """Sum of weight times loss over sum of weight; 0, with gradient 0, where every weight is 0."""
+    per_example = losses.mean(axis=tuple(range(1, losses.ndim)))
+    weight = weight.astype(losses.dtype)
+    return jnp.sum(weight * per_example) / jnp.maximum(jnp.sum(weight), jnp.finfo(losses.dtype).tiny)
+
+
+def _penalty(params: Params, l2: float) -> Array | float:
+    """l2/2 |params|^2; a plain 0 costs nothing where there is no penalty."""
+    return l2 / 2 * sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params)) if l2 else 0.0
+
+
+def _check_labels(outputs: Any, targets: Any) -> str:
+    labels = np.asarray(targets)
+    num_classes = outputs.shape[-1]
+    if not np.issubdtype(labels.dtype, np.integer):
+        return f"labels must be integers, got {labels.dtype}"
+    if labels.shape[1:] != tuple(outputs.shape[1:-1]):
+        return f"labels must have shape {_shape(outputs.shape[1:-1])}, got {_shape(labels.shape[1:])}"
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    return f"labels must lie in 0..{num_classes - 1}, got {wrong[0]}" if wrong.size else ""
+
+
+def _check_targets(outputs: Any, targets: Any) -> str:
+    values = np.asarray(targets)
+    expected, given = tuple(outputs.shape[1:]), values.shape[1:]
+    if expected not in (given, (*given, 1)):
+        return f"targets must have shape {_shape(expected)}, got {_shape(given)}"
+    if not np.issubdtype(values.dtype, np.number):
+        return f"targets must be numbers, got {values.dtype}"
+    if not np.all(np.isfinite(values)):
+        return "targets must be finite numbers, got NaN or infinity"
+    return ""
+
+
+def _shape(per_example: tuple[int, ...]) -> str:
+    return f"[{', '.join(['n', *map(str, per_example)])}]"

@@ -1,0 +1,125 @@
+"""Which events can be trained together.
+
+Consecutive events whose downloads all happened before the first of them, by different clients, form a *wave*: they are
+trained at once and then applied one after another, with the result of one-by-one execution. A model that is needed
+after it has been replaced waits in a slot; slots are assigned here, so that a run holds as many old models as are in use
+at the same time and no more.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from personax.schedules import Schedule
+
+
+class Waves(NamedTuple):
+    """Arrays [waves, width]; entries past the end of a wave are not `valid`."""
+
+    client: np.ndarray
+    update: np.ndarray  # that client's own earlier updates
+    event: np.ndarray
+    valid: np.ndarray
+    aggregated: np.ndarray
+    read: np.ndarray  # the slot of the model that the client had downloaded
+    save: np.ndarray  # the slot for the model after this event; past the last slot where it is not needed
+
+
+class Plan(NamedTuple):
+    """The waves of one run, how many of them there are before padding, and how many slots they use."""
+
+    waves: Waves
+    num_waves: int
+    num_slots: int
+
+    def events_before(self, wave: int) -> int:
+        """The number of events that the first `wave` waves contain."""
+        return int(self.waves.valid[:wave].sum())
+
+
+def plan_rounds(schedule: Schedule) -> Plan:
+    """One wave for each round: every member starts from the current model."""
+    num_rounds = int(schedule.round_ends.sum())
+    bounds = np.arange(num_rounds + 1) * (schedule.num_events // num_rounds)
+    return Plan(_table(schedule, bounds, int(bounds[1])), num_rounds, 0)
+
+
+def plan_arrivals(schedule: Schedule, width: int | None = None, overhead: float = 2.0) -> Plan:
+    """Waves of at most `width` events; by default the power of two for which the run costs least.
+
+    A wave of width W is taken to cost W + `overhead`: its members, and what starting it costs.
+    """
+    bounds = wave_bounds(schedule)
+    width = width or best_width(np.diff(bounds), overhead)
+    pieces = [np.arange(a, b, width) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    bounds = np.r_[np.concatenate(pieces), schedule.num_events]
+    waves = _table(schedule, bounds, width)
+    slots, num_slots = _assign_slots(schedule, bounds)
+    read = np.where(waves.valid, slots[schedule.started_at[waves.event]], 0)
+    save = np.where(waves.valid, slots[waves.event + 1], -1)
+    return Plan(waves._replace(read=read, save=np.where(save < 0, num_slots, save)), len(bounds) - 1, num_slots)
+
+
+def wave_bounds(schedule: Schedule) -> np.ndarray:
+    """Where waves begin, and the end: a wave ends before a later download, or before a client's second event."""
+    bounds, members, begin = [0], set(), 0
+    for event, (client, started_at) in enumerate(
+        zip(schedule.client.tolist(), schedule.started_at.tolist(), strict=True)
+    ):
+        if started_at > begin or client in members:
+            bounds.append(event)
+            members, begin = set(), event
+        members.add(client)
+    return np.asarray([*bounds, schedule.num_events])
+
+
+def best_width(lengths: np.ndarray, overhead: float) -> int:
+    """The power of two W that makes `sum ceil(length / W) (W + overhead)` smallest."""
+    widths = 2 ** np.arange(int(np.ceil(np.log2(lengths.max()))) + 1)
+    costs = [np.ceil(lengths / width).sum() * (width + overhead) for width in widths]
+    return int(widths[np.argmin(costs)])
+
+
+def _table(schedule: Schedule, bounds: np.ndarray, width: int) -> Waves:
+    event = bounds[:-1, None] + np.arange(width)
+    valid = event < bounds[1:, None]
+    event = np.where(valid, event, 0)
+    unused = np.zeros_like(event)
+    aggregated = schedule.aggregated[event]
+    return Waves(schedule.client[event], schedule.updates()[event], event, valid, aggregated, unused, unused)
+
+
+def _assign_slots(schedule: Schedule, bounds: np.ndarray) -> tuple[np.ndarray, int]:
+    """A slot for each model that some event starts from, by the number of events before it; -1 for the others."""
+    wave_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    last_use = np.full(schedule.num_events + 1, -1)
+    np.maximum.at(last_use, schedule.started_at, wave_of)
+    slots, free, num_slots = np.full(schedule.num_events + 1, -1), [], 0
+    expiring: dict[int, list[int]] = {}
+    for model in np.flatnonzero(last_use >= 0).tolist():
+        made_in = wave_of[model - 1] if model else -1
+        for wave in [w for w in expiring if w <= made_in]:
+            free.extend(expiring.pop(wave))
+        slots[model], num_slots = (free.pop(), num_slots) if free else (num_slots, num_slots + 1)
+        expiring.setdefault(int(last_use[model]), []).append(int(slots[model]))
+    return slots, num_slots
+
+
+def stack(plans: Sequence[Plan], num_clients: int) -> Plan:
+    """Plans of several seeds side by side: arrays [seeds, waves, width], padded with waves that contain nothing.
+
+    The number of waves is rounded up to a power of two, so that runs of similar length share a program.
+    """
+    num_waves = max(plan.num_waves for plan in plans)
+    num_slots = max(plan.num_slots for plan in plans)
+    padded = 1 << (num_waves - 1).bit_length()
+    fill = Waves(num_clients, 0, 0, False, False, 0, num_slots)  # pyright: ignore[reportArgumentType]
+
+    def pad(array: np.ndarray, value: object) -> np.ndarray:
+        return np.pad(array, ((0, padded - len(array)), (0, 0)), constant_values=value)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    stacked = [Waves(*map(pad, plan.waves, fill)) for plan in plans]
+    for waves, plan in zip(stacked, plans, strict=True):
+        waves.save[waves.save == plan.num_slots] = num_slots
+    return Plan(Waves(*map(np.stack, zip(*stacked, strict=True))), num_waves, num_slots)
