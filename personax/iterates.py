@@ -19,7 +19,7 @@ class Path(NamedTuple):
     client: Array  # positions; the number of clients for entries that do not count
     valid: Array
     round: Array
-    key: Array
+    stream: Array
 
 
 class Tracker(Protocol):
@@ -89,7 +89,8 @@ class RandomIterate:
     def update(self, state: Params, path: Path, personal: Personal) -> Params:
         """The mean at this round's step; step 0 is the model that the cohort downloaded."""
         num_steps = jax.tree.leaves(path.iterates)[0].shape[1]
-        step = jax.random.randint(jax.random.fold_in(path.key, path.round), (), 0, num_steps)
+        key = jax.random.wrap_key_data(path.stream, impl="threefry2x32")
+        step = jax.random.randint(jax.random.fold_in(key, path.round), (), 0, num_steps)
         mean = _cohort_mean(path.iterates, path.valid)
         return jax.tree.map(lambda a, m: jnp.where(step == 0, a, m[jnp.maximum(step - 1, 0)]), path.anchor, mean)
 

@@ -97,12 +97,12 @@ def local_update(
     shared: Shared,
     personal: Personal,
     round: Scalar,
-    key: Array,
+    stream: Array,
     record: Callable[[Params, PyTree], PyTree] = lambda iterate, memory: (),
 ) -> Update:
     """One client's visit, from the downloaded `anchor` and `shared` to its update.
 
-    `max_count` is the largest number of samples of any client: it fixes the length of the scan where clients differ.
+    `stream` is the run's, see `run_stream`; `max_count` is the largest number of samples of any client: it fixes the length of the scan where clients differ.
     `record(iterate, memory)` is collected after each step.
     """
     num_steps = local.steps_of(client.count)
@@ -128,11 +128,11 @@ def local_update(
         return new, record(new.iterate, new.memory)
 
     indices = jnp.arange(max_steps)
-    drawn = jax.vmap(lambda i: tuple(draw_rows(key, client, i, d, local.sampling, local.query_share) for d in draws))
+    drawn = tuple(draw_rows(stream, client, indices, d, local.sampling, local.query_share) for d in draws)
     first = _Carry(start, memory, local.optimizer.at(0.0).init(start), jnp.zeros(()))
-    last, path = jax.lax.scan(step, first, (indices, drawn(indices)))
+    last, path = jax.lax.scan(step, first, (indices, drawn))
     visit = visit._replace(lr=last.lr_sum)
-    full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count, key)
+    full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count)
     kept, extra = objective.finish(last.iterate, last.memory, visit, full)
     delta = jax.tree.map(jnp.subtract, start, last.iterate) if objective.federated else optax.tree.zeros_like(anchor)
     return Update(delta, last.iterate, extra, kept, path)
@@ -141,7 +141,8 @@ def local_update(
 def _read(data: ClientData, draws: tuple[Draw, ...], drawn: PyTree) -> Batches:
     """All batches of a step in one gather, then told apart by role."""
     rows = jnp.concatenate([rows for rows, _, _ in drawn])
-    x, y = data.x[rows], data.y[rows]
+    # Without the barrier XLA repeats the gather inside each matrix product that reads it.
+    x, y = jax.lax.optimization_barrier((data.x[rows], data.y[rows]))
     batches: dict[str, list[Batch]] = {}
     begin = 0
     for draw, (_, weight, key) in zip(draws, drawn, strict=True):
@@ -152,9 +153,10 @@ def _read(data: ClientData, draws: tuple[Draw, ...], drawn: PyTree) -> Batches:
 
 
 def full_gradient(
-    loss: LossFn, params: Params, data: ClientData, client: Client, size: int, max_count: int, key: Array
+    loss: LossFn, params: Params, data: ClientData, client: Client, size: int, max_count: int
 ) -> Params:
-    """The gradient of a client's mean loss over all its data, in slices of `size` rows."""
+    """The gradient of a client's mean loss over all its data, in slices of `size` rows; one dropout mask for all."""
+    key = jax.random.key(0)
 
     def add(total: Params, begin: Array) -> tuple[Params, None]:
         places = begin + jnp.arange(size, dtype=client.start.dtype)

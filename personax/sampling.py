@@ -5,7 +5,7 @@ not of the cohort, the event or the thread. So a vmapped run equals a sequential
 first-order, Hessian-free and exact methods see the same batches.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ from personax.values import Static, require_count, value
 Sampling = Literal["replacement", "shuffled"]
 ROLES = ("outer", "adapt", "curvature")
 
-_INIT, _BATCHES, _EPOCHS = 0, 1, 2  # streams of a run's key
+_INIT, _BATCHES = 0, 1  # streams of a run's key
+_ROWS = 1 << 24  # counters of one batch: its rows from below, its dropout key and permutation from above
 
 
 @value
@@ -59,22 +60,61 @@ def init_key(key: Array) -> Array:
     return jax.random.fold_in(key, _INIT)
 
 
+def run_stream(key: Array) -> Array:
+    """The two words from which all batches of a run follow."""
+    return jax.random.bits(jax.random.fold_in(key, _BATCHES), (2,), jnp.uint32)
+
+
 def draw_rows(
-    key: Array, client: Client, step: Scalar, draw: Draw, sampling: Sampling, query_share: Scalar | None = None
+    stream: Array,
+    client: Client,
+    steps: Array,
+    draw: Draw,
+    sampling: Sampling,
+    query_share: Scalar | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The rows of one batch, their weights (0 for filler), and the key for its dropout."""
+    """For each of `steps`, the rows of one batch, their weights (0 for filler), and the key for its dropout.
+
+    Two threefry blocks make them: one from the run's words for the visit, and one from the visit's for (step, role,
+    draw, row). Splitting keys for each of these would cost more than the gradient of a small model.
+    """
     start, count = _part(client, draw.role, query_share)
-    stream = 3 * draw.index + ROLES.index(draw.role)
-    visit_key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, _BATCHES), client.id), client.update)
-    batch_key = jax.random.fold_in(jax.random.fold_in(visit_key, step), stream)
+    visit = _hash(stream, client.id, client.update)
+    batch = (3 * draw.index + ROLES.index(draw.role)) * _ROWS
+    row = jnp.arange(draw.size, dtype=jnp.uint32)[None, :]
+    dropout_key = jax.random.wrap_key_data(jnp.stack(_hash(visit, steps, batch + _ROWS - 1), axis=-1), impl="threefry2x32")
     if sampling == "replacement":
-        positions = jax.random.randint(batch_key, (draw.size,), 0, count, jnp.int32)
-        return start + positions, jnp.ones(draw.size), batch_key
+        positions = _scaled(_hash(visit, steps[:, None], batch + row)[0], count)
+        return start + positions, jnp.ones((len(steps), draw.size)), dropout_key
     per_epoch = -(-count // draw.size)
-    epoch_key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(visit_key, step // per_epoch), stream), _EPOCHS)
-    places = (step % per_epoch) * draw.size + jnp.arange(draw.size, dtype=jnp.int32)
-    positions = permute(epoch_key, jnp.minimum(places, count - 1), count)
-    return start + positions, (places < count).astype(jnp.result_type(float)), batch_key
+    place = (steps % per_epoch)[:, None] * draw.size + row.astype(steps.dtype)
+    round_keys = _hash(visit, (steps // per_epoch)[:, None], batch + _ROWS - 2 - jnp.arange(6)[None, :])[0]
+    positions = jax.vmap(permute, in_axes=(0, 0, None))(round_keys, jnp.minimum(place, count - 1), count)
+    return start + positions, (place < count).astype(float), dropout_key
+
+
+def _hash(words: Array | tuple[Array, Array], high: Any, low: Any) -> tuple[Array, Array]:
+    """Two random words for each pair of counters: threefry-2x32 with 20 rounds (Salmon 2011).
+
+    Written out because it is elementwise, so that it broadcasts and fuses under any `vmap`.
+    """
+    keys = (words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(0x1BD11BDA))
+    x, y = jnp.asarray(high).astype(jnp.uint32) + keys[0], jnp.asarray(low).astype(jnp.uint32) + keys[1]
+    for block in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[block % 2]:
+            x = x + y
+            y = x ^ ((y << turn) | (y >> (32 - turn)))
+        x, y = x + keys[(block + 1) % 3], y + keys[(block + 2) % 3] + jnp.uint32(block + 1)
+    return x, y
+
+
+def _scaled(words: Array, count: Array) -> Array:
+    """`floor(word * count / 2^32)`: words to 0 ... count - 1, without 64-bit arithmetic."""
+    count = count.astype(jnp.uint32)
+    low = (words & 0xFFFF) * (count & 0xFFFF)
+    middle = (words >> 16) * (count & 0xFFFF) + (low >> 16)
+    carry = (words & 0xFFFF) * (count >> 16) + (middle & 0xFFFF)
+    return ((words >> 16) * (count >> 16) + (middle >> 16) + (carry >> 16)).astype(jnp.int32)
 
 
 def _part(client: Client, role: str, query_share: Scalar | None) -> tuple[Array, Array]:
@@ -87,7 +127,7 @@ def _part(client: Client, role: str, query_share: Scalar | None) -> tuple[Array,
     return (client.start + client.count - query, query) if role == "outer" else (client.start, support)
 
 
-def permute(key: Array, places: Array, count: Array) -> Array:
+def permute(round_keys: Array, places: Array, count: Array) -> Array:
     """Images of `places` under a random permutation of 0 ... count - 1, without forming the permutation.
 
     A Feistel network permutes the smallest enclosing power of four; places that leave the range are sent through it
@@ -95,7 +135,6 @@ def permute(key: Array, places: Array, count: Array) -> Array:
     """
     halves = jnp.maximum((33 - jax.lax.clz(jnp.maximum(count - 1, 1).astype(jnp.uint32))) // 2, 1)
     mask = (jnp.uint32(1) << halves) - jnp.uint32(1)
-    round_keys = jax.random.bits(key, (6,), jnp.uint32)
 
     def network(values: Array) -> Array:
         left, right = values >> halves, values & mask
@@ -142,5 +181,6 @@ def batch_indices(
     """
     data = federation.train
     where = Client(data.start[client], data.count[client], data.ids[client], jnp.asarray(update))
-    rows, weight, _ = draw_rows(key, where, step, Draw(role, draw, size), sampling, query_share)
-    return jnp.where(weight > 0, rows, -1)
+    steps, one = jnp.asarray([step]), Draw(role, draw, size)
+    rows, weight, _ = draw_rows(run_stream(key), where, steps, one, sampling, query_share)
+    return jnp.where(weight > 0, rows, -1)[0]

@@ -14,16 +14,15 @@ from personax.checks import check_model, check_run
 from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
 from personax.local import Update, local_update
-from personax.sampling import Client, init_key
+from personax.sampling import Client, init_key, run_stream
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
-from personax.typing import Array, Params, Personal, PyTree, Shared, Task
+from personax.typing import Array, Model, Params, Personal, PyTree, Shared, Task
 from personax.values import require_count, require_one_of
 from personax.waves import Plan, Waves, plan_arrivals, plan_rounds, stack
 
 STAGES = ("local steps", "personal state", "upload beside the delta")
 _NO_EVENT = np.iinfo(np.int32).max
-_ITERATES = 3  # the stream of a run's key that draws Fallah's intermediate iterate
 
 
 class NonFiniteUpdate(FloatingPointError):
@@ -166,10 +165,11 @@ def simulate(
     plan = _plan(algorithm, schedules, wave_width)
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), plan.waves)
-    if start is None:
-        state = _initialise(program, algorithm, federation.train, key, params, tracker, plan.num_slots)
-    else:
+    if start is not None:
         state = start.state
+    else:
+        first = _first_params(program, federation, key, params)
+        state = _initialise(program, algorithm, federation.train, first, tracker, plan.num_slots)
     wave = 0 if start is None else start.wave
     snap = partial(_snapshot, plan, schedules, seedless)
     history = [observe(snap(state, wave))] if observe and start is None else []
@@ -199,6 +199,7 @@ def _advance(
 ) -> State:
     """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
     step = partial(_wave, program, algorithm, data, tracker)
+    streams = jax.vmap(run_stream)(key) if program.has_seeds else run_stream(key)
     if program.has_seeds:
         at = lambda index: jax.tree.map(lambda leaf: leaf[:, index], waves)
         step = jax.vmap(step)
@@ -210,7 +211,7 @@ def _advance(
         return (carry[0] < stop) & healthy
 
     def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
-        return carry[0] + 1, step(key, at(carry[0]), carry[1])
+        return carry[0] + 1, step(streams, at(carry[0]), carry[1])
 
     return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
 
@@ -220,7 +221,7 @@ def _wave(
     algorithm: Algorithm,
     data: ClientData,
     tracker: Tracker | None,
-    key: Array,
+    stream: Array,
     wave: Waves,
     state: State,
 ) -> State:
@@ -228,7 +229,7 @@ def _wave(
     synchronous = algorithm.server.buffer_size is None
     now = (state.server.params, state.server.shared, state.server.version)
     anchors = now if synchronous else jax.tree.map(lambda leaf: leaf[wave.read], state.slots)
-    updates = _train(program, algorithm, data, tracker, key, wave, state.personal, anchors)
+    updates = _train(program, algorithm, data, tracker, stream, wave, state.personal, anchors)
     finite, stage = _finite(updates)
     usable = wave.valid & finite
     target = jnp.where(usable, wave.client, program.num_clients)
@@ -238,8 +239,7 @@ def _wave(
     uploads = Upload(updates.delta, updates.end, updates.extra, version, weight, usable & wave.aggregated)
     tracked = state.tracked
     if tracker is not None:
-        iterates_key = jax.random.fold_in(key, _ITERATES)
-        path = Path(now[0], *updates.path, target, usable, state.server.version, iterates_key)
+        path = Path(now[0], *updates.path, target, usable, state.server.version, stream)
         tracked = tracker.update(tracked, path, state.personal)
     server, slots = _receive(program, algorithm, state, uploads, wave)
     return State(server, personal, slots, tracked, _note(state.faults, wave, finite, stage))
@@ -250,7 +250,7 @@ def _train(
     algorithm: Algorithm,
     data: ClientData,
     tracker: Tracker | None,
-    key: Array,
+    stream: Array,
     wave: Waves,
     personal: Personal,
     anchors: PyTree,
@@ -274,7 +274,7 @@ def _train(
             shared,
             own,
             version,
-            key,
+            stream,
             record,
         )
 
@@ -308,8 +308,9 @@ def _finite(updates: Update) -> tuple[Array, Array]:
     num = len(jax.tree.leaves(updates.delta)[0])
 
     def all_finite(tree: PyTree) -> Array:
-        finite = [jnp.isfinite(leaf).reshape(num, -1).all(axis=1) for leaf in jax.tree.leaves(tree)]
-        return jnp.stack([jnp.ones(num, bool), *finite]).all(axis=0)
+        # A sum is finite when its terms are, and several times faster than looking at each.
+        sums = [leaf.reshape(num, -1).sum(axis=1, dtype=float) for leaf in jax.tree.leaves(tree)]
+        return jnp.isfinite(sum(sums, jnp.zeros(num)))
 
     good = jnp.stack([all_finite(tree) for tree in (updates.delta, updates.personal, updates.extra)])
     return good.all(axis=0), jnp.argmin(good, axis=0)
@@ -323,47 +324,53 @@ def _note(faults: Faults, wave: Waves, finite: Array, stage: Array) -> Faults:
     pick = lambda new, old: jnp.where(earlier, new[first], old)
     return Faults(
         faults.num + bad.sum(dtype=jnp.int32),
-        pick(events, faults.event),
-        pick(wave.client, faults.client),
-        pick(stage, faults.stage),
+        pick(events.astype(jnp.int32), faults.event),
+        pick(wave.client.astype(jnp.int32), faults.client),
+        pick(stage.astype(jnp.int32), faults.stage),
     )
+
+
+def _first_params(program: _Program, federation: Federation, key: Array, params: Params | None) -> Params:
+    if params is None:
+        return _initial_params(program.task.model, federation.train.x[:1], key, program.has_seeds)
+    given = jax.tree.map(jnp.asarray, params)
+    return _repeat(given, len(key)) if program.has_seeds else given
+
+
+@partial(jax.jit, static_argnames=("model", "has_seeds"))
+def _initial_params(model: Model, x: Array, key: Array, has_seeds: bool) -> Params:
+    """The task's own initial model; a program of its own, which all algorithms share."""
+    init = lambda key: model.init(init_key(key), x)
+    return jax.vmap(init)(key) if has_seeds else init(key)
 
 
 @partial(jax.jit, static_argnames=("program", "num_slots"))
 def _initialise(
-    program: _Program,
-    algorithm: Algorithm,
-    data: ClientData,
-    key: Array,
-    params: Params | None,
-    tracker: Tracker | None,
-    num_slots: int,
+    program: _Program, algorithm: Algorithm, data: ClientData, params: Params, tracker: Tracker | None, num_slots: int
 ) -> State:
     """The state before the first event, for each seed."""
+    objective = algorithm.objective
 
-    def one(key: Array) -> State:
-        model = program.task.model.init(init_key(key), data.x[:1]) if params is None else params
-        model = jax.tree.map(jnp.asarray, model)
-        objective = algorithm.objective
-        personal = _repeat(objective.init_personal(model), program.num_clients)
-        server = algorithm.server.init(objective, model, _update_shapes(program, algorithm, data, key, model).extra)
+    def one(params: Params) -> State:
+        personal = _repeat(objective.init_personal(params), program.num_clients)
+        server = algorithm.server.init(objective, params, _update_shapes(program, algorithm, data, params).extra)
         slots = _repeat((server.params, server.shared, server.version), num_slots)
-        tracked = () if tracker is None else tracker.init(model, personal)
+        tracked = () if tracker is None else tracker.init(params, personal)
         none = jnp.full((), _NO_EVENT, jnp.int32)
         return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none, none))
 
-    return jax.vmap(one)(key) if program.has_seeds else one(key)
+    return jax.vmap(one)(params) if program.has_seeds else one(params)
 
 
-def _update_shapes(program: _Program, algorithm: Algorithm, data: ClientData, key: Array, params: Params) -> Update:
+def _update_shapes(program: _Program, algorithm: Algorithm, data: ClientData, params: Params) -> Update:
     """The shapes of one client's update; nothing is computed."""
 
     def visit(params: Params) -> Update:
-        where = Client(data.start[0], data.count[0], data.ids[0], jnp.asarray(0))
+        where, stream = Client(data.start[0], data.count[0], data.ids[0], jnp.asarray(0)), jnp.zeros(2, jnp.uint32)
         objective = algorithm.objective
         shared, personal = objective.init_shared(params), objective.init_personal(params)
         return local_update(
-            objective, algorithm.local, program.task.loss, data, program.max_count, where, params, shared, personal, 0, key
+            objective, algorithm.local, program.task.loss, data, program.max_count, where, params, shared, personal, 0, stream
         )
 
     return jax.eval_shape(visit, params)

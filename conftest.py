@@ -1,0 +1,6 @@
+"""Exact arithmetic for exact tests: 64-bit floats, no silent broadcasting between ranks, warnings as errors."""
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
