@@ -58,7 +58,7 @@ def gradient(params: Params, batch: Batch) -> Grads:
 
 
 def add(tensors: Grads, direction: Grads, step: float) -> Grads:
-    """tensors + step * direction: the call PyTorch's own optimizers make, one kernel for the whole list on CUDA."""
+    """Tensors + step * direction: the call PyTorch's own optimizers make, one kernel for the whole list on CUDA."""
     return torch._foreach_add(tensors, direction, alpha=step)  # pyright: ignore[reportPrivateImportUsage]
 
 

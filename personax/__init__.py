@@ -16,12 +16,14 @@ from personax.algorithms import (
     scaffold,
 )
 from personax.curvature import exact, finite_difference, first_order, relative_difference
+from personax.evaluate import Evaluation, Protocol, evaluate, personalize
 from personax.federation import Federation
 from personax.iterates import RandomIterate, WeightedAverage
 from personax.local import Local
-from personax.models import cnn, from_equinox, from_flax, logistic_regression, mlp
+from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp
 from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
 from personax.optimizers import optimizer
+from personax.results import NonFiniteUpdate, Result, Snapshot
 from personax.sampling import BatchSizes, batch_indices
 from personax.schedules import (
     Delays,
@@ -37,7 +39,86 @@ from personax.schedules import (
     uniform_arrivals,
 )
 from personax.server import Constant, Hinge, Polynomial, Server, asynchronous, buffered, synchronous
-from personax.simulate import NonFiniteUpdate, Result, Snapshot, simulate
+from personax.simulate import simulate
 from personax.step_sizes import Decay, InverseDecay, InverseSqrt, StronglyConvex
 from personax.tasks import classification, regression
 from personax.typing import Batch, Model, Task
+
+__all__ = [
+    "Algorithm",
+    "Aruba",
+    "Batch",
+    "BatchSizes",
+    "Constant",
+    "Decay",
+    "Delays",
+    "Erm",
+    "Evaluation",
+    "Exponential",
+    "Federation",
+    "Fixed",
+    "Gamma",
+    "Given",
+    "Hinge",
+    "InverseDecay",
+    "InverseSqrt",
+    "Local",
+    "LocalOnly",
+    "LogNormal",
+    "Meta",
+    "Mixture",
+    "Model",
+    "Moreau",
+    "NonFiniteUpdate",
+    "Objective",
+    "Polynomial",
+    "Protocol",
+    "Proximal",
+    "RandomIterate",
+    "Result",
+    "Scaffold",
+    "Schedule",
+    "Server",
+    "Snapshot",
+    "StronglyConvex",
+    "Task",
+    "WeightedAverage",
+    "apfl",
+    "arrivals",
+    "aruba",
+    "asynchronous",
+    "batch_indices",
+    "buffered",
+    "classification",
+    "cnn",
+    "cnn2",
+    "cnn3",
+    "evaluate",
+    "exact",
+    "fedasync",
+    "fedasync_mixing",
+    "fedavg",
+    "fedbuff",
+    "fedprox",
+    "finite_difference",
+    "first_order",
+    "from_equinox",
+    "from_flax",
+    "from_nnx",
+    "local_only",
+    "logistic_regression",
+    "mlp",
+    "optimizer",
+    "per_fedavg",
+    "persafl",
+    "persafl_delays",
+    "personalize",
+    "pfedme",
+    "regression",
+    "relative_difference",
+    "rounds",
+    "scaffold",
+    "simulate",
+    "synchronous",
+    "uniform_arrivals",
+]

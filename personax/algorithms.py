@@ -22,7 +22,10 @@ class Algorithm:
 
 
 def fedavg(lr: StepSize | float, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """FedAvg: McMahan 2017. Departures from the paper: the mean over the cohort is uniform unless the server says otherwise.
+    """FedAvg: McMahan 2017.
+
+    Departures from the paper: the mean over the cohort is uniform, as in the four papers, unless the server says
+    `weighting="samples"`.
 
     >>> fedavg(0.1, num_steps=5).objective
     Erm()
@@ -36,7 +39,7 @@ def fedprox(strength: float, lr: StepSize | float, server: Server = synchronous(
 
 
 def scaffold(lr: StepSize | float, option: int = 1, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """SCAFFOLD: Karimireddy 2020, Algorithm 1; the global step size is the server's. Departures from the paper: none."""
+    """SCAFFOLD: Karimireddy 2020, Algorithm 1, whose global step size is the server's. Departures: none."""
     return Algorithm(Scaffold(option), Local(lr, **local), server)  # pyright: ignore[reportArgumentType]
 
 
@@ -58,7 +61,9 @@ def per_fedavg(
     server: Server = synchronous(),
     **local: Any,
 ) -> Algorithm:
-    """Per-FedAvg: Fallah Algorithm 1; with several adaptation steps gMeta Algorithm 1. `hvp`: exact, first-order, Hessian-free.
+    """Per-FedAvg: Fallah Algorithm 1; with several adaptation steps gMeta Algorithm 1.
+
+    `hvp` is `exact`, `first_order` or a difference of gradients (Hessian-free).
 
     Departures from the paper: the Hessian-free default takes a radius relative to the vector, see `RelativeDifference`.
     """
@@ -73,9 +78,10 @@ def pfedme(
     server: Server = synchronous(),
     **local: Any,
 ) -> Algorithm:
-    """pFedMe: Dinh 2020, Algorithm 1; the server's `lr` is its beta, `(1 - b) w + b mean`. Departures from the paper: none.
+    """pFedMe: Dinh 2020, Algorithm 1; the server's `lr` is its beta, `(1 - beta) w + beta mean`.
 
     All clients train and a sample is aggregated: run it on `rounds(n, ..., num_aggregated=...)`.
+    Departures from the paper: none.
     """
     return Algorithm(Moreau(strength, prox_lr, num_prox_steps), Local(lr, **local), server)
 
@@ -93,7 +99,7 @@ def apfl(
 
 
 def fedasync(lr: StepSize | float, server: Server = asynchronous(), **local: Any) -> Algorithm:
-    """FedAsync as PersA-FL states it: Algorithms 1 and 2, Option A, which adds deltas. Departures from the paper: none."""
+    """FedAsync as PersA-FL states it, which adds deltas: Algorithms 1 and 2, Option A. Departures: none."""
     return Algorithm(Erm(), Local(lr, **local), server)
 
 
@@ -105,9 +111,10 @@ def fedasync_mixing(
     max_staleness: int | None = None,
     **local: Any,
 ) -> Algorithm:
-    """FedAsync as Xie 2019 states it (Algorithm 1): `w <- (1 - a_s) w + a_s w_i` with `a_s = mixing * discount(staleness)`.
+    """FedAsync as Xie 2019 states it, which mixes models: Algorithm 1.
 
-    `strength` is its proximal rho. Departures from the paper: none.
+    `w <- (1 - a) w + a w_i` with `a = mixing * discount(staleness)`; `strength` is its proximal rho.
+    Departures from the paper: none.
     """
     server = asynchronous(mixing, discount=discount, max_staleness=max_staleness, applies="models")
     return Algorithm(Proximal(strength), Local(lr, **local), server)
@@ -120,9 +127,7 @@ def fedbuff(
     return Algorithm(Erm(), Local(lr, **local), buffered(buffer_size, server_lr, discount=discount))
 
 
-def persafl(
-    objective: Meta | Moreau, lr: StepSize | float, server: Server = asynchronous(), **local: Any
-) -> Algorithm:
+def persafl(objective: Meta | Moreau, lr: StepSize | float, server: Server = asynchronous(), **local: Any) -> Algorithm:
     """PersA-FL: Algorithms 1 and 2, Option B with `Meta` (PersA-FL-MAML) or Option C with `Moreau` (PersA-FL-ME).
 
     Departures from the paper: none; (D1)'s missing factor 2 is a slip, see `FiniteDifference`.

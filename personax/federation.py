@@ -26,8 +26,8 @@ class Federation:
     """Training (and test) data of all clients, one after another.
 
     Client i trains on `x[offsets[i]:offsets[i + 1]]` and is tested on the rows that `test_offsets` gives. Images stay
-    uint8. `ids` are stable whole numbers (default: the position), which the random streams follow, so that a client sees
-    the same batches wherever it stands. `names` are for people.
+    uint8. `ids` are stable whole numbers (default: the position), which the random streams follow, so that a client
+    sees the same batches wherever it stands. `names` are for people.
 
     >>> fed = Federation.from_clients([(np.ones((3, 2)), np.array([0, 1, 1])), (np.ones((1, 2)), np.array([0]))])
     >>> fed.num_clients, fed.counts.tolist()

@@ -63,9 +63,7 @@ class WeightedAverage:
         mean = _cohort_mean(path.iterates, path.valid)  # [steps, ...]
         weighted_mean = jax.tree.map(lambda w: _along(p, w).sum(axis=0), mean)
         idle = lambda own: mix_models(Mixed(_scaled(own.model, p.sum()), own.mix), weighted_mean)
-        busy = lambda own: jax.tree.map(
-            lambda leaf: _along(p, leaf).sum(axis=0), jax.vmap(mix_models)(own, mean)
-        )
+        busy = lambda own: jax.tree.map(lambda leaf: _along(p, leaf).sum(axis=0), jax.vmap(mix_models)(own, mean))
         everyone, members = jax.vmap(idle)(personal), jax.vmap(busy)(path.memories)
         added = jax.tree.map(lambda e, m: e.at[path.client].set(m, mode="drop"), everyone, members)
         return WeightedSum(state.weight + p.sum(), jax.tree.map(jnp.add, state.models, added))

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from personax.federation import ClientData
@@ -22,10 +21,10 @@ from personax.values import Static, require, require_count, require_one_of, requ
 class Local:
     """A client's visit: `num_steps` steps, or `num_epochs` passes over its data, of an optax optimizer.
 
-    The optimizer's state starts anew at each visit. `batch_size` is one number or `BatchSizes` by role; `sampling` draws
-    batches independently with replacement, or in shuffled epochs whose last batch may be short; `clip_norm` bounds the
-    direction's norm; with a `query_share` that last part of each client's training data serves the outer batches alone and
-    the rest the others (APFL section 5 keeps 10 % for Per-FedAvg).
+    The optimizer's state starts anew at each visit. `batch_size` is one number or `BatchSizes` by role; `sampling`
+    draws batches independently with replacement, or in shuffled epochs whose last batch may be short; `clip_norm`
+    bounds the direction's norm; with a `query_share` that last part of each client's training data serves the outer
+    batches alone and the rest the others (APFL section 5 keeps 10 % for Per-FedAvg).
     """
 
     lr: StepSize | float
@@ -102,7 +101,8 @@ def local_update(
 ) -> Update:
     """One client's visit, from the downloaded `anchor` and `shared` to its update.
 
-    `stream` is the run's, see `run_stream`; `max_count` is the largest number of samples of any client: it fixes the length of the scan where clients differ.
+    `stream` is the run's, see `run_stream`. `max_count` is the largest number of samples of any client: it fixes the
+    length of the scan where clients differ.
     `record(iterate, memory)` is collected after each step.
     """
     num_steps = local.steps_of(client.count)
@@ -152,9 +152,7 @@ def _read(data: ClientData, draws: tuple[Draw, ...], drawn: PyTree) -> Batches:
     return {role: jax.tree.map(lambda *leaves: jnp.stack(leaves), *items) for role, items in batches.items()}
 
 
-def full_gradient(
-    loss: LossFn, params: Params, data: ClientData, client: Client, size: int, max_count: int
-) -> Params:
+def full_gradient(loss: LossFn, params: Params, data: ClientData, client: Client, size: int, max_count: int) -> Params:
     """The gradient of a client's mean loss over all its data, in slices of `size` rows; one dropout mask for all."""
     key = jax.random.key(0)
 
@@ -167,7 +165,7 @@ def full_gradient(
         # A slice of nothing but filler may have no finite loss of its own.
         return jax.tree.map(lambda t, g: t + jnp.where(share > 0, share * g, 0).astype(t.dtype), total, gradient), None
 
-    begins = np.arange(0, max_count, size, dtype=np.int32)
+    begins = jnp.arange(0, max_count, size, dtype=jnp.int32)
     return jax.lax.scan(add, optax.tree.zeros_like(params), begins)[0]
 
 

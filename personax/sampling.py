@@ -82,7 +82,9 @@ def draw_rows(
     visit = _hash(stream, client.id, client.update)
     batch = (3 * draw.index + ROLES.index(draw.role)) * _ROWS
     row = jnp.arange(draw.size, dtype=jnp.uint32)[None, :]
-    dropout_key = jax.random.wrap_key_data(jnp.stack(_hash(visit, steps, batch + _ROWS - 1), axis=-1), impl="threefry2x32")
+    dropout_key = jax.random.wrap_key_data(
+        jnp.stack(_hash(visit, steps, batch + _ROWS - 1), axis=-1), impl="threefry2x32"
+    )
     if sampling == "replacement":
         positions = _scaled(_hash(visit, steps[:, None], batch + row)[0], count)
         return start + positions, jnp.ones((len(steps), draw.size)), dropout_key
@@ -118,7 +120,7 @@ def _scaled(words: Array, count: Array) -> Array:
 
 
 def _part(client: Client, role: str, query_share: Scalar | None) -> tuple[Array, Array]:
-    """The rows that a role draws from: all of them, or the query part for `outer` and the support part for the others."""
+    """The rows that a role draws from: all, or the query part for `outer` and the support part for the others."""
     if query_share is None:
         return client.start, client.count
     wanted = jnp.round(client.count * query_share).astype(client.count.dtype)
@@ -176,8 +178,8 @@ def batch_indices(
 ) -> Array:
     """The rows of `federation.x` that a client's local step saw, -1 for filler.
 
-    `client` is the position in the federation, `update` counts that client's own earlier visits, `draw` tells the batches of
-    a role apart (adaptation steps), and `key` is the run's key as given to `simulate`.
+    `client` is the position in the federation, `update` counts that client's own earlier visits, `draw` tells the
+    batches of a role apart (adaptation steps), and `key` is the run's key as given to `simulate`.
     """
     data = federation.train
     where = Client(data.start[client], data.count[client], data.ids[client], jnp.asarray(update))

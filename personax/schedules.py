@@ -1,4 +1,4 @@
-"""Who reports when, from which model: tables of events, computed before a run because delays do not depend on parameters.
+"""Who reports when, from which model: tables of events, made before a run because delays do not depend on parameters.
 
 An *event* is the arrival of one client's update at the server. `started_at` counts the events that had arrived when
 that client asked for its model; how many server versions ago that was depends on the server's buffer.
@@ -12,7 +12,6 @@ import numpy as np
 
 from personax.typing import Array
 from personax.values import require, require_count, require_nonnegative, require_positive, value
-
 
 _FACTORS, _COHORTS, _AGGREGATED, _CLIENTS, _DELAYS = 0, 1, 2, 3, 4  # streams of a key; delays take all above 3
 _BLOCK = 64  # updates of each client whose delays are drawn at once: a longer schedule begins like a shorter one
@@ -117,7 +116,9 @@ class Delays:
     upload: Delay = Fixed()
     pause: Delay = Fixed()
 
-    def sample(self, key: Array, stream: int, clients: np.ndarray, updates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(
+        self, key: Array, stream: int, clients: np.ndarray, updates: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Times in flight and pauses, one of each for each entry of `clients`."""
         rng = _generator(key, stream)
         flight = sum(d.sample(rng, clients, updates) for d in (self.download, self.compute, self.upload))
@@ -141,8 +142,8 @@ class Schedule:
     """A table of events, one entry of each array for each, in the order of arrival (within a round: of the cohort).
 
     `requested` and `time` are the virtual times at which the client asked for a model and its update arrived.
-    `aggregated` is False for clients that train without being aggregated (pFedMe). `round_ends` is True at the last event of
-    each round, and nowhere in a schedule of arrivals.
+    `aggregated` is False for clients that train without being aggregated (pFedMe). `round_ends` is True at the last
+    event of each round, and nowhere in a schedule of arrivals.
     """
 
     num_clients: int
@@ -264,7 +265,10 @@ def arrivals(num_clients: int, num_events: int, *, delays: Delays, key: Array) -
 
 def _complete(arrived: np.ndarray, num_events: int) -> bool:
     """Whether the first `num_events` arrivals are known: no later one of any client can come before."""
-    return arrived.size >= num_events and np.partition(arrived.ravel(), num_events - 1)[num_events - 1] <= arrived[-1].min()
+    return (
+        arrived.size >= num_events
+        and np.partition(arrived.ravel(), num_events - 1)[num_events - 1] <= arrived[-1].min()
+    )
 
 
 def _num_before(time: np.ndarray, update: np.ndarray, asked: np.ndarray) -> np.ndarray:

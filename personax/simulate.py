@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,107 +14,13 @@ from personax.checks import check_model, check_run
 from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
 from personax.local import Update, local_update
+from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State
 from personax.sampling import Client, init_key, run_stream
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
-from personax.typing import Array, Model, Params, Personal, PyTree, Shared, Task
+from personax.typing import Array, Model, Params, Personal, PyTree, Task
 from personax.values import require_count, require_one_of
 from personax.waves import Plan, Waves, plan_arrivals, plan_rounds, stack
-
-STAGES = ("local steps", "personal state", "upload beside the delta")
-_NO_EVENT = np.iinfo(np.int32).max
-
-
-class NonFiniteUpdate(FloatingPointError):
-    """A client's update was not finite."""
-
-
-class Faults(NamedTuple):
-    """Updates that were not finite: how many, and the first one."""
-
-    num: Array
-    event: Array
-    client: Array
-    stage: Array
-
-
-class State(NamedTuple):
-    """Everything that a run carries from wave to wave. Leaves have a leading axis of seeds when there are several."""
-
-    server: ServerState
-    personal: Personal  # of all clients
-    slots: PyTree  # models that are still in use: (params, shared, version)
-    tracked: PyTree
-    faults: Faults
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from."""
-
-    state: State
-    wave: int
-    num_events: int | np.ndarray  # with several seeds, one for each
-    time: float | np.ndarray  # virtual
-
-    @property
-    def params(self) -> Params:
-        """The shared model."""
-        return self.state.server.params
-
-    @property
-    def shared(self) -> Shared:
-        """What the server broadcasts beside the model."""
-        return self.state.server.shared
-
-    @property
-    def personal(self) -> Personal:
-        """The personal states of all clients, along the axis after the seeds."""
-        return self.state.personal
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """The end of a run. With several seeds every array has a leading axis for them.
-
-    `personal` holds the state of all clients, `tracked` what a tracker followed, `history` what `observe` returned. Each
-    event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back.
-    """
-
-    snapshot: Snapshot
-    history: list[Any]
-    bytes_up: np.ndarray
-    bytes_down: np.ndarray
-
-    @property
-    def params(self) -> Params:
-        """The shared model."""
-        return self.snapshot.params
-
-    @property
-    def shared(self) -> Shared:
-        """What the server broadcasts beside the model."""
-        return self.snapshot.shared
-
-    @property
-    def personal(self) -> Personal:
-        """The personal states of all clients."""
-        return self.snapshot.personal
-
-    @property
-    def tracked(self) -> PyTree:
-        """The state of the tracker."""
-        return self.snapshot.state.tracked
-
-    @property
-    def num_dropped(self) -> np.ndarray:
-        """Updates that were too stale."""
-        return np.asarray(self.snapshot.state.server.num_dropped)
-
-    @property
-    def num_skipped(self) -> np.ndarray:
-        """Updates that were not finite."""
-        return np.asarray(self.snapshot.state.faults.num)
 
 
 @dataclass(frozen=True)
@@ -148,10 +54,10 @@ def simulate(
     """Run an algorithm on a federation along a schedule.
 
     An array of keys runs that many seeds together, on one schedule or on a sequence of one for each. `params` is the
-    initial model; by default the task's model is initialised from the key. `observe(snapshot)` is called before the first
-    event, then every `every` rounds (or, where there are none, events: at the next wave) and at the end. `tracker` follows
-    models between the server's. At most `cohort_chunk` clients train at once. A client whose update is not finite raises
-    `NonFiniteUpdate`, or is skipped and counted.
+    initial model; by default the task's model is initialised from the key. `observe(snapshot)` is called before the
+    first event, then every `every` rounds (or, where there are none, events: at the next wave) and at the end.
+    `tracker` follows models between the server's. At most `cohort_chunk` clients train at once. A client whose update
+    is not finite raises `NonFiniteUpdate`, or is skipped and counted.
     """
     has_seeds = jnp.ndim(key) > 0
     schedules = list(schedule) if isinstance(schedule, Sequence) else [schedule] * (len(key) if has_seeds else 1)
@@ -182,7 +88,7 @@ def simulate(
             history.append(observe(snap(state, wave)))
     up, down = _bytes(algorithm, state.server, has_seeds)
     sent = seedless(np.stack([s.aggregated for s in schedules]) * up)
-    return Result(snap(state, wave), history, sent, np.full_like(sent, down))
+    return Result(snap(state, wave), has_seeds, history, sent, np.full_like(sent, down))
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -239,7 +145,8 @@ def _wave(
     uploads = Upload(updates.delta, updates.end, updates.extra, version, weight, usable & wave.aggregated)
     tracked = state.tracked
     if tracker is not None:
-        path = Path(now[0], *updates.path, target, usable, state.server.version, stream)
+        iterates, memories = updates.path
+        path = Path(now[0], iterates, memories, target, usable, state.server.version, stream)
         tracked = tracker.update(tracked, path, state.personal)
     server, slots = _receive(program, algorithm, state, uploads, wave)
     return State(server, personal, slots, tracked, _note(state.faults, wave, finite, stage))
@@ -304,7 +211,6 @@ def _receive(
 
 def _finite(updates: Update) -> tuple[Array, Array]:
     """Whether each update is finite, and the first stage (of `STAGES`) that is not."""
-
     num = len(jax.tree.leaves(updates.delta)[0])
 
     def all_finite(tree: PyTree) -> Array:
@@ -318,7 +224,7 @@ def _finite(updates: Update) -> tuple[Array, Array]:
 
 def _note(faults: Faults, wave: Waves, finite: Array, stage: Array) -> Faults:
     bad = wave.valid & ~finite
-    events = jnp.where(bad, wave.event, _NO_EVENT)
+    events = jnp.where(bad, wave.event, NO_EVENT)
     first = jnp.argmin(events)
     earlier = events[first] < faults.event
     pick = lambda new, old: jnp.where(earlier, new[first], old)
@@ -356,7 +262,7 @@ def _initialise(
         server = algorithm.server.init(objective, params, _update_shapes(program, algorithm, data, params).extra)
         slots = _repeat((server.params, server.shared, server.version), num_slots)
         tracked = () if tracker is None else tracker.init(params, personal)
-        none = jnp.full((), _NO_EVENT, jnp.int32)
+        none = jnp.full((), NO_EVENT, jnp.int32)
         return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none, none))
 
     return jax.vmap(one)(params) if program.has_seeds else one(params)
@@ -370,7 +276,17 @@ def _update_shapes(program: _Program, algorithm: Algorithm, data: ClientData, pa
         objective = algorithm.objective
         shared, personal = objective.init_shared(params), objective.init_personal(params)
         return local_update(
-            objective, algorithm.local, program.task.loss, data, program.max_count, where, params, shared, personal, 0, stream
+            objective,
+            algorithm.local,
+            program.task.loss,
+            data,
+            program.max_count,
+            where,
+            params,
+            shared,
+            personal,
+            0,
+            stream,
         )
 
     return jax.eval_shape(visit, params)
@@ -415,7 +331,7 @@ def _snapshot(
 def _raise_fault(faults: Faults, federation: Federation) -> None:
     event, client, stage = (np.atleast_1d(leaf) for leaf in faults[1:])
     seed = int(np.argmin(event))
-    if event[seed] == _NO_EVENT:
+    if event[seed] == NO_EVENT:
         return
     of_seed = f" of seed {seed}" if len(event) > 1 else ""
     raise NonFiniteUpdate(

@@ -5,6 +5,8 @@ field is a number or another value: changing it does not recompile, and `vmap` c
 """
 
 import dataclasses
+import functools
+import importlib
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
@@ -12,6 +14,7 @@ import jax
 import numpy as np
 
 _STATIC = "static"
+_KINDS: dict[str, type] = {}  # every value class by name, for `from_dict`
 T = TypeVar("T")
 Static = Annotated[T, _STATIC]
 
@@ -45,11 +48,43 @@ def value(cls: type[T]) -> type[T]:
         return self
 
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    _KINDS[cls.__name__] = cls
     return cls
 
 
 def _is_static(annotation: Any) -> bool:
     return _STATIC in getattr(annotation, "__metadata__", ())
+
+
+def to_dict(item: Any) -> Any:
+    """A value as plain tables, lists, numbers and strings, which TOML and JSON can hold.
+
+    A field that is None is left out; a function is named by where it is imported from.
+    """
+    if type(item).__name__ in _KINDS:
+        given = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+        return {"kind": type(item).__name__, **{k: to_dict(v) for k, v in given.items() if v is not None}}
+    if isinstance(item, tuple | list):
+        return [to_dict(entry) for entry in item]
+    if isinstance(item, int | float | str):
+        return item
+    if callable(item):
+        return f"{item.__module__}:{item.__qualname__}"
+    return np.asarray(item).tolist()
+
+
+def from_dict(item: Any) -> Any:
+    """The value that `to_dict` came from."""
+    if isinstance(item, dict):
+        if item.get("kind") not in _KINDS:
+            raise ValueError(f"`kind` must be one of {', '.join(sorted(_KINDS))}, got {item.get('kind')!r}.")
+        return _KINDS[item["kind"]](**{k: from_dict(v) for k, v in item.items() if k != "kind"})
+    if isinstance(item, list):
+        return tuple(from_dict(entry) for entry in item)
+    if isinstance(item, str) and ":" in item:
+        module, name = item.split(":")
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    return item
 
 
 def require(condition: Callable[[Any], Any], name: str, given: Any, must: str, hint: str = "") -> None:

@@ -2,12 +2,13 @@
 
 Consecutive events whose downloads all happened before the first of them, by different clients, form a *wave*: they are
 trained at once and then applied one after another, with the result of one-by-one execution. A model that is needed
-after it has been replaced waits in a slot; slots are assigned here, so that a run holds as many old models as are in use
-at the same time and no more.
+after it has been replaced waits in a slot; slots are assigned here, so that a run holds as many old models as are in
+use at the same time and no more.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +18,13 @@ from personax.schedules import Schedule
 class Waves(NamedTuple):
     """Arrays [waves, width]; entries past the end of a wave are not `valid`."""
 
-    client: np.ndarray
-    update: np.ndarray  # that client's own earlier updates
-    event: np.ndarray
-    valid: np.ndarray
-    aggregated: np.ndarray
-    read: np.ndarray  # the slot of the model that the client had downloaded
-    save: np.ndarray  # the slot for the model after this event; past the last slot where it is not needed
+    client: Any
+    update: Any  # that client's own earlier updates
+    event: Any
+    valid: Any
+    aggregated: Any
+    read: Any  # the slot of the model that the client had downloaded
+    save: Any  # the slot for the model after this event; past the last slot where it is not needed
 
 
 class Plan(NamedTuple):
@@ -52,7 +53,7 @@ def plan_arrivals(schedule: Schedule, width: int | None = None, overhead: float 
     """
     bounds = wave_bounds(schedule)
     width = width or best_width(np.diff(bounds), overhead)
-    pieces = [np.arange(a, b, width) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    pieces = [np.arange(a, b, width) for a, b in pairwise(bounds)]
     bounds = np.r_[np.concatenate(pieces), schedule.num_events]
     waves = _table(schedule, bounds, width)
     slots, num_slots = _assign_slots(schedule, bounds)

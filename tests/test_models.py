@@ -148,6 +148,10 @@ def test_an_image_without_a_channel_axis_has_one_channel():
     np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x[..., None]))
 
 
+def native_conv(x, kernel, padding):
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("kernel_shape", [(1, 1), (4, 4), (5, 5), (2, 3)])
 def test_patches_and_native_convolution_agree(padding, kernel_shape):
@@ -155,9 +159,9 @@ def test_patches_and_native_convolution_agree(padding, kernel_shape):
     kernel = images(1, (*kernel_shape, 2, 4))
     native, patches = (
         jax.jit(jax.value_and_grad(lambda x, k, conv=conv: jnp.sum(jnp.sin(conv(x, k, padding))), argnums=(0, 1)))
-        for conv in (models._conv_native, models._conv_patches)
+        for conv in (native_conv, models._conv)
     )
-    assert models._conv_patches(x, kernel, padding).shape == models._conv_native(x, kernel, padding).shape
+    assert models._conv(x, kernel, padding).shape == native_conv(x, kernel, padding).shape
     assert_trees_close(patches(x, kernel), native(x, kernel))
 
 
@@ -171,17 +175,7 @@ def test_patches_and_native_convolution_agree_to_second_order_and_under_vmap():
 
         return jax.jit(jax.vmap(one))(x, kernels, direction)
 
-    assert_trees_close(hvp(models._conv_patches), hvp(models._conv_native))
-
-
-def test_the_backend_chooses_the_convolution(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(models, "_conv_patches", lambda x, *_: chosen.append("patches") or x)
-    monkeypatch.setattr(models, "_conv_native", lambda x, *_: chosen.append("native") or x)
-    for backend in ("cpu", "gpu"):
-        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        models._conv(images(), images(), "SAME")
-    assert chosen == ["patches", "native"]
+    assert_trees_close(hvp(models._conv), hvp(native_conv))
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 7), (3, 2)])

@@ -41,11 +41,11 @@ class Mixture:
 
     all from the values before the step. Parameters are mixed, never outputs. P projects onto the ball of `radius`
     around 0 (no `radius`: the whole space). `update_mix` says when the weight moves: `"never"` (a fixed weight), at the
-    first step of each `"round"` as in the text above (6), or at each `"step"`. `local_lr` and `mix_lr` give v and the weight
-    step sizes of their own; by default they follow eta_t. v starts at the initial model. A client that is not selected
-    keeps v and its weight.
+    first step of each `"round"` as in the text above (6), or at each `"step"`. `local_lr` and `mix_lr` give v and the
+    weight step sizes of their own; by default they follow eta_t. v starts at the initial model. A client that is not
+    selected keeps v and its weight.
 
-    Departures from the paper: none. (v's and the weight's steps are plain gradient steps, whatever optimizer `Local` gives w.)
+    Departures from the paper: none. (v and the weight take plain gradient steps, whatever optimizer `Local` gives w.)
     """
 
     mix: float

@@ -27,8 +27,8 @@ from personax.values import Static, require_count, require_nonnegative, require_
 class Moreau:
     """`F_i(w) = min_theta f_i(theta) + (strength / 2) |theta - w|^2`: PersA-FL (6), whose lambda is `strength`.
 
-    The gradient is `strength (w - theta_i(w))`, PersA-FL (7), (8), (10) and Algorithm 2, Option C, with theta_i(w) found
-    by gradient descent from w on the batch of the local step: `num_prox_steps` steps of size `prox_lr` (PersA-FL
+    The gradient is `strength (w - theta_i(w))`, PersA-FL (7), (8), (10) and Algorithm 2, Option C, with theta_i(w)
+    found by gradient descent from w on the batch of the local step: `num_prox_steps` steps of size `prox_lr` (PersA-FL
     appendix D: 10), or, with a `tolerance`, until the gradient of the inner problem is no longer than it, in at most
     `num_prox_steps`.
 
@@ -75,16 +75,16 @@ class Moreau:
         if self.tolerance is None:
             step = lambda _, theta: descent_step(theta, slope(theta), self.prox_lr)
             return jax.lax.fori_loop(0, self.num_prox_steps, step, center)
-        return self._prox_until(slope, center)
+        return self._prox_until(self.tolerance, slope, center)
 
-    def _prox_until(self, slope: Callable[[Params], Params], center: Params) -> Params:
+    def _prox_until(self, tolerance: Scalar, slope: Callable[[Params], Params], center: Params) -> Params:
         class Search(NamedTuple):
             theta: Params
             slope: Params
             num_steps: Array | int
 
         def unsolved(search: Search) -> Array:
-            return (optax.tree.norm(search.slope) > self.tolerance) & (search.num_steps < self.num_prox_steps)
+            return (optax.tree.norm(search.slope) > tolerance) & (search.num_steps < self.num_prox_steps)
 
         def step(search: Search) -> Search:
             theta = descent_step(search.theta, search.slope, self.prox_lr)

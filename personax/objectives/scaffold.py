@@ -30,8 +30,8 @@ class Scaffold:
         option 1   c_i+ = grad f_i(x), a pass over the client's data
         option 2   c_i+ = c_i - c + (x - y) / (K eta);  with step sizes that vary, their sum replaces K eta
 
-    c_i stays with the client; c_i+ - c_i is uploaded, and the server adds the uploads to c, divided by the number of all
-    clients N, which is the paper's (|S| / N) mean. Control variates start at 0.
+    c_i stays with the client; c_i+ - c_i is uploaded, and the server adds the uploads to c, divided by the number of
+    all clients N, which is the paper's (|S| / N) mean. Control variates start at 0.
 
     Departures from the paper: none. (Option 2 assumes plain SGD in `Local`, as the paper does.)
     """

@@ -1,0 +1,320 @@
+"""The fast path against each paper's pseudocode, fed with the very samples that the fast path drew."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import personax
+from personax import BatchSizes, Local, Meta, Moreau, asynchronous, synchronous
+from tests.reference import apfl, baselines, fallah, gmeta, persafl
+from tests.reference.problem import COUNTS, FEDERATION, TASK, W0, N, Samples, data, flat, grad, hvp, tree
+
+KEYS = jax.random.split(jax.random.key(3), 4)
+SIZES = BatchSizes(4, adapt=3, curvature=5)  # different, so that no role can stand for another
+TAU = 3
+
+
+def rounds(key):
+    return personax.rounds(N, 4, 3, key=key)
+
+
+def all_train(key):
+    return personax.rounds(N, 4, num_aggregated=3, key=key)
+
+
+def arrivals(key):
+    return personax.arrivals(N, 24, delays=personax.persafl_delays(N, key=key), key=key)
+
+
+def uniform(key):
+    return personax.uniform_arrivals(N, 24, 5, key=key)
+
+
+class Case(NamedTuple):
+    """An algorithm, its twin (of the initial model, a schedule and the samples), and how to read their common results."""
+
+    algorithm: personax.Algorithm
+    twin: Callable[..., dict]
+    schedules: tuple[Callable, ...] = (rounds, rounds)  # one for each seed
+    read: Callable[[personax.Result], dict] = lambda result: {"w": flat(result.params)}
+
+
+def read_mixed(result):
+    return {"w": flat(result.params), "v": flat(result.personal.model), "alpha": result.personal.mix}
+
+
+def read_own(name):
+    return lambda result: {"w": flat(result.params), name: flat(result.personal)}
+
+
+def read_scaffold(result):
+    return {"w": flat(result.params), "c": flat(result.shared), "c_i": flat(result.personal)}
+
+
+def read_dropped(result):
+    return {"w": flat(result.params), "num_dropped": result.num_dropped}
+
+
+def read_aruba(result):
+    b, g, t = result.shared
+    return {"w": flat(result.params), "b": flat(b), "g": flat(g), "t": t}
+
+
+ALPHA, BETA, DELTA = 0.5, 0.3, 1.0
+HVPS = {
+    "exact": personax.exact,
+    "first-order": personax.first_order,
+    "Hessian-free": personax.finite_difference(DELTA),
+    "relative": personax.relative_difference(DELTA),
+}
+FALLAH = {
+    "exact": fallah.exact,
+    "first-order": fallah.first_order,
+    "Hessian-free": fallah.hessian_free(fallah.constant(DELTA)),
+    "relative": fallah.hessian_free(fallah.relative(DELTA)),
+}
+GMETA = {
+    "exact": gmeta.local_update,
+    "first-order": gmeta.local_update_fo,
+    "Hessian-free": gmeta.local_update_hf(DELTA),
+}
+
+
+def per_fedavg(name, **local):
+    algorithm = personax.per_fedavg(ALPHA, BETA, HVPS[name], num_steps=TAU, batch_size=SIZES, **local)
+    twin = partial(fallah.per_fedavg, estimate=FALLAH[name], alpha=ALPHA, beta=lambda k: BETA, tau=TAU)
+    return Case(algorithm, twin)
+
+
+def generalized_meta(name):
+    local = {"num_adapt_steps": 3, "num_steps": TAU, "batch_size": SIZES}
+    twin = partial(gmeta.generalized_meta, update=GMETA[name], alpha=ALPHA, beta=BETA, tau=TAU, nu=3)
+    return Case(personax.per_fedavg(ALPHA, BETA, HVPS[name], **local), twin)
+
+
+ADAPTS = {
+    "never": lambda t, tau: False,
+    "round": lambda t, tau: t % tau == 1,  # the first of the tau iterations of each round
+    "step": lambda t, tau: True,
+}
+
+
+RADIUS = 2.0
+
+
+def mixture(mix, update_mix, lr, eta, radius=None):
+    project = apfl.everywhere if radius is None else apfl.ball(radius)
+    algorithm = personax.apfl(lr, mix, update_mix, radius, num_steps=TAU, batch_size=4)
+    twin = partial(apfl.apfl, alpha=mix, eta=eta, tau=TAU, adapts=ADAPTS[update_mix], project=project)
+    return Case(algorithm, twin, read=read_mixed)
+
+
+ETA, Q, STRENGTH, PROX_LR, NU = 0.2, 3, 2.0, 0.15, 1e-2
+PROX_COUNTS: list[int] = []
+
+
+def asynchronously(objective, direction, read=Case._field_defaults["read"]):
+    algorithm = personax.Algorithm(objective, Local(ETA, num_steps=Q, batch_size=SIZES), asynchronous(0.8))
+    twin = partial(persafl.persafl, direction=direction, eta=ETA, beta=0.8, Q=Q)
+    return Case(algorithm, twin, (arrivals, arrivals, uniform, uniform), read)
+
+
+LR = 0.4
+FIXED = {"lr": LR, "num_steps": baselines.steps(TAU)}
+RAGGED = {"lr": LR, "num_steps": baselines.epochs(2, 4)}
+STEPS = {"num_steps": TAU, "batch_size": 4}
+EPOCHS = {"num_epochs": 2, "batch_size": 4, "sampling": "shuffled"}
+PFEDME = {"strength": STRENGTH, "lr": ETA, "prox_lr": PROX_LR, "num_prox_steps": 4}
+ARUBA = {"epsilon": 0.4, "zeta": 0.9, "p": 0.7}
+ASYNC = (arrivals, uniform)
+
+CASES = {
+    "Fallah (8)": per_fedavg("exact"),
+    "Fallah (112)": per_fedavg("first-order"),
+    "Fallah (119)-(121)": per_fedavg("Hessian-free"),
+    "Fallah, relative radius, query share": per_fedavg("relative", query_share=0.3),
+    "gMeta Algorithm 2": generalized_meta("exact"),
+    "gMeta Algorithm 3": generalized_meta("first-order"),
+    "gMeta Algorithm 4": generalized_meta("Hessian-free"),
+    "APFL, fixed": mixture(0.3, "never", 0.3, lambda t: 0.3),
+    "APFL, per round": mixture(0.3, "round", 0.3, lambda t: 0.3),
+    "APFL, per step, decaying": mixture(0.6, "step", personax.Decay(0.4, 0.1), lambda t: 0.4 * 0.9 ** (t - 1)),
+    "APFL, per step, projected": mixture(0.6, "step", 0.3, lambda t: 0.3, RADIUS),
+    "PersA-FL, Option A": asynchronously(personax.Erm(), persafl.option_a),
+    "PersA-FL, Option B": asynchronously(Meta(ALPHA), persafl.option_b(ALPHA)),
+    "PersA-FL, Option C, fixed steps": asynchronously(
+        Moreau(STRENGTH, PROX_LR, 10),
+        persafl.option_c(STRENGTH, persafl.fixed_steps(PROX_LR, 10)),
+        read_own("theta"),
+    ),
+    "PersA-FL, Option C, tolerance": asynchronously(
+        Moreau(STRENGTH, PROX_LR, 200, tolerance=NU),
+        persafl.option_c(STRENGTH, persafl.up_to(PROX_LR, NU, PROX_COUNTS)),
+        read_own("theta"),
+    ),
+    "FedAvg": Case(personax.fedavg(LR, **STEPS), partial(baselines.fedavg, **FIXED)),
+    "FedAvg, by samples, epochs": Case(
+        personax.fedavg(LR, synchronous(weighting="samples"), **EPOCHS),
+        partial(baselines.fedavg, **RAGGED, weights=lambda i: COUNTS[i]),
+    ),
+    "FedProx": Case(personax.fedprox(0.7, LR, **EPOCHS), partial(baselines.fedprox, **RAGGED, mu=0.7)),
+    "SCAFFOLD, Option I": Case(
+        personax.scaffold(LR, 1, synchronous(0.7), **STEPS),
+        partial(baselines.scaffold, **FIXED, global_lr=0.7, option=1),
+        read=read_scaffold,
+    ),
+    "SCAFFOLD, Option II": Case(
+        personax.scaffold(LR, 2, synchronous(0.7), **EPOCHS),
+        partial(baselines.scaffold, **RAGGED, global_lr=0.7, option=2),
+        read=read_scaffold,
+    ),
+    "pFedMe": Case(
+        personax.pfedme(**PFEDME, server=synchronous(0.6), **STEPS),
+        partial(baselines.pfedme, **PFEDME, beta=0.6, R=TAU),
+        (all_train, all_train),
+        read_own("theta"),
+    ),
+    "FedAsync, polynomial": Case(
+        personax.fedasync_mixing(LR, 0.6, 0.7, personax.Polynomial(0.8), **STEPS),
+        partial(baselines.fedasync, **FIXED, rho=0.7, alpha=0.6, s=baselines.polynomial(0.8)),
+        ASYNC,
+    ),
+    "FedAsync, hinge, bounded": Case(
+        personax.fedasync_mixing(LR, 0.6, 0.7, personax.Hinge(1.5, 2), max_staleness=4, **STEPS),
+        partial(baselines.fedasync, **FIXED, rho=0.7, alpha=0.6, s=baselines.hinge(1.5, 2), max_staleness=4),
+        ASYNC,
+        read_dropped,
+    ),
+    "FedBuff": Case(
+        personax.fedbuff(LR, 3, 0.9, **STEPS), partial(baselines.fedbuff, **FIXED, global_lr=0.9, K=3), ASYNC
+    ),
+    "ARUBA": Case(
+        personax.aruba(personax.Aruba(ARUBA["epsilon"], ARUBA["zeta"], ARUBA["p"]), **STEPS),
+        partial(baselines.aruba, num_steps=FIXED["num_steps"], **ARUBA),
+        read=read_aruba,
+    ),
+    "local training": Case(
+        personax.local_only(LR, **EPOCHS), partial(baselines.local_only, **RAGGED), read=read_own("v")
+    ),
+}
+ALONE = ("Fallah (112)", "PersA-FL, Option C, tolerance", "SCAFFOLD, Option II")
+
+
+def simulate(case, schedule, key, **options):
+    return personax.simulate(case.algorithm, TASK, FEDERATION, schedule, key=key, params=tree(W0), **options)
+
+
+def run_twin(case, schedule, key, **options):
+    return case.twin(W0, schedule, Samples(key, case.algorithm.local), **options)
+
+
+def assert_agree(fast, twin, rtol=1e-9):
+    for name, value in fast.items():
+        np.testing.assert_allclose(value, twin[name], rtol=rtol, atol=1e-3 * rtol, err_msg=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_seeds_together_agree_with_the_twin(name):
+    case = CASES[name]
+    keys = KEYS[: len(case.schedules)]
+    schedules = [make(key) for make, key in zip(case.schedules, keys, strict=True)]
+    fast = case.read(simulate(case, schedules, keys))
+    for seed, (schedule, key) in enumerate(zip(schedules, keys, strict=True)):
+        assert_agree({name: value[seed] for name, value in fast.items()}, run_twin(case, schedule, key))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_seed_agrees_with_the_twin(name):
+    case, key = CASES[name], KEYS[1]
+    schedule = case.schedules[1](key)
+    assert_agree(case.read(simulate(case, schedule, key)), run_twin(case, schedule, key))
+
+
+@pytest.mark.parametrize("key", KEYS[:2])
+def test_apfl_theorem_2(key):
+    """The step size 16 / (mu (t + a)) and the average iterate of every client, selected or not."""
+    mu, a, mix = 4.0, 10.0, 0.7
+    case = mixture(mix, "never", personax.StronglyConvex(mu, a), lambda t: 16 / (mu * (t + a)))
+    tracker, schedule = personax.WeightedAverage(a), rounds(key)
+    result = simulate(case, schedule, key, tracker=tracker)
+    fast = case.read(result) | {"v_hat": flat(tracker.read(result.tracked))}
+    assert_agree(fast, run_twin(case, schedule, key, a=a))
+
+
+def test_fallah_remark_4_7():
+    """The tracked model is the cohort's mean at one step t_k < tau of the last round; every t_k occurs for some seed."""
+    keys = jax.random.split(jax.random.key(0), 10)
+    schedules = [rounds(key) for key in keys]
+    local = Local(personax.InverseSqrt(), num_steps=TAU, batch_size=SIZES)
+    meta = Meta(ALPHA, hvp=personax.first_order)
+    case = per_fedavg("first-order")._replace(algorithm=personax.Algorithm(meta, local, synchronous()))
+    result = simulate(case, schedules, keys, tracker=personax.RandomIterate())
+    found = set()
+    for seed, (schedule, key) in enumerate(zip(schedules, keys, strict=True)):
+        twin = run_twin(case, schedule, key, beta=lambda k: 1 / np.sqrt(TAU * k))  # Remark G.1
+        assert_agree({"w": flat(result.params)[seed]}, twin, rtol=1e-6)  # `InverseSqrt` is rounded to float32
+        gaps = [np.abs(flat(result.tracked)[seed] - iterate).max() for iterate in twin["means"]]
+        assert min(gaps) < 1e-6 < 1e-3 < sorted(gaps)[1]
+        found.add(int(np.argmin(gaps)))
+    assert found == set(range(TAU))
+
+
+def test_the_problem_is_the_task():
+    """NumPy's gradient and Hessian-vector product are those of the task's loss."""
+    w, u = np.random.default_rng(1).normal(size=(2, W0.size))
+    gradient = jax.jit(jax.grad(TASK.loss))
+    for i in range(N):
+        x, y = data(i)
+        batch = personax.Batch(x, y, np.ones(len(y)), jax.random.key(0))
+        value, product = jax.jvp(lambda params, batch=batch: gradient(params, batch), (tree(w),), (tree(u),))
+        assert_agree({"g": flat(value), "h": flat(product)}, {"g": grad(w, (x, y)), "h": hvp(w, (x, y), u)})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Fallah (8)", "Fallah (112)", "Fallah (119)-(121)"),
+        ("gMeta Algorithm 2", "gMeta Algorithm 3", "gMeta Algorithm 4"),
+        ("Fallah (8)", "gMeta Algorithm 2"),
+        ("Fallah (112)", "gMeta Algorithm 3"),
+        ("APFL, fixed", "APFL, per round", "APFL, per step, decaying", "APFL, per step, projected"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_what_should_differ_differs(names):
+    """By more than a percent: no twin agrees by accident."""
+    ends = [run_twin(CASES[name], rounds(KEYS[0]), KEYS[0]) for name in names]
+    ends = [np.ravel(end["v"] if "v" in end else end["w"]) for end in ends]
+    for i, end in enumerate(ends):
+        assert all(np.linalg.norm(end - other) > 1e-2 * np.linalg.norm(end) for other in ends[:i])
+
+
+def test_the_cases_exercise_what_they_name():
+    """Stale updates, clients that are never selected, weights at their bound, models on the sphere, searches of all lengths."""
+    assert min(make(key).staleness().max() for make in (arrivals, uniform) for key in KEYS) >= 4
+    key = KEYS[0]
+    idle = set(range(N)) - set(rounds(key).client.tolist())
+    assert idle
+    bounded = run_twin(CASES["APFL, per step, projected"], rounds(key), key)
+    assert 0 in bounded["alpha"] and any(0 < a < 1 for a in bounded["alpha"])
+    assert np.isclose(np.linalg.norm(bounded["v"], axis=1), RADIUS).any()
+    assert all((bounded["v"][i] == W0).all() for i in idle)
+    PROX_COUNTS.clear()
+    run_twin(CASES["PersA-FL, Option C, tolerance"], arrivals(key), key)
+    assert len(set(PROX_COUNTS)) > 2 and max(PROX_COUNTS) < 200
+    assert run_twin(CASES["FedAsync, hinge, bounded"], arrivals(key), key)["num_dropped"] > 0
+
+
+def test_shuffled_epochs_see_each_sample_once():
+    local = CASES["FedAvg, by samples, epochs"].algorithm.local
+    samples = Samples(KEYS[0], local)
+    for i in range(N):
+        per_epoch = baselines.epochs(1, 4)(i)
+        passes = [[samples.rows(i, 1, e * per_epoch + k) for k in range(per_epoch)] for e in range(2)]
+        own = np.arange(FEDERATION.offsets[i], FEDERATION.offsets[i + 1])
+        assert all(np.array_equal(np.sort(np.concatenate(rows)), own) for rows in passes)
+        assert not np.array_equal(*map(np.concatenate, passes))

@@ -1,0 +1,198 @@
+"""Waves: what may be trained together, slots replayed in plain Python, widths by brute force, padding."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from personax.schedules import Delays, Exponential, Fixed, Given, arrivals, persafl_delays, rounds, uniform_arrivals
+from personax.waves import Waves, best_width, plan_arrivals, plan_rounds, stack, wave_bounds
+
+KEY = jax.random.key(3)
+small = settings(max_examples=60, deadline=None)
+widths = st.none() | st.integers(1, 9)
+
+
+@st.composite
+def schedules(draw):
+    """Continuous delays, whole delays with ties, bounded staleness."""
+    num_clients, num_events, seed = draw(st.integers(1, 7)), draw(st.integers(1, 60)), draw(st.integers(0, 2**31 - 1))
+    key, table = jax.random.key(seed), np.random.default_rng(seed).integers(0, 4, (5, num_clients)).astype(float)
+    kind = draw(st.sampled_from(["random", "ties", "bounded"]))
+    if kind == "bounded":
+        return uniform_arrivals(num_clients, num_events, draw(st.integers(0, 12)), key=key)
+    slow = Delays(Exponential(1.0), upload=Exponential(3.0), pause=Exponential(1.0))
+    delays = slow if kind == "random" else Delays(compute=Given(table))
+    return arrivals(num_clients, num_events, delays=delays, key=key)
+
+
+def members(plan):
+    """The events of each wave."""
+    return [event[valid].tolist() for event, valid in zip(plan.waves.event, plan.waves.valid, strict=True)]
+
+
+def replay_slots(schedule, plan):
+    """Run a plan's reads and writes on model numbers; model m is the one after m events. Returns what events read."""
+    slots, read = [0] * plan.num_slots, {}
+    for wave in range(len(plan.waves.valid)):
+        row = Waves(*(array[wave] for array in plan.waves))
+        for event, slot in zip(row.event[row.valid], row.read[row.valid], strict=True):
+            read[int(event)] = slots[slot]
+        saves = row.save[row.save < plan.num_slots].tolist()
+        assert len(set(saves)) == len(saves) and np.all(row.valid[row.save < plan.num_slots])
+        for event, slot in zip(row.event, row.save, strict=True):
+            if slot < plan.num_slots:
+                slots[slot] = int(event) + 1
+    return [read[event] for event in range(schedule.num_events)]
+
+
+def models_in_use(schedule, plan):
+    """The most models that some later wave still needs, over the moments between waves."""
+    wave_of = {event: wave for wave, events in enumerate(members(plan)) for event in events}
+    last_use = {}
+    for event, model in enumerate(schedule.started_at.tolist()):
+        last_use[model] = max(last_use.get(model, -1), wave_of[event])
+    lives = [(wave_of[model - 1] if model else -1, last) for model, last in last_use.items()]
+    return max(sum(made <= now < last for made, last in lives) for now in range(-1, plan.num_waves))
+
+
+# closed forms
+
+
+def test_without_delays_a_wave_is_a_round_of_all_clients():
+    schedule = arrivals(5, 40, delays=Delays(), key=KEY)
+    assert wave_bounds(schedule).tolist() == list(range(0, 41, 5))
+    plan = plan_arrivals(schedule, width=5)
+    assert members(plan) == np.arange(40).reshape(8, 5).tolist()
+    assert plan.num_slots == 1
+
+
+def test_a_single_client_trains_alone():
+    plan = plan_arrivals(arrivals(1, 9, delays=Delays(Exponential(1.0)), key=KEY))
+    assert members(plan) == [[event] for event in range(9)]
+    assert plan.waves.valid.shape == (9, 1) and plan.num_slots == 1
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 8])
+def test_long_waves_are_cut_to_the_width(width):
+    schedule = arrivals(5, 40, delays=Delays(Fixed(1.0)), key=KEY)
+    pieces = [list(range(a, min(a + width, b))) for b in range(5, 41, 5) for a in range(b - 5, b, width)]
+    assert members(plan_arrivals(schedule, width=width)) == pieces
+
+
+def test_a_round_is_a_wave_that_needs_no_slots():
+    schedule = rounds(7, 6, 3, key=KEY, num_aggregated=2)
+    plan = plan_rounds(schedule)
+    assert (plan.num_waves, plan.num_slots, plan.waves.valid.shape) == (6, 0, (6, 3)) and plan.waves.valid.all()
+    np.testing.assert_array_equal(plan.waves.event.ravel(), np.arange(18))
+    for name, column in (
+        ("client", schedule.client),
+        ("update", schedule.updates()),
+        ("aggregated", schedule.aggregated),
+    ):
+        np.testing.assert_array_equal(getattr(plan.waves, name).ravel(), column)
+
+
+def test_events_before_counts_members():
+    plan = plan_arrivals(uniform_arrivals(6, 50, 8, key=KEY))
+    sizes = [len(events) for events in members(plan)]
+    assert [plan.events_before(w) for w in range(plan.num_waves + 1)] == np.r_[0, np.cumsum(sizes)].tolist()
+
+
+# measured properties
+
+
+@pytest.mark.parametrize("num_clients", [30, 300])
+def test_waves_are_longer_than_a_birthday_collision(num_clients):
+    """Clients take turns, so a wave outlasts draws of uniform clients until one repeats: sqrt(pi n / 2) on average."""
+    schedule = arrivals(num_clients, 20 * num_clients, delays=persafl_delays(num_clients, key=KEY), key=KEY)
+    lengths = np.diff(wave_bounds(schedule))
+    assert np.sqrt(np.pi * num_clients / 2) < lengths.mean() < num_clients
+    assert plan_arrivals(schedule).num_slots <= num_clients + 1
+
+
+# random schedules
+
+
+@small
+@given(schedule=schedules(), width=widths)
+def test_every_event_happens_once_in_order_and_starts_before_its_wave(schedule, width):
+    plan = plan_arrivals(schedule, width)
+    waves = members(plan)
+    assert [event for events in waves for event in events] == list(range(schedule.num_events))
+    assert plan.num_waves == len(waves) and all(waves)
+    for events in waves:
+        clients = schedule.client[events].tolist()
+        assert len(set(clients)) == len(clients)
+        assert schedule.started_at[events].max() <= events[0]
+        assert width is None or len(events) <= width
+    valid = plan.waves.valid
+    np.testing.assert_array_equal(plan.waves.client[valid], schedule.client)
+    np.testing.assert_array_equal(plan.waves.update[valid], schedule.updates())
+
+
+@small
+@given(schedule=schedules())
+def test_waves_are_as_long_as_they_may_be(schedule):
+    bounds = wave_bounds(schedule).tolist()
+    for begin, end in zip(bounds[:-2], bounds[1:-1], strict=True):
+        is_later_download = schedule.started_at[end] > begin
+        assert is_later_download or schedule.client[end] in schedule.client[begin:end]
+
+
+@small
+@given(schedule=schedules(), width=widths)
+def test_each_event_reads_the_model_that_it_started_from(schedule, width):
+    plan = plan_arrivals(schedule, width)
+    assert replay_slots(schedule, plan) == schedule.started_at.tolist()
+
+
+@small
+@given(schedule=schedules(), width=widths)
+def test_there_are_as_many_slots_as_models_in_use(schedule, width):
+    plan = plan_arrivals(schedule, width)
+    assert plan.num_slots == models_in_use(schedule, plan) <= schedule.num_clients + 1
+
+
+@small
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=30), overhead=st.sampled_from([0.0, 0.5, 2.0, 64.0]))
+def test_the_best_width_costs_least(lengths, overhead):
+    cost = lambda width: sum(-(-length // width) for length in lengths) * (width + overhead)
+    best = best_width(np.asarray(lengths), overhead)
+    assert best in [2**power for power in range(10)]
+    assert cost(best) == min(cost(2**power) for power in range(10))
+
+
+@pytest.mark.parametrize("overhead", [0.0, 2.0, 64.0])
+def test_the_default_width_is_the_best_one(overhead):
+    schedule = uniform_arrivals(40, 300, 30, key=KEY)
+    lengths = np.diff(wave_bounds(schedule))
+    assert plan_arrivals(schedule, overhead=overhead).waves.valid.shape[1] == best_width(lengths, overhead)
+
+
+@small
+@given(several=st.lists(schedules(), min_size=1, max_size=4), width=st.integers(1, 5))
+def test_stacked_plans_are_the_plans_and_nothing_else(several, width):
+    plans = [plan_arrivals(schedule, width) for schedule in several]
+    stacked = stack(plans, num_clients=7)
+    padded = stacked.waves.valid.shape[1]
+    assert stacked.num_waves == max(plan.num_waves for plan in plans)
+    assert stacked.num_waves <= padded < 2 * stacked.num_waves and padded & (padded - 1) == 0
+    assert stacked.num_slots == max(plan.num_slots for plan in plans)
+    for seed, (schedule, plan) in enumerate(zip(several, plans, strict=True)):
+        own = stacked._replace(waves=Waves(*(array[seed] for array in stacked.waves)))
+        assert members(own)[: plan.num_waves] == members(plan)
+        assert replay_slots(schedule, own) == schedule.started_at.tolist()
+        filler = Waves(*(array[plan.num_waves :] for array in own.waves))
+        assert not filler.valid.any() and not filler.aggregated.any()
+        assert np.all(filler.client == 7) and np.all(filler.save == stacked.num_slots)
+
+
+def test_stacking_leaves_the_plans_alone():
+    plans = [plan_arrivals(uniform_arrivals(4, num, 3, key=KEY), 2) for num in (9, 30)]
+    before = [[array.copy() for array in plan.waves] for plan in plans]
+    stack(plans, num_clients=4)
+    for plan, arrays in zip(plans, before, strict=True):
+        for now, then in zip(plan.waves, arrays, strict=True):
+            np.testing.assert_array_equal(now, then)
