@@ -9,10 +9,10 @@ demo: .venv/base
 	$(BIN)/python examples/compare.py
 
 test: .venv/test
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: .venv/test
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 lint: .venv/test .venv/lint
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ def fedavg(lr: StepSize | float, server: Server = synchronous(), **local: Any) -
     """FedAvg: McMahan 2017.
 
     Departures from the paper: the mean over the cohort is uniform, as in the four papers, unless the server says
-    `weighting="samples"`.
+    `weighting="samples"`; shuffled epochs are shuffled anew, not once a visit.
 
     >>> fedavg(0.1, num_steps=5).objective
     Erm()
@@ -34,7 +34,7 @@ def fedavg(lr: StepSize | float, server: Server = synchronous(), **local: Any) -
 
 
 def fedprox(strength: float, lr: StepSize | float, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """FedProx: Li 2020, Algorithm 2. Departures from the paper: see `Proximal`."""
+    """FedProx: Li 2020, Algorithm 2. Departures: see `Proximal`; cohorts are uniform, not by number of samples."""
     return Algorithm(Proximal(strength), Local(lr, **local), server)
 
 
@@ -44,7 +44,7 @@ def scaffold(lr: StepSize | float, option: int = 1, server: Server = synchronous
 
 
 def aruba(objective: Aruba = Aruba(), lr: float = 1.0, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """FedAvg with ARUBA's learned step sizes: Khodak 2019, Algorithm 2. Departures from the paper: none."""
+    """FedAvg with ARUBA's learned step sizes: Khodak 2019, Algorithm 2. Departures: see `Aruba`."""
     return Algorithm(objective, Local(lr, **local), server)
 
 
@@ -114,7 +114,7 @@ def fedasync_mixing(
     """FedAsync as Xie 2019 states it, which mixes models: Algorithm 1.
 
     `w <- (1 - a) w + a w_i` with `a = mixing * discount(staleness)`; `strength` is its proximal rho.
-    Departures from the paper: none.
+    Departures from the paper: none. (A fresh update has staleness 0 and counts in full, as its section 5.2 wants.)
     """
     server = asynchronous(mixing, discount=discount, max_staleness=max_staleness, applies="models")
     return Algorithm(Proximal(strength), Local(lr, **local), server)

@@ -107,9 +107,9 @@ def _client_model(
         if protocol.model not in models:
             raise ValueError(f"{objective} keeps no personal model; score the 'adapted' one.")
         return models[protocol.model]
-    steps, draw = jnp.arange(protocol.num_steps), Draw("adapt", 0, protocol.batch_size)
-    rows, weight, keys = draw_rows(run_stream(key), _client(train, position), steps, draw, "shuffled")
-    batches = gather(train, rows, weight, keys)
+    steps, draws = jnp.arange(protocol.num_steps), (Draw("adapt", 0, protocol.batch_size),)
+    rows, weight, keys = draw_rows(run_stream(key), _client(train, position), steps, draws, "shuffled")
+    batches = gather(train, rows, weight, keys[:, 0])
     return objective.personalize(task.loss, params, personal, shared, batches, protocol.lr)
 
 

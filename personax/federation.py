@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -115,8 +116,8 @@ class Federation:
 
     def _on_device(self, x: np.ndarray, y: np.ndarray, offsets: np.ndarray) -> ClientData:
         start, count = np.asarray(offsets[:-1], np.int32), np.asarray(np.diff(offsets), np.int32)
-        ids = np.asarray(self.ids, np.uint32)
-        return ClientData(*map(jnp.asarray, (x, y, start, count, ids)))
+        with jax.ensure_compile_time_eval():  # what is kept must be arrays, even when first read inside a trace
+            return ClientData(*map(jnp.asarray, (x, y, start, count, np.asarray(self.ids, np.uint32))))
 
 
 def _flatten(clients: Sequence[tuple[Any, Any]], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ class Path(NamedTuple):
     client: Array  # positions; the number of clients for entries that do not count
     valid: Array
     round: Array
-    stream: Array
+    key: Array
 
 
 class Tracker(Protocol):
@@ -69,8 +69,9 @@ class WeightedAverage:
         return WeightedSum(state.weight + p.sum(), jax.tree.map(jnp.add, state.models, added))
 
     def read(self, state: WeightedSum) -> Params:
-        """The average models, one for each client."""
-        return jax.tree.map(lambda total: total / state.weight, state.models)
+        """The average models, one for each client (after the seeds, where there are several)."""
+        over = lambda total: state.weight.reshape(state.weight.shape + (1,) * (total.ndim - state.weight.ndim))
+        return jax.tree.map(lambda total: total / over(total).astype(total.dtype), state.models)
 
 
 @value
@@ -87,8 +88,7 @@ class RandomIterate:
     def update(self, state: Params, path: Path, personal: Personal) -> Params:
         """The mean at this round's step; step 0 is the model that the cohort downloaded."""
         num_steps = jax.tree.leaves(path.iterates)[0].shape[1]
-        key = jax.random.wrap_key_data(path.stream, impl="threefry2x32")
-        step = jax.random.randint(jax.random.fold_in(key, path.round), (), 0, num_steps)
+        step = jax.random.randint(jax.random.fold_in(path.key, path.round), (), 0, num_steps)
         mean = _cohort_mean(path.iterates, path.valid)
         return jax.tree.map(lambda a, m: jnp.where(step == 0, a, m[jnp.maximum(step - 1, 0)]), path.anchor, mean)
 

@@ -24,7 +24,7 @@ class Local:
     The optimizer's state starts anew at each visit. `batch_size` is one number or `BatchSizes` by role; `sampling`
     draws batches independently with replacement, or in shuffled epochs whose last batch may be short; `clip_norm`
     bounds the direction's norm; with a `query_share` that last part of each client's training data serves the outer
-    batches alone and the rest the others (APFL section 5 keeps 10 % for Per-FedAvg).
+    batches alone and the rest the others (APFL section 5 keeps 10 % for Per-FedAvg). An epoch counts all samples.
     """
 
     lr: StepSize | float
@@ -110,11 +110,12 @@ def local_update(
     draws = local.draws(objective)
     start, memory = objective.begin(anchor, personal)
     visit = Visit(anchor, shared, Clock(round, 0, num_steps), 0.0)
+    kind = jnp.result_type(*jax.tree.leaves(anchor))  # a step size never widens the parameters
 
     def step(carry: _Carry, at: tuple[Scalar, PyTree]) -> tuple[_Carry, PyTree]:
         index, drawn = at
         clock = Clock(round, index, num_steps)
-        lr = step_size_at(local.lr, clock)
+        lr = jnp.asarray(step_size_at(local.lr, clock), kind)
         now = visit._replace(clock=clock, lr=lr)
         batches = _read(data, draws, drawn)
         direction, memory = objective.gradient(loss, carry.iterate, carry.memory, now, batches)
@@ -128,8 +129,8 @@ def local_update(
         return new, record(new.iterate, new.memory)
 
     indices = jnp.arange(max_steps)
-    drawn = tuple(draw_rows(stream, client, indices, d, local.sampling, local.query_share) for d in draws)
-    first = _Carry(start, memory, local.optimizer.at(0.0).init(start), jnp.zeros(()))
+    drawn = draw_rows(stream, client, indices, draws, local.sampling, local.query_share)
+    first = _Carry(start, memory, local.optimizer.at(0.0).init(start), jnp.zeros((), kind))
     last, path = jax.lax.scan(step, first, (indices, drawn))
     visit = visit._replace(lr=last.lr_sum)
     full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count)
@@ -138,16 +139,16 @@ def local_update(
     return Update(delta, last.iterate, extra, kept, path)
 
 
-def _read(data: ClientData, draws: tuple[Draw, ...], drawn: PyTree) -> Batches:
+def _read(data: ClientData, draws: tuple[Draw, ...], drawn: tuple[Array, Array, Array]) -> Batches:
     """All batches of a step in one gather, then told apart by role."""
-    rows = jnp.concatenate([rows for rows, _, _ in drawn])
+    rows, weight, keys = drawn
     # Without the barrier XLA repeats the gather inside each matrix product that reads it.
     x, y = jax.lax.optimization_barrier((data.x[rows], data.y[rows]))
     batches: dict[str, list[Batch]] = {}
     begin = 0
-    for draw, (_, weight, key) in zip(draws, drawn, strict=True):
+    for draw, key in zip(draws, keys, strict=True):
         here = slice(begin, begin + draw.size)
-        batches.setdefault(draw.role, []).append(Batch(x[here], y[here], weight, key))
+        batches.setdefault(draw.role, []).append(Batch(x[here], y[here], weight[here], key))
         begin += draw.size
     return {role: jax.tree.map(lambda *leaves: jnp.stack(leaves), *items) for role, items in batches.items()}
 

@@ -5,7 +5,8 @@ not of the cohort, the event or the thread. So a vmapped run equals a sequential
 first-order, Hessian-free and exact methods see the same batches.
 """
 
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,9 @@ from personax.values import Static, require_count, value
 Sampling = Literal["replacement", "shuffled"]
 ROLES = ("outer", "adapt", "curvature")
 
-_INIT, _BATCHES = 0, 1  # streams of a run's key
-_ROWS = 1 << 24  # counters of one batch: its rows from below, its dropout key and permutation from above
+INIT, BATCHES, ITERATES = 0, 1, 2  # streams of a run's key
+_EPOCH, _DROPOUT = 0xFFFFFFFF, 0xFFFFFFFF  # streams of a visit's and of a batch's key
+_MAX_DRAWS = 256  # batches of one step that have a number of their own
 
 
 @value
@@ -57,57 +59,46 @@ class Client(NamedTuple):
 
 def init_key(key: Array) -> Array:
     """The key that initialises the model of a run."""
-    return jax.random.fold_in(key, _INIT)
+    return jax.random.fold_in(key, INIT)
 
 
-def run_stream(key: Array) -> Array:
-    """The two words from which all batches of a run follow."""
-    return jax.random.bits(jax.random.fold_in(key, _BATCHES), (2,), jnp.uint32)
+def run_stream(key: Array, stream: int = BATCHES) -> Array:
+    """The key from which all batches of a run follow: threefry, which `vmap` does not change, whatever `key` is."""
+    words = jax.random.bits(jax.random.fold_in(key, stream), (2,), jnp.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def draw_rows(
     stream: Array,
     client: Client,
     steps: Array,
-    draw: Draw,
+    draws: tuple[Draw, ...],
     sampling: Sampling,
     query_share: Scalar | None = None,
 ) -> tuple[Array, Array, Array]:
-    """For each of `steps`, the rows of one batch, their weights (0 for filler), and the key for its dropout.
-
-    Two threefry blocks make them: one from the run's words for the visit, and one from the visit's for (step, role,
-    draw, row). Splitting keys for each of these would cost more than the gradient of a small model.
-    """
-    start, count = _part(client, draw.role, query_share)
-    visit = _hash(stream, client.id, client.update)
-    batch = (3 * draw.index + ROLES.index(draw.role)) * _ROWS
-    row = jnp.arange(draw.size, dtype=jnp.uint32)[None, :]
-    dropout_key = jax.random.wrap_key_data(
-        jnp.stack(_hash(visit, steps, batch + _ROWS - 1), axis=-1), impl="threefry2x32"
-    )
+    """For each of `steps`: rows and weights (0 for filler) of its batches in a row, and a dropout key for each."""
+    visit_key = jax.random.fold_in(jax.random.fold_in(stream, client.id), client.update)
+    sizes = [draw.size for draw in draws]
+    codes = jnp.array([3 * draw.index + ROLES.index(draw.role) for draw in draws], jnp.uint32)
+    keys_at = lambda key, ticks: jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(_MAX_DRAWS * ticks + codes[None])
+    keys = keys_at(visit_key, steps[:, None].astype(jnp.uint32))  # [steps, draws]
+    start, count = map(jnp.stack, zip(*(_part(client, draw.role, query_share) for draw in draws), strict=True))
+    place = jnp.arange(max(sizes), dtype=jnp.int32)
     if sampling == "replacement":
-        positions = _scaled(_hash(visit, steps[:, None], batch + row)[0], count)
-        return start + positions, jnp.ones((len(steps), draw.size)), dropout_key
-    per_epoch = -(-count // draw.size)
-    place = (steps % per_epoch)[:, None] * draw.size + row.astype(steps.dtype)
-    round_keys = _hash(visit, (steps // per_epoch)[:, None], batch + _ROWS - 2 - jnp.arange(6)[None, :])[0]
-    positions = jax.vmap(permute, in_axes=(0, 0, None))(round_keys, jnp.minimum(place, count - 1), count)
-    return start + positions, (place < count).astype(float), dropout_key
-
-
-def _hash(words: Array | tuple[Array, Array], high: Any, low: Any) -> tuple[Array, Array]:
-    """Two random words for each pair of counters: threefry-2x32 with 20 rounds (Salmon 2011).
-
-    Written out because it is elementwise, so that it broadcasts and fuses under any `vmap`.
-    """
-    keys = (words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(0x1BD11BDA))
-    x, y = jnp.asarray(high).astype(jnp.uint32) + keys[0], jnp.asarray(low).astype(jnp.uint32) + keys[1]
-    for block in range(5):
-        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[block % 2]:
-            x = x + y
-            y = x ^ ((y << turn) | (y >> (32 - turn)))
-        x, y = x + keys[(block + 1) % 3], y + keys[(block + 2) % 3] + jnp.uint32(block + 1)
-    return x, y
+        words = jax.vmap(jax.vmap(lambda key: jax.random.bits(key, place.shape, jnp.uint32)))(keys)
+        positions, weight = _scaled(words, count[None, :, None]), jnp.ones(words.shape)
+    else:
+        per_epoch = -(-count // jnp.array(sizes, count.dtype))
+        epochs = steps[:, None] // per_epoch[None]
+        place = (steps[:, None] % per_epoch[None] * jnp.array(sizes)[None])[:, :, None] + place[None, None]
+        weight = (place < count[None, :, None]).astype(float)
+        epoch_keys = keys_at(jax.random.fold_in(visit_key, _EPOCH), epochs.astype(jnp.uint32))
+        shuffles = jax.vmap(jax.vmap(permute), in_axes=(0, 0, None))
+        positions = shuffles(epoch_keys, jnp.minimum(place, count[None, :, None] - 1), count)
+    rows = start[None, :, None] + positions
+    in_a_row = lambda leaf: jnp.concatenate([leaf[:, i, :size] for i, size in enumerate(sizes)], axis=1)
+    dropout_keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, _DROPOUT)))(keys)
+    return in_a_row(rows), in_a_row(weight), dropout_keys
 
 
 def _scaled(words: Array, count: Array) -> Array:
@@ -129,12 +120,13 @@ def _part(client: Client, role: str, query_share: Scalar | None) -> tuple[Array,
     return (client.start + client.count - query, query) if role == "outer" else (client.start, support)
 
 
-def permute(round_keys: Array, places: Array, count: Array) -> Array:
+def permute(key: Array, places: Array, count: Array) -> Array:
     """Images of `places` under a random permutation of 0 ... count - 1, without forming the permutation.
 
     A Feistel network permutes the smallest enclosing power of four; places that leave the range are sent through it
     again until they are back inside. So one batch of a shuffled epoch costs its own size, not the client's.
     """
+    round_keys = jax.random.bits(key, (6,), jnp.uint32)
     halves = jnp.maximum((33 - jax.lax.clz(jnp.maximum(count - 1, 1).astype(jnp.uint32))) // 2, 1)
     mask = (jnp.uint32(1) << halves) - jnp.uint32(1)
 
@@ -183,6 +175,6 @@ def batch_indices(
     """
     data = federation.train
     where = Client(data.start[client], data.count[client], data.ids[client], jnp.asarray(update))
-    steps, one = jnp.asarray([step]), Draw(role, draw, size)
+    steps, one = jnp.asarray([step]), (Draw(role, draw, size),)
     rows, weight, _ = draw_rows(run_stream(key), where, steps, one, sampling, query_share)
     return jnp.where(weight > 0, rows, -1)[0]

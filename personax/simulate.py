@@ -15,7 +15,7 @@ from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
 from personax.local import Update, local_update
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State
-from personax.sampling import Client, init_key, run_stream
+from personax.sampling import BATCHES, ITERATES, Client, init_key, run_stream
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
 from personax.typing import Array, Model, Params, Personal, PyTree, Task
@@ -105,7 +105,8 @@ def _advance(
 ) -> State:
     """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
     step = partial(_wave, program, algorithm, data, tracker)
-    streams = jax.vmap(run_stream)(key) if program.has_seeds else run_stream(key)
+    streams_of = lambda key: (run_stream(key, BATCHES), run_stream(key, ITERATES))
+    streams = jax.vmap(streams_of)(key) if program.has_seeds else streams_of(key)
     if program.has_seeds:
         at = lambda index: jax.tree.map(lambda leaf: leaf[:, index], waves)
         step = jax.vmap(step)
@@ -127,7 +128,7 @@ def _wave(
     algorithm: Algorithm,
     data: ClientData,
     tracker: Tracker | None,
-    stream: Array,
+    streams: tuple[Array, Array],
     wave: Waves,
     state: State,
 ) -> State:
@@ -135,7 +136,7 @@ def _wave(
     synchronous = algorithm.server.buffer_size is None
     now = (state.server.params, state.server.shared, state.server.version)
     anchors = now if synchronous else jax.tree.map(lambda leaf: leaf[wave.read], state.slots)
-    updates = _train(program, algorithm, data, tracker, stream, wave, state.personal, anchors)
+    updates = _train(program, algorithm, data, tracker, streams[0], wave, state.personal, anchors)
     finite, stage = _finite(updates)
     usable = wave.valid & finite
     target = jnp.where(usable, wave.client, program.num_clients)
@@ -146,7 +147,7 @@ def _wave(
     tracked = state.tracked
     if tracker is not None:
         iterates, memories = updates.path
-        path = Path(now[0], iterates, memories, target, usable, state.server.version, stream)
+        path = Path(now[0], iterates, memories, target, usable, state.server.version, streams[1])
         tracked = tracker.update(tracked, path, state.personal)
     server, slots = _receive(program, algorithm, state, uploads, wave)
     return State(server, personal, slots, tracked, _note(state.faults, wave, finite, stage))
@@ -272,7 +273,7 @@ def _update_shapes(program: _Program, algorithm: Algorithm, data: ClientData, pa
     """The shapes of one client's update; nothing is computed."""
 
     def visit(params: Params) -> Update:
-        where, stream = Client(data.start[0], data.count[0], data.ids[0], jnp.asarray(0)), jnp.zeros(2, jnp.uint32)
+        where, stream = Client(data.start[0], data.count[0], data.ids[0], jnp.asarray(0)), jax.random.key(0)
         objective = algorithm.objective
         shared, personal = objective.init_shared(params), objective.init_personal(params)
         return local_update(

@@ -97,7 +97,7 @@ class InverseSqrt:
 
     def __call__(self, clock: Clock) -> Scalar:
         ticks = clock.num_steps * (clock.round + 1) if self.clock == "round" else clock.count("step") + 1
-        return self.scale / jnp.sqrt(ticks)
+        return self.scale / jnp.sqrt(1.0 * ticks)
 
 
 @value

@@ -56,7 +56,9 @@ def plan_arrivals(schedule: Schedule, width: int | None = None, overhead: float 
     pieces = [np.arange(a, b, width) for a, b in pairwise(bounds)]
     bounds = np.r_[np.concatenate(pieces), schedule.num_events]
     waves = _table(schedule, bounds, width)
-    slots, num_slots = _assign_slots(schedule, bounds)
+    slots, num_used = _assign_slots(schedule, bounds)
+    # Shapes that hardly depend on the seed: usually every client has one update in flight, from a model of its own.
+    num_slots = schedule.num_clients + 1 if 2 * num_used > schedule.num_clients else _power_of_two(num_used)
     read = np.where(waves.valid, slots[schedule.started_at[waves.event]], 0)
     save = np.where(waves.valid, slots[waves.event + 1], -1)
     return Plan(waves._replace(read=read, save=np.where(save < 0, num_slots, save)), len(bounds) - 1, num_slots)
@@ -107,14 +109,19 @@ def _assign_slots(schedule: Schedule, bounds: np.ndarray) -> tuple[np.ndarray, i
     return slots, num_slots
 
 
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
 def stack(plans: Sequence[Plan], num_clients: int) -> Plan:
     """Plans of several seeds side by side: arrays [seeds, waves, width], padded with waves that contain nothing.
 
-    The number of waves is rounded up to a power of two, so that runs of similar length share a program.
+    The number of waves is rounded up to a power of two, for waves that are half full or better, so that runs of similar
+    length share a program.
     """
-    num_waves = max(plan.num_waves for plan in plans)
-    num_slots = max(plan.num_slots for plan in plans)
-    padded = 1 << (num_waves - 1).bit_length()
+    num_waves, num_slots = max(plan.num_waves for plan in plans), max(plan.num_slots for plan in plans)
+    num_events, width = max(int(plan.waves.valid.sum()) for plan in plans), plans[0].waves.client.shape[1]
+    padded = _power_of_two(max(num_waves, -(-2 * num_events // width)) if num_slots else num_waves)
     fill = Waves(num_clients, 0, 0, False, False, 0, num_slots)  # pyright: ignore[reportArgumentType]
 
     def pad(array: np.ndarray, value: object) -> np.ndarray:

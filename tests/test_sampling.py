@@ -1,7 +1,6 @@
-"""Sampling: the counter-based generator against its definition, what a batch depends on, epochs, parts, uniformity."""
+"""Sampling: what a batch depends on and what it does not, epochs, parts, permutations, uniformity."""
 
 import itertools
-import math
 from functools import partial
 
 import jax
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.extend.random import threefry_2x32
 
 from personax.federation import Federation
 from personax.sampling import (
@@ -18,7 +16,6 @@ from personax.sampling import (
     BatchSizes,
     Client,
     Draw,
-    _hash,
     _scaled,
     batch_indices,
     draw_rows,
@@ -30,8 +27,9 @@ from personax.sampling import (
 KEY = jax.random.key(11)
 COUNTS = [40, 1, 1000, 7, 300]
 IDS = [5, 0, 9, 2, 31]
+STEPS = 4000
 small = settings(max_examples=30, deadline=None)
-words = st.integers(0, 2**32 - 1)
+each_sampling = pytest.mark.parametrize("sampling", ["replacement", "shuffled"])
 
 
 def federation_of(counts, ids=None):
@@ -42,17 +40,24 @@ def federation_of(counts, ids=None):
 FEDERATION = federation_of(COUNTS, IDS)
 
 
-@partial(jax.jit, static_argnames=("num_steps", "draw", "sampling", "shared"))
-def _rows(key, count, ident, update, num_steps, draw, sampling, share, shared):
+@partial(jax.jit, static_argnames=("draws", "sampling", "parted"))
+def _rows(key, count, ident, update, draws, sampling, share, parted):
     client = Client(jnp.int32(0), count, ident, update)
-    return draw_rows(run_stream(key), client, jnp.arange(num_steps), draw, sampling, share if shared else None)
+    return draw_rows(run_stream(key), client, jnp.arange(STEPS), draws, sampling, share if parted else None)
 
 
-def rows_of(count, size, num_steps, sampling="replacement", *, key=KEY, ident=0, update=0, role="outer", draw=0, share=None):
-    """The batches of the first steps of a visit, [steps, size]; -1 for filler."""
-    one, numbers = Draw(role, draw, size), (np.int32(count), np.uint32(ident), np.int32(update))
-    rows, weight, _ = _rows(key, *numbers, num_steps, one, sampling, share or 0.5, share is not None)
+def rows_of(count, size, sampling="replacement", *, key=KEY, ident=0, update=0, draws=None, share=None):
+    """The batches of the first `STEPS` steps of a visit, [steps, size]; -1 for filler. Few sizes: each compiles."""
+    numbers = (np.int32(count), np.uint32(ident), np.int32(update))
+    draws = (Draw("outer", 0, size),) if draws is None else draws
+    rows, weight, _ = _rows(key, *numbers, draws, sampling, share or 0.5, share is not None)
     return np.where(np.asarray(weight) > 0, np.asarray(rows), -1)
+
+
+def orders_of(count, num):
+    """Shuffled orders of up to 12 samples, one for each epoch: [num, count]."""
+    orders = [rows_of(count, 12, "shuffled", update=update)[:, :count] for update in range(-(-num // STEPS))]
+    return np.concatenate(orders)[:num]
 
 
 def assert_uniform(counts):
@@ -67,23 +72,7 @@ def assert_uniform(counts):
 
 
 @small
-@given(key=st.tuples(words, words), high=words, low=words)
-def test_the_hash_is_threefry(key, high, low):
-    pair, counters = np.asarray(key, np.uint32), np.asarray([high, low, low, high], np.uint32)
-    expected = threefry_2x32(pair, jnp.asarray(counters[[0, 2, 1, 3]]))
-    x, y = _hash(jnp.asarray(pair), counters[[0, 2]], counters[[1, 3]])
-    np.testing.assert_array_equal(np.concatenate([x, y]), expected)
-
-
-def test_the_hash_broadcasts_its_counters():
-    stream = run_stream(KEY)
-    x, y = _hash(stream, np.arange(3)[:, None], np.arange(4)[None, :])
-    for high, low in itertools.product(range(3), range(4)):
-        np.testing.assert_array_equal([x[high, low], y[high, low]], threefry_2x32(stream, jnp.asarray([high, low], jnp.uint32)))
-
-
-@small
-@given(word=words, count=st.integers(1, 2**31 - 1))
+@given(word=st.integers(0, 2**32 - 1), count=st.integers(1, 2**31 - 1))
 def test_scaling_is_the_floor_of_the_product(word, count):
     assert int(_scaled(np.uint32(word), np.int32(count))) == word * count // 2**32
 
@@ -97,107 +86,119 @@ def test_scaling_reaches_both_ends(count):
 # what a batch depends on
 
 
-def test_a_batch_is_a_function_of_its_names():
-    names = {"key": KEY, "client": 2, "update": 3, "step": 4, "role": "adapt", "size": 16, "draw": 0}
-    rows = lambda sampling, **changed: batch_indices(FEDERATION, **{**names, **changed}, sampling=sampling).tolist()
+@each_sampling
+def test_a_batch_is_a_function_of_its_names(sampling):
+    names = {"key": KEY, "client": 2, "update": 3, "step": 4, "role": "adapt", "size": 12, "draw": 0}
+    rows = lambda **changed: tuple(batch_indices(FEDERATION, **{**names, **changed}, sampling=sampling).tolist())
     changes = {"key": jax.random.key(12), "update": 4, "step": 5, "role": "outer", "draw": 1}
-    for sampling in ("replacement", "shuffled"):
-        seen = [rows(sampling)] + [rows(sampling, **{name: new}) for name, new in changes.items()]
-        assert rows(sampling) == seen[0]
-        assert len({tuple(batch) for batch in seen}) == len(changes) + 1
+    seen = {rows(), *(rows(**{name: new}) for name, new in changes.items())}
+    assert rows() in seen and len(seen) == len(changes) + 1
 
 
-def test_the_id_decides_and_the_position_does_not():
+@each_sampling
+def test_the_id_decides_and_the_position_does_not(sampling):
     order = [3, 0, 4, 1, 2]
     moved = federation_of([COUNTS[i] for i in order], [IDS[i] for i in order])
     renamed = federation_of(COUNTS, [i + 100 for i in IDS])
-    for sampling in ("replacement", "shuffled"):
-        rows = lambda fed, i, s=sampling: np.asarray(batch_indices(fed, KEY, i, 1, 2, "outer", 12, sampling=s))
-        for new, old in enumerate(order):
-            here, there = rows(moved, new), rows(FEDERATION, old)
-            np.testing.assert_array_equal(np.where(here < 0, -1, here - moved.offsets[new]), np.where(there < 0, -1, there - FEDERATION.offsets[old]))
-        assert rows(renamed, 2).tolist() != rows(FEDERATION, 2).tolist()
+
+    def places(fed, client):
+        rows = np.asarray(batch_indices(fed, KEY, client, 1, 2, "outer", 12, sampling=sampling))
+        return np.where(rows < 0, -1, rows - fed.offsets[client]).tolist()
+
+    assert [places(moved, new) for new in range(5)] == [places(FEDERATION, old) for old in order]
+    assert places(renamed, 2) != places(FEDERATION, 2)
 
 
-def test_a_smaller_batch_is_the_beginning_of_a_larger_one():
-    for sampling in ("replacement", "shuffled"):
-        small, large = (rows_of(1000, size, 1, sampling) for size in (5, 30))
-        np.testing.assert_array_equal(small[0], large[0, :5])
+@each_sampling
+def test_steps_and_roles_drawn_together_are_those_drawn_alone(sampling):
+    """A run draws all its batches at once, of the size of the largest; `batch_indices` tells each by itself."""
+    draws = (Draw("adapt", 1, 4), Draw("outer", 0, 12), Draw("curvature", 0, 4))
+    together = rows_of(COUNTS[2], None, sampling, ident=IDS[2], draws=draws)
+    parts = np.split(together, np.cumsum([draw.size for draw in draws])[:-1], axis=1)
+    for step, (draw, rows) in itertools.product((0, 260), zip(draws, parts, strict=True)):
+        options = {"draw": draw.index, "sampling": sampling}
+        alone = batch_indices(FEDERATION, KEY, 2, 0, step, draw.role, draw.size, **options)
+        assert np.where(alone < 0, -1, alone - FEDERATION.offsets[2]).tolist() == rows[step].tolist()
 
 
-def test_a_step_does_not_depend_on_the_number_of_steps():
-    for sampling in ("replacement", "shuffled"):
-        np.testing.assert_array_equal(rows_of(50, 8, 3, sampling), rows_of(50, 8, 20, sampling)[:3])
-        several = [batch_indices(FEDERATION, KEY, 2, 0, step, "outer", 8, sampling=sampling) for step in range(3)]
-        np.testing.assert_array_equal(np.stack(several) - FEDERATION.offsets[2], rows_of(1000, 8, 3, sampling, ident=9))
+@pytest.mark.parametrize(("sampling", "share"), [("replacement", None), ("shuffled", 0.3)])
+def test_batches_are_the_same_in_single_precision(sampling, share):
+    double = rows_of(1000, 12, sampling, share=share)
+    with jax.enable_x64(False):
+        np.testing.assert_array_equal(rows_of(1000, 12, sampling, share=share), double)
 
 
-def test_batches_are_the_same_in_single_precision():
-    for sampling, share in itertools.product(("replacement", "shuffled"), (None, 0.3)):
-        rows = lambda sampling=sampling, share=share: batch_indices(
-            federation_of(COUNTS, IDS), KEY, 2, 1, 200, "outer", 9, sampling=sampling, query_share=share
-        ).tolist()
-        double = rows()
-        with jax.enable_x64(False):
-            assert rows() == double
+_UNSAFE = pytest.mark.xfail(
+    strict=True, reason="`run_stream` draws bits from the given key, and these change under vmap"
+)
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", pytest.param("rbg", marks=_UNSAFE)])
+def test_seeds_run_together_see_the_batches_of_seeds_run_alone(kind):
+    keys = jnp.stack([jax.random.key(seed, impl=kind) for seed in range(3)])
+    alone = [jax.random.key_data(run_stream(key)) for key in keys]
+    np.testing.assert_array_equal(jax.random.key_data(jax.vmap(run_stream)(keys)), np.stack(alone))
 
 
 def test_dropout_keys_are_all_different():
-    keys = set()
-    for draw, update, ident in itertools.product((Draw(r, i, 3) for r in ROLES for i in range(3)), range(2), range(2)):
-        *_, key = _rows(KEY, np.int32(9), np.uint32(ident), np.int32(update), 4, draw, "replacement", 0.5, False)
-        keys |= {tuple(pair) for pair in np.asarray(jax.random.key_data(key)).tolist()}
-    assert len(keys) == 9 * 2 * 2 * 4
+    keys, stream, (start, count) = [], run_stream(KEY), jnp.asarray([0, 9], jnp.int32)
+    draws = tuple(Draw(role, index, 12) for role in ROLES for index in range(3))
+    for update, ident in itertools.product(range(2), range(2)):
+        client = Client(start, count, jnp.asarray(ident, jnp.uint32), jnp.asarray(update))
+        *_, key = draw_rows(stream, client, jnp.arange(4), draws, "replacement")
+        assert key.shape == (4, 9)
+        keys += [tuple(pair) for pair in np.asarray(jax.random.key_data(key)).reshape(-1, 2).tolist()]
+    assert len(set(keys)) == len(keys) == 2 * 2 * 4 * 9
 
 
-def test_a_model_is_not_initialised_from_the_words_of_batches():
-    words = {tuple(np.asarray(w).tolist()) for w in (run_stream(KEY), jax.random.key_data(init_key(KEY)))}
-    assert len(words) == 2 and tuple(np.asarray(jax.random.key_data(KEY)).tolist()) not in words
+def test_a_model_is_not_initialised_from_the_key_of_batches():
+    keys = (KEY, run_stream(KEY), init_key(KEY))
+    assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == 3
 
 
-@pytest.mark.parametrize("num_draws", [20, pytest.param(90, marks=pytest.mark.xfail(strict=True, reason="256 batches a step"))])
-def test_all_batches_of_a_step_are_different(num_draws):
-    seen = [
-        tuple(batch_indices(FEDERATION, KEY, 2, 0, 0, role, 12, draw=draw, sampling="shuffled").tolist())
-        for draw in (*range(3), num_draws - 2, num_draws - 1)
-        for role in ROLES
-    ]
-    assert len(set(seen)) == len(seen)
+_WRAPS = pytest.mark.xfail(strict=True, reason="draw 85 counts as a draw of the next step: 3 x 85 + 1 = 256")
+
+
+@pytest.mark.parametrize("num_draws", [85, pytest.param(90, marks=_WRAPS)])
+def test_all_batches_of_two_steps_are_different(num_draws):
+    draws = tuple(Draw(role, index, 12) for index in range(num_draws) for role in ROLES)
+    client = Client(jnp.int32(0), jnp.int32(10**6), jnp.uint32(0), jnp.int32(0))
+    rows, *_ = draw_rows(run_stream(KEY), client, jnp.arange(2), draws, "replacement")
+    batches = [tuple(batch) for batch in np.asarray(rows).reshape(-1, 12).tolist()]
+    assert len(set(batches)) == len(batches) == 2 * 3 * num_draws
 
 
 # which rows
 
 
-@pytest.mark.parametrize("sampling", ["replacement", "shuffled"])
+@each_sampling
 @pytest.mark.parametrize("client", range(len(COUNTS)))
 def test_rows_are_the_clients_own(client, sampling):
     begin, end = FEDERATION.offsets[client : client + 2]
-    for step in (0, 3, 50):
-        rows = np.asarray(batch_indices(FEDERATION, KEY, client, 2, step, "outer", 20, sampling=sampling))
+    for step in (0, 50):
+        rows = np.asarray(batch_indices(FEDERATION, KEY, client, 2, step, "outer", 12, sampling=sampling))
         assert np.all((rows >= begin) & (rows < end) | ((rows == -1) & (sampling == "shuffled")))
         assert np.all(FEDERATION.y[rows[rows >= 0]] == COUNTS[client])
 
 
 @small
-@given(count=st.integers(1, 30), size=st.sampled_from([1, 4, 7]), seed=st.integers(0, 2**31 - 1))
+@given(count=st.integers(1, 30), size=st.sampled_from([1, 4, 12]), seed=st.integers(0, 2**31 - 1))
 def test_shuffled_epochs_see_every_sample_once(count, size, seed):
     per_epoch = -(-count // size)
-    batches = rows_of(count, size, 60, "shuffled", key=jax.random.key(seed))
-    for begin in range(0, 60 - per_epoch + 1, per_epoch):
+    batches = rows_of(count, size, "shuffled", key=jax.random.key(seed))
+    for begin in range(0, 3 * per_epoch, per_epoch):
         epoch = batches[begin : begin + per_epoch].ravel().tolist()
         assert sorted(epoch[:count]) == list(range(count))
         assert epoch[count:] == [-1] * (per_epoch * size - count)
 
 
 def test_each_epoch_has_its_own_order():
-    orders = {tuple(epoch) for epoch in rows_of(12, 12, 50, "shuffled").tolist()}
-    assert len(orders) == 50
+    assert len({tuple(order) for order in orders_of(12, 50).tolist()}) == 50
 
 
 def test_a_client_smaller_than_a_batch():
-    drawn = rows_of(3, 8, 40)
-    assert drawn.shape == (40, 8) and set(drawn.ravel().tolist()) == {0, 1, 2}
-    shuffled = rows_of(3, 8, 40, "shuffled")
+    drawn, shuffled = rows_of(3, 12), rows_of(3, 12, "shuffled")
+    assert set(drawn.ravel().tolist()) == {0, 1, 2}
     assert np.all(np.sort(shuffled[:, :3], axis=1) == np.arange(3)) and np.all(shuffled[:, 3:] == -1)
 
 
@@ -205,80 +206,88 @@ def test_a_client_smaller_than_a_batch():
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 25])
 def test_support_and_query_part_a_clients_data(count, share):
     query = min(max(round(count * share), 1), max(count - 1, 1))
-    part = {}
-    for role in ROLES:
-        rows = rows_of(count, 25, 1, "shuffled", role=role, share=share)[0]
-        part[role] = sorted(rows[rows >= 0].tolist())
-        drawn = rows_of(count, 25, 1, role=role, share=share)
-        assert set(drawn.ravel().tolist()) <= set(part[role])
-    assert part["outer"] == list(range(count - query, count))
-    assert part["adapt"] == part["curvature"] == (list(range(count - query)) if count > 1 else [0])
+    draws = tuple(Draw(role, 0, 12) for role in ROLES)
+    for sampling in ("replacement", "shuffled"):
+        parts = np.split(rows_of(count, None, sampling, draws=draws, share=share)[:500], 3, axis=1)
+        outer, adapt, curvature = (sorted(set(part.ravel().tolist()) - {-1}) for part in parts)
+        assert outer == list(range(count - query, count))
+        assert adapt == curvature == (list(range(count - query)) if count > 1 else [0])
 
 
 # measured properties
 
 
-@pytest.mark.parametrize("sampling", ["replacement", "shuffled"])
-def test_samples_and_pairs_of_steps_are_uniform(sampling):
-    """One row at a time; shuffled epochs of 4 samples are uniform over updates at every place."""
-    rows = np.concatenate([rows_of(4, 1, 4, sampling, update=u) for u in range(800)], axis=1)
-    for place in range(4):
-        assert_uniform(np.bincount(rows[place], minlength=4))
-    if sampling == "replacement":
-        assert_uniform(np.bincount(4 * rows[0] + rows[1], minlength=16))
-        assert_uniform(np.bincount(4 * rows[0, 1:] + rows[0, :-1], minlength=16))
+def test_samples_and_pairs_of_samples_are_uniform():
+    rows, other = rows_of(4, 12), rows_of(4, 12, update=1)
+    for left, right in ((rows[:, 0], rows[:, 1]), (rows[:-1, 0], rows[1:, 0]), (rows[:, 0], other[:, 0])):
+        assert_uniform(np.bincount(left, minlength=4))
+        assert_uniform(np.bincount(4 * left + right, minlength=16))
 
 
 def test_large_clients_are_covered_evenly():
-    rows = rows_of(1_000_000, 500, 40)
-    assert_uniform(np.bincount(rows.ravel() // 50_000, minlength=20))
-    assert len(np.unique(rows)) > 0.97 * rows.size
+    rows = rows_of(2_000_000_000, 12)
+    assert_uniform(np.bincount(rows.ravel() // 100_000_000, minlength=20))
+    assert len(np.unique(rows)) > 0.999 * rows.size
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 12])
+def test_every_sample_of_an_epoch_comes_at_every_place(count):
+    orders = orders_of(count, STEPS)
+    for place in range(count):
+        assert_uniform(np.bincount(orders[:, place], minlength=count))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_all_orders_of_few_samples_are_equally_likely(count):
+    seen = [tuple(order) for order in orders_of(count, STEPS).tolist()]
+    assert_uniform([seen.count(order) for order in itertools.permutations(range(count))])
+
+
+def neighbours(count, num):
+    """How often each pair of different samples comes at the first two places of an epoch."""
+    left, right = orders_of(count, num)[:, :2].T
+    pairs = np.bincount(count * left + right, minlength=count**2).reshape(count, count)
+    return pairs[~np.eye(count, dtype=bool)]
+
+
+_FEW_ROUNDS = pytest.mark.xfail(strict=True, reason="6 rounds of a Feistel network on 4 bits are too few")
+
+
+@pytest.mark.parametrize("count", [2, 3, *(pytest.param(count, marks=_FEW_ROUNDS) for count in (6, 9))])
+def test_all_pairs_of_neighbours_are_equally_likely(count):
+    assert_uniform(neighbours(count, 15 * STEPS))
+
+
+@pytest.mark.parametrize("count", range(5, 13))
+def test_all_pairs_of_neighbours_are_roughly_equally_likely(count):
+    pairs = neighbours(count, 5 * STEPS)
+    assert np.abs(pairs / pairs.mean() - 1).max() < 0.3 + 4 / np.sqrt(pairs.mean())
 
 
 permute_all = jax.jit(jax.vmap(permute, in_axes=(0, None, None)))
 
 
-def round_keys(num, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, (num, 6), dtype=np.uint32))
-
-
-@pytest.mark.parametrize("count", [*range(1, 71)])
+@pytest.mark.parametrize("count", range(1, 71))
 def test_small_permutations_are_bijections(count):
     places = np.minimum(np.arange(70), count - 1)
-    images = np.asarray(permute_all(round_keys(4, count), places, np.int32(count)))
+    images = np.asarray(permute_all(jax.random.split(KEY, 4), places, np.int32(count)))
     assert np.all(np.sort(images[:, :count], axis=1) == np.arange(count))
 
 
-@pytest.mark.parametrize("count", [1000, 1024, 65_536, 65_537, 250_007])
+@pytest.mark.parametrize("count", [1024, 65_537, 250_007])
 def test_large_permutations_are_bijections(count):
-    images = np.asarray(jax.jit(permute)(round_keys(1, count)[0], np.arange(count), np.int32(count)))
+    images = np.asarray(jax.jit(permute)(KEY, np.arange(count), np.int32(count)))
     np.testing.assert_array_equal(np.sort(images), np.arange(count))
-    # No place keeps company with its neighbour: steps between images are as long as between random places.
+    # Neighbours do not stay together: their distance is that of random places, a third of the range on average.
     assert abs(np.abs(np.diff(images)).mean() / (count / 3) - 1) < 0.1
 
 
 @pytest.mark.parametrize("count", [2**30, 2**31 - 1])
 def test_permutations_of_huge_ranges_stay_inside(count):
     places = np.r_[np.arange(50), count - 1 - np.arange(20)].astype(np.int32)
-    images = np.asarray(permute_all(round_keys(4), places, np.int32(count)))
+    images = np.asarray(permute_all(jax.random.split(KEY, 4), places, np.int32(count)))
     assert images.min() >= 0 and images.max() < count
     assert all(len(set(row)) == 70 for row in images.tolist())
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_permutations_are_uniform(count):
-    num = 100 * math.factorial(count)
-    images = np.asarray(permute_all(round_keys(num, count), np.arange(count), np.int32(count)))
-    seen = {order: 0 for order in itertools.permutations(range(count))}
-    for row in images.tolist():
-        seen[tuple(row)] += 1
-    assert_uniform(list(seen.values()))
-
-
-def test_every_place_goes_everywhere():
-    images = np.asarray(permute_all(round_keys(20 * 23), np.arange(23), np.int32(23)))
-    for place in range(23):
-        assert_uniform(np.bincount(images[:, place], minlength=23))
 
 
 # batch sizes by role

@@ -93,7 +93,6 @@ def assert_same(left, right):
         (Hinge(10.0, 4.0), lambda s: 1.0 if s <= 4 else 1 / (10 * (s - 4) + 1)),
         (Hinge(0.5, 0.0), lambda s: 1 / (0.5 * s + 1)),
     ],
-    ids=str,
 )
 def test_discounts_are_their_formulas(discount, formula):
     ages = np.arange(12)
@@ -135,7 +134,9 @@ def test_a_round_steps_along_the_weighted_mean(lr, weighting):
     server, uploads = synchronous(lr, weighting=weighting), uploads_of(4)
     weight = np.asarray(uploads.weight) if weighting == "samples" else np.ones(4)
     new = whole_round(server, start(server), uploads)
-    assert_close(new.params, jax.tree.map(lambda w, d: w - lr * d, PARAMS, weighted(weight / weight.sum(), uploads.delta)))
+    assert_close(
+        new.params, jax.tree.map(lambda w, d: w - lr * d, PARAMS, weighted(weight / weight.sum(), uploads.delta))
+    )
     assert (int(new.version), int(new.num_pending), float(new.pending_weight)) == (1, 0, 0.0)
 
 
@@ -172,11 +173,10 @@ def test_persafl_adds_each_delta_on_arrival():
 def test_applied_models_are_mixed(discount):
     """`w <- (1 - a_s) w + a_s w_i`, a_s = mixing x discount(staleness)."""
     server, uploads = asynchronous(0.6, discount=discount, applies="models"), uploads_of(4, version=[0, 0, 2, 1])
-    expected, version = PARAMS, 0
-    for index in range(4):
-        a = 0.6 * float(discount(version - uploads.version[index]))
-        expected = jax.tree.map(lambda w, end, i=index, a=a: (1 - a) * w + a * end[i], expected, uploads.end)
-        version += 1
+    expected = PARAMS
+    for event in range(4):  # each makes a version
+        a = 0.6 * float(discount(event - uploads.version[event]))
+        expected = jax.tree.map(lambda w, end, i=event, a=a: (1 - a) * w + a * end[i], expected, uploads.end)
     assert_close(one_by_one(server, start(server), uploads).params, expected)
 
 
@@ -279,7 +279,9 @@ def test_what_is_neither_accepted_nor_fresh_is_not_counted_as_dropped():
 def test_with_nothing_pending_a_step_changes_nothing(name, empty):
     server = synchronous(0.1, optimizer=optimizer(name, **({"momentum": 0.9} if name == "sgd" else {})))
     extra = uploads_of(3, seed=4).delta
-    state = whole_round(server, start(server, Scaffold(), at(extra, 0)), uploads_of(3, extra=extra), objective=Scaffold())
+    state = whole_round(
+        server, start(server, Scaffold(), at(extra, 0)), uploads_of(3, extra=extra), objective=Scaffold()
+    )
     if empty == "nothing accepted":
         state = server.receive(state, uploads_of(3, accepted=False, extra=spoilt(extra, [0])))
     assert_same(server.step(state, Scaffold(), 9), state)
@@ -304,11 +306,15 @@ def test_trap_plato_the_mixing_weight_does_not_shrink():
         np.testing.assert_allclose(state.params["scalar"], 1 - (1 - 0.1) ** num, rtol=1e-10)
 
 
-@pytest.mark.parametrize("server", [synchronous(0.4), buffered(3, 0.4), asynchronous(0.4)], ids=["sync", "buffer", "async"])
+@pytest.mark.parametrize(
+    "server", [synchronous(0.4), buffered(3, 0.4), asynchronous(0.4)], ids=["sync", "buffer", "async"]
+)
 def test_trap_fedscale_deltas_are_applied_and_models_are_not(server):
     uploads = uploads_of(3)
     run = whole_round if server.buffer_size is None else one_by_one
-    new, blind = (run(server, start(server), u).params for u in (uploads, uploads._replace(end=spoilt(uploads.end, [0, 1, 2]))))
+    new, blind = (
+        run(server, start(server), u).params for u in (uploads, uploads._replace(end=spoilt(uploads.end, [0, 1, 2])))
+    )
     assert_same(new, blind)
     factors = np.full(3, 0.4 / 3 if server.buffer_size != 1 else 0.4)
     assert_close(new, jax.tree.map(lambda w, d: w - d, PARAMS, weighted(factors, uploads.delta)))
@@ -347,16 +353,15 @@ def test_trap_nvflare_a_lone_client_is_never_stale():
 
 
 @settings(max_examples=25, deadline=None)
-@given(cut=st.integers(1, 3), seed=st.integers(0, 99), samples=st.booleans(), models=st.booleans())
-def test_one_batch_equals_one_after_another(cut, seed, samples, models):
+@given(
+    cut=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    options=st.sampled_from([("uniform", "models"), ("samples", "deltas")]),
+)
+def test_one_batch_equals_one_after_another(cut, seed, options):
     rng = np.random.default_rng(seed)
-    server = buffered(
-        9,
-        discount=Polynomial(0.5),
-        max_staleness=3,
-        weighting="samples" if samples else "uniform",
-        applies="models" if models else "deltas",
-    )
+    weighting, applies = options
+    server = buffered(9, discount=Polynomial(0.5), max_staleness=3, weighting=weighting, applies=applies)
     version, accepted = rng.integers(0, 6, 4), rng.random(4) < 0.7
     uploads, state = uploads_of(4, seed, version, accepted), start(server, version=5)
     parts = receive(server, receive(server, state, at(uploads, slice(0, cut))), at(uploads, slice(cut, 4)))
@@ -380,12 +385,12 @@ def test_the_order_of_uploads_does_not_matter():
 
 def test_step_sizes_can_be_swept():
     lrs, uploads = jnp.asarray([0.1, 0.5, 2.0]), uploads_of(3)
-    make = lambda lr: whole_round(server := asynchronous(lr), start(server), uploads).params
-    sweep = jax.vmap(lambda server: whole_round(server, start(server), uploads).params)
-    assert_close(sweep(asynchronous(lrs)), jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(make, lrs)))
+    run = lambda server: whole_round(server, start(server), uploads).params
+    apart = [run(asynchronous(lr)) for lr in lrs]
+    assert_close(jax.vmap(run)(asynchronous(lrs)), jax.tree.map(lambda *leaves: np.stack(leaves), *apart))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_parameters_keep_their_type(dtype):
     server = buffered(2, 0.5, optimizer=optimizer("adam"), discount=Polynomial(0.5), weighting="samples")
     params, uploads = jax.tree.map(lambda w: jnp.asarray(w, dtype), PARAMS), uploads_of(2)
@@ -409,7 +414,10 @@ def test_three_names_for_one_server():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: synchronous(0.0), "`server lr` must be positive, got 0.0. With 0 the shared model never moves.*local_only"),
+        (
+            lambda: synchronous(0.0),
+            "`server lr` must be positive, got 0.0. With 0 the shared model never moves.*local_only",
+        ),
         (lambda: synchronous(-1.0), "`server lr` must be positive, got -1.0"),
         (lambda: synchronous(float("nan")), "`server lr` must be positive, got nan"),
         (lambda: buffered(0), "`buffer_size` must be a whole number of at least 1, got 0"),

@@ -42,10 +42,11 @@ class Aruba:
         b <- b + epsilon^2 / (t + 1)^p + (phi - theta)^2 / 2
         g <- g + zeta^2 / (t + 1)^p + sum_j g_j^2,           p = `power`.
 
-    The cohort of a round shares eta. After training a client refines the shared model by ARUBA++: the same steps with
+    After training a client refines the shared model by ARUBA++: the same steps with
     g growing by `refinement` times each squared gradient, so that its step sizes shrink as it goes.
 
-    Departures from the paper: none. (`Local`'s step size multiplies eta; the recipe sets it to 1.)
+    Departures from the paper: the cohort of a round shares phi and eta, as it must when it trains at the same time.
+    (`Local`'s step size multiplies eta; the recipe sets it to 1.)
     """
 
     distance_scale: float = 0.05

@@ -45,7 +45,8 @@ class Mixture:
     weight step sizes of their own; by default they follow eta_t. v starts at the initial model. A client that is not
     selected keeps v and its weight.
 
-    Departures from the paper: none. (v and the weight take plain gradient steps, whatever optimizer `Local` gives w.)
+    Departures from the paper: none. (v and the weight take plain gradient steps, whatever optimizer or clipping `Local`
+    gives w; the weight's move in the first step of all is 0, because v = w there.)
     """
 
     mix: float

@@ -33,7 +33,8 @@ class Scaffold:
     c_i stays with the client; c_i+ - c_i is uploaded, and the server adds the uploads to c, divided by the number of
     all clients N, which is the paper's (|S| / N) mean. Control variates start at 0.
 
-    Departures from the paper: none. (Option 2 assumes plain SGD in `Local`, as the paper does.)
+    Departures from the paper: none. (Option 2 assumes plain SGD in `Local`, as the paper does; option 1's pass is over
+    all the client's data, where the paper also allows a part.)
     """
 
     option: Static[Literal[1, 2]] = 1

@@ -15,7 +15,7 @@ def everywhere(w):
 
 
 def apfl(w, schedule, samples, *, alpha, eta, tau, adapts=lambda t, tau: False, project=everywhere, a=0.0):
-    """Section 3, Local Descent APFL, from v_i = w for all i; t = 1, 2, ... counts iterations and `eta` is a function of it.
+    """Section 3, Local Descent APFL, from v_i = w for all i. `eta` is a function of the iteration t = 1, 2, ...
 
     `adapts` says in which iterations (6) moves alpha. Also the average iterate of Theorem 2, whose a is `a`.
     """

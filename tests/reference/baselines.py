@@ -93,7 +93,7 @@ def hinge(a, b):
 
 
 def fedasync(x, schedule, samples, *, lr, num_steps, rho, alpha, s, max_staleness=np.inf):
-    """Xie 2019, Algorithm 1. A model's time stamp is the number of updates in it, so that a fresh update has staleness 0."""
+    """Xie 2019, Algorithm 1. Time stamps count the updates in a model, so that a fresh update has staleness 0."""
     models, num_dropped = [(x, 0)], 0
     for i, downloaded in events(schedule):
         (x_tau, tau), (x, t) = models[downloaded], models[-1]

@@ -1,4 +1,7 @@
-"""gMeta 2025. D_0 ... D_{nu-1} are the adapt batches, D_nu the outer one, D'_0 ... D'_{nu-1} the curvature batches."""
+"""gMeta 2025, whose l and l' are j here.
+
+D_0 ... D_{nu-1} are the adapt batches, D_nu the outer one, D'_0 ... D'_{nu-1} the curvature batches.
+"""
 
 from tests.reference.problem import cohorts, grad, hvp, mean
 
@@ -6,19 +9,19 @@ from tests.reference.problem import cohorts, grad, hvp, mean
 def local_update(w_in, alpha, beta, nu, D, D_prime):
     """Algorithm 2, exact."""
     w = [w_in]  # 1
-    for l in range(1, nu + 1):  # 2
-        w.append(w[l - 1] - alpha * grad(w[l - 1], D[l - 1]))  # 3, 4
+    for j in range(1, nu + 1):  # 2
+        w.append(w[j - 1] - alpha * grad(w[j - 1], D[j - 1]))  # 3, 4
     d = grad(w[nu], D[nu])  # 6
-    for l in range(1, nu + 1):  # 7
-        d = d - alpha * hvp(w[nu - l], D_prime[nu - l], d)  # 8, 9
+    for j in range(1, nu + 1):  # 7
+        d = d - alpha * hvp(w[nu - j], D_prime[nu - j], d)  # 8, 9
     return w_in - beta * d  # 11
 
 
 def local_update_fo(w_in, alpha, beta, nu, D, D_prime):
     """Algorithm 3, first-order."""
     w = w_in  # 1
-    for l in range(1, nu + 1):  # 2
-        w = w - alpha * grad(w, D[l - 1])  # 3
+    for j in range(1, nu + 1):  # 2
+        w = w - alpha * grad(w, D[j - 1])  # 3
     return w_in - beta * grad(w, D[nu])  # 5
 
 
@@ -27,12 +30,12 @@ def local_update_hf(delta):
 
     def update(w_in, alpha, beta, nu, D, D_prime):
         w = [w_in]  # 1
-        for l in range(1, nu + 1):  # 2
-            w.append(w[l - 1] - alpha * grad(w[l - 1], D[l - 1]))  # 3, 4
+        for j in range(1, nu + 1):  # 2
+            w.append(w[j - 1] - alpha * grad(w[j - 1], D[j - 1]))  # 3, 4
         d = grad(w[nu], D[nu])  # 6
-        for l in range(1, nu + 1):  # 7
-            g_plus = grad(w[nu - l] + delta * d, D_prime[nu - l])  # 8
-            g_minus = grad(w[nu - l] - delta * d, D_prime[nu - l])  # 9
+        for j in range(1, nu + 1):  # 7
+            g_plus = grad(w[nu - j] + delta * d, D_prime[nu - j])  # 8
+            g_minus = grad(w[nu - j] - delta * d, D_prime[nu - j])  # 9
             d = d - alpha / (2 * delta) * (g_plus - g_minus)  # 10
         return w_in - beta * d  # 12
 

@@ -1,6 +1,6 @@
 """A small federation in closed form: softmax regression, its gradient and its Hessian-vector product, in NumPy.
 
-Models are flat vectors here, the kernel row by row and then the bias; `tree` and `flat` translate. `D` is a batch (x, y).
+Models are flat vectors, the kernel row by row and then the bias; `tree` and `flat` translate. `D` is a batch (x, y).
 """
 
 from functools import partial

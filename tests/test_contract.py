@@ -1,0 +1,155 @@
+"""Every recipe, every invariant."""
+
+import dataclasses
+import sys
+import tomllib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tomli_w
+
+import personax
+from personax import simulate as run
+from personax.simulate import _advance
+from personax.values import _KINDS, from_dict, to_dict
+from tests.recipes import ASYNCHRONOUS, RECIPES
+
+# The tests of one recipe share its compiled program, so they run in one process.
+each = lambda names: pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
+
+TASK = personax.classification(personax.mlp((4,), 3))
+NUM = 5
+
+
+def data(position, seed=0):
+    rng = np.random.default_rng([seed, position])
+    size = 4 + 3 * position
+    return rng.integers(0, 256, (size, 6)).astype(np.uint8), rng.integers(0, 3, size)
+
+
+FED = personax.Federation.from_clients([data(i) for i in range(NUM)], test=[data(i, 1) for i in range(NUM)])
+
+
+def schedule_for(name, seed=0, num=24):
+    key = jax.random.key(seed)
+    if name in ASYNCHRONOUS:
+        return personax.arrivals(NUM, num, delays=personax.persafl_delays(NUM, key=key), key=key)
+    return personax.rounds(NUM, num // 3, 3, key=key, num_aggregated=2 if name == "pfedme" else None)
+
+
+def simulate(name, scale=1.0, seed=0, fed=FED, schedule=None, **options):
+    options.setdefault("wave_width", 4)
+    schedule = schedule_for(name, seed) if schedule is None else schedule
+    return run(RECIPES[name](scale), TASK, fed, schedule, key=jax.random.key(seed), **options)
+
+
+def end(result):
+    return result.params, result.personal, result.shared
+
+
+def assert_same_bits(a, b):
+    for leaf, other in zip(*map(jax.tree.leaves, (a, b)), strict=True):
+        np.testing.assert_array_equal(leaf, other)
+
+
+def assert_close(a, b, rtol=1e-7, atol=1e-11):
+    for leaf, other in zip(*map(jax.tree.leaves, (a, b)), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=rtol, atol=atol)
+
+
+@each(RECIPES)
+def test_same_key_same_bits_and_other_numbers_without_compiling(name):
+    first = simulate(name)
+    compiled = _advance._cache_size()
+    assert_same_bits(end(first), end(simulate(name)))
+    other = simulate(name, 0.7, seed=1)
+    shorter = simulate(name, schedule=schedule_for(name, num=18))
+    assert _advance._cache_size() == compiled, "another seed, step size or length compiled a second program"
+    for result in (other, shorter):
+        assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (end(first), end(result))), strict=True))
+
+
+@each(RECIPES)
+def test_float32_stays_float32_and_trees_keep_their_shape(name, monkeypatch):
+    params = TASK.model.init(jax.random.key(0), jnp.asarray(FED.x[:1]))
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    shapes = []
+
+    def trace_only(program, *arguments):
+        shapes.append(jax.eval_shape(lambda *a: _advance(program, *a), *arguments))
+        return arguments[-3]
+
+    monkeypatch.setattr(sys.modules["personax.simulate"], "_advance", trace_only)
+    before = simulate(name, params=params).snapshot.state
+    kinds = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+    assert kinds(before) == kinds(shapes[0]) and kinds(before.server.params) == kinds(params)
+    kept = jax.tree.leaves((before.server.params, before.server.shared, before.personal, before.server.pending))
+    assert {leaf.dtype for leaf in kept if jnp.issubdtype(leaf.dtype, jnp.floating)} == {jnp.dtype("float32")}
+
+
+@each(RECIPES)
+def test_the_order_of_clients_does_not_matter(name):
+    order = np.array([3, 0, 4, 1, 2])
+    fed = personax.Federation.from_clients([data(i) for i in order], ids=order.tolist())
+    schedule = schedule_for(name)
+    moved = dataclasses.replace(schedule, client=np.argsort(order)[schedule.client].astype(np.int32))
+    here, there = simulate(name), simulate(name, fed=fed, schedule=moved)
+    assert_close((here.params, here.shared), (there.params, there.shared))
+    assert_close(jax.tree.map(lambda leaf: leaf[order], here.personal), there.personal)
+
+
+@each(RECIPES)
+def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(name, tmp_path):
+    snapshots = []
+    whole = simulate(name, every=6, observe=snapshots.append)
+    cut = snapshots[1]
+    leaves, structure = jax.tree.flatten(cut.state)
+    np.savez(tmp_path / "state.npz", *leaves)
+    with np.load(tmp_path / "state.npz") as stored:
+        state = jax.tree.unflatten(structure, [stored[f"arr_{i}"] for i in range(len(leaves))])
+    resumed = simulate(name, start=dataclasses.replace(cut, state=state))
+    assert 0 < cut.num_events < whole.snapshot.num_events
+    assert_same_bits(end(whole), end(resumed))
+
+
+@each(RECIPES)
+def test_seeds_together_in_chunks_of_a_cohort_equal_seeds_apart(name):
+    seeds = [0, 1]
+    together = run(
+        RECIPES[name](1.0),
+        TASK,
+        FED,
+        [schedule_for(name, seed) for seed in seeds],
+        key=jnp.stack([jax.random.key(seed) for seed in seeds]),
+        wave_width=4,
+        cohort_chunk=2,
+    )
+    for seed in seeds:
+        assert_close(jax.tree.map(lambda leaf, s=seed: leaf[s], end(together)), end(simulate(name, seed=seed)))
+
+
+@each(ASYNCHRONOUS)
+def test_waves_equal_one_by_one(name):
+    assert_close(end(simulate(name, wave_width=4)), end(simulate(name, wave_width=1)))
+
+
+@each(RECIPES)
+def test_a_recipe_is_its_configuration(name):
+    recipe = RECIPES[name](1.0)
+    assert recipe == RECIPES[name](1.0) and hash(recipe) == hash(RECIPES[name](1.0))
+    assert recipe != RECIPES[name](0.5)
+    assert from_dict(tomllib.loads(tomli_w.dumps(to_dict(recipe)))) == recipe
+    assert eval(repr(recipe), dict(_KINDS)) == recipe
+
+
+@each(RECIPES)
+def test_evaluation_does_not_touch_the_run(name):
+    """PFLlib's trap: measuring moves the model."""
+    result = simulate(name)
+    before = jax.tree.map(np.array, end(result))
+    protocol = personax.Protocol("adapted", num_steps=2)
+    scores = personax.evaluate(RECIPES[name](1.0), TASK, FED, result, protocol, key=jax.random.key(5))
+    assert scores.metrics["accuracy"].shape == (NUM,) and scores.protocol == protocol
+    assert_same_bits(before, end(result))
