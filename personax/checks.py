@@ -47,9 +47,8 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
         batch = Batch(x, y, np.ones(1, np.float32), jax.random.key(0))  # pyright: ignore[reportArgumentType]
         outputs = jax.eval_shape(task.model.apply, shapes, x)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"The model does not take samples of shape {x.shape[1:]} and type {x.dtype}: {error}"
-        ) from error
+        given = f"samples of shape {x.shape[1:]} and type {x.dtype}"
+        raise ValueError(f"The model and its parameters must take the clients' data, got {given}: {error}") from error
     parts = [("training", federation.y, federation.offsets)]
     if federation.test_y is not None and federation.test_offsets is not None:
         parts.append(("test", federation.test_y, federation.test_offsets))

@@ -123,7 +123,9 @@ def _metrics(task: Task, data: ClientData, client: Client, params: Params, max_c
         return task.metrics(params, batch), weight.sum()
 
     found, counts = jax.lax.map(part, jnp.arange(0, max_count, _CHUNK, dtype=jnp.int32))
-    return {name: (values * counts).sum() / counts.sum() for name, values in found.items()}
+    # A slice of nothing but filler may have no finite metric of its own.
+    total = lambda values: jnp.where(counts > 0, values * counts, 0).sum()
+    return {name: total(values) / counts.sum() for name, values in found.items()}
 
 
 def personalize(
