@@ -55,7 +55,7 @@ def evaluate(
     algorithm: Algorithm, task: Task, federation: Federation, result: Result, protocol: Protocol, *, key: Array
 ) -> Evaluation:
     """Score every client's model on that client's test data."""
-    score = partial(_score, task, federation.num_clients, int(federation.test.count.max()))
+    score = partial(_score, task, federation.num_clients, int(federation.test.num_samples.max()))
     if result.has_seeds:
         score = jax.vmap(score, in_axes=(None, None, None, None, 0, 0, 0, None))
     found = score(
@@ -87,7 +87,7 @@ def _score(
 
 
 def _client(data: ClientData, position: Scalar) -> Client:
-    return Client(data.start[position], data.count[position], data.ids[position], jnp.zeros((), jnp.int32))
+    return Client(data.start[position], data.num_samples[position], data.ids[position], jnp.zeros((), jnp.int32))
 
 
 def _client_model(
@@ -118,8 +118,8 @@ def _metrics(task: Task, data: ClientData, client: Client, params: Params, max_c
 
     def part(begin: Array) -> tuple[Metrics, Array]:
         places = begin + jnp.arange(_CHUNK, dtype=client.start.dtype)
-        weight = (places < client.count).astype(float)
-        batch = gather(data, client.start + jnp.minimum(places, client.count - 1), weight, jax.random.key(0))
+        weight = (places < client.num_samples).astype(float)
+        batch = gather(data, client.start + jnp.minimum(places, client.num_samples - 1), weight, jax.random.key(0))
         return task.metrics(params, batch), weight.sum()
 
     found, counts = jax.lax.map(part, jnp.arange(0, max_count, _CHUNK, dtype=jnp.int32))

@@ -13,12 +13,12 @@ from personax.typing import Array
 
 
 class ClientData(NamedTuple):
-    """A federation's training data on the device. Client i holds rows `start[i] : start[i] + count[i]`."""
+    """A federation's training data on the device. Client i holds rows `start[i] : start[i] + num_samples[i]`."""
 
     x: Array
     y: Array
     start: Array
-    count: Array
+    num_samples: Array
     ids: Array  # stable numbers: random streams follow them, whatever the order of the clients
 
 
@@ -48,11 +48,7 @@ class Federation:
         n = len(self.offsets) - 1
         object.__setattr__(self, "ids", np.arange(n) if self.ids is None else np.asarray(self.ids))
         object.__setattr__(self, "names", tuple(self.names) or tuple(f"client {i}" for i in self.ids))
-        if len(self.ids) != n or len(set(self.ids.tolist())) != n or len(self.names) != n:
-            raise ValueError(
-                f"`ids` and `names` must name each of the {n} clients once, "
-                f"got {len(set(self.ids.tolist()))} different ids and {len(self.names)} names."
-            )
+        _check_names(n, self.ids, self.names)
         _check_part("training", self.x, self.y, np.asarray(self.offsets), self.names)
         if self.test_x is not None:
             if self.test_y is None or self.test_offsets is None:
@@ -60,6 +56,11 @@ class Federation:
             if len(self.test_offsets) != n + 1:
                 raise ValueError(f"`test_offsets` must have {n + 1} entries, got {len(self.test_offsets)}.")
             _check_part("test", self.test_x, self.test_y, np.asarray(self.test_offsets), self.names)
+            looks = [(x.shape[1:], y.shape[1:], x.dtype) for x, y in ((self.x, self.y), (self.test_x, self.test_y))]
+            if looks[0] != looks[1]:
+                raise ValueError(
+                    f"{self.names[0]}: test samples must look like training ones, {looks[0]}, got {looks[1]}."
+                )
 
     @classmethod
     def from_clients(
@@ -75,10 +76,12 @@ class Federation:
             raise ValueError("A federation needs at least one client, got none.")
         if test is not None and len(test) != len(clients):
             raise ValueError(f"`test` must have one pair for each of the {len(clients)} clients, got {len(test)}.")
-        names = tuple(names) or tuple(f"client {i}" for i in (range(len(clients)) if ids is None else ids))
+        numbers = np.arange(len(clients)) if ids is None else np.asarray(ids)
+        names = tuple(names) or tuple(f"client {i}" for i in numbers)
+        _check_names(len(clients), numbers, names)
         train = _flatten(clients, names)
         held_out = (None, None, None) if test is None else _flatten(test, names)
-        return cls(*train, *held_out, ids=None if ids is None else np.asarray(ids), names=names)  # pyright: ignore[reportArgumentType]
+        return cls(*train, *held_out, ids=numbers, names=names)  # pyright: ignore[reportArgumentType]
 
     @property
     def num_clients(self) -> int:
@@ -123,7 +126,7 @@ class Federation:
 def _flatten(clients: Sequence[tuple[Any, Any]], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     xs, ys = [np.asarray(x) for x, _ in clients], [np.asarray(y) for _, y in clients]
     for name, x, y in zip(names, xs, ys, strict=True):
-        if x.ndim == 0 or len(x) != len(y):
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
             raise ValueError(f"{name}: x and y must have one row for each sample, got shapes {x.shape} and {y.shape}.")
         if x.shape[1:] != xs[0].shape[1:] or y.shape[1:] != ys[0].shape[1:] or x.dtype != xs[0].dtype:
             raise ValueError(
@@ -133,6 +136,16 @@ def _flatten(clients: Sequence[tuple[Any, Any]], names: Sequence[str]) -> tuple[
     return np.concatenate(xs), np.concatenate(ys), np.concatenate([[0], np.cumsum([len(x) for x in xs])])
 
 
+def _check_names(num: int, ids: np.ndarray, names: Sequence[str]) -> None:
+    if len(ids) != num or len(set(ids.tolist())) != num or len(names) != num:
+        raise ValueError(
+            f"`ids` and `names` must name each of the {num} clients once, "
+            f"got {len(set(ids.tolist()))} different ids and {len(names)} names."
+        )
+    if not np.issubdtype(ids.dtype, np.integer) or ids.min(initial=0) < 0 or ids.max(initial=0) >= 2**32:
+        raise ValueError(f"`ids` must be whole numbers from 0 to 2^32 - 1, got {ids.tolist()[:5]}.")
+
+
 def _check_part(part: str, x: np.ndarray, y: np.ndarray, offsets: np.ndarray, names: Sequence[str]) -> None:
     counts = np.diff(offsets)
     if offsets[0] != 0 or offsets[-1] != len(x) or len(x) != len(y) or np.any(counts < 0):
@@ -140,11 +153,13 @@ def _check_part(part: str, x: np.ndarray, y: np.ndarray, offsets: np.ndarray, na
             f"The {part} offsets must rise from 0 to the number of rows, got {offsets[0]} to {offsets[-1]} "
             f"for {len(x)} rows of x and {len(y)} of y."
         )
+    if not len(counts):
+        raise ValueError("A federation needs at least one client, got none.")
     if np.any(counts == 0):
         empty = int(np.argmin(counts))
         raise ValueError(f"{names[empty]} has no {part} samples. Leave it out of the federation, or give it some.")
     for letter, array in (("x", x), ("y", y)):
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array.sum()):
+        if np.issubdtype(array.dtype, np.floating) and not np.all(np.isfinite(array)):
             row = int(np.argmin(np.isfinite(array.reshape(len(array), -1)).all(axis=1)))
             owner = int(np.searchsorted(offsets, row, side="right")) - 1
             raise ValueError(

@@ -105,7 +105,7 @@ def local_update(
     length of the scan where clients differ.
     `record(iterate, memory)` is collected after each step.
     """
-    num_steps = local.steps_of(client.count)
+    num_steps = local.steps_of(client.num_samples)
     max_steps = local.steps_of(max_count)
     draws = local.draws(objective)
     start, memory = objective.begin(anchor, personal)
@@ -159,9 +159,9 @@ def full_gradient(loss: LossFn, params: Params, data: ClientData, client: Client
 
     def add(total: Params, begin: Array) -> tuple[Params, None]:
         places = begin + jnp.arange(size, dtype=client.start.dtype)
-        weight = (places < client.count).astype(jnp.result_type(float))
-        batch = gather(data, client.start + jnp.minimum(places, client.count - 1), weight, key)
-        share = weight.sum() / client.count
+        weight = (places < client.num_samples).astype(jnp.result_type(float))
+        batch = gather(data, client.start + jnp.minimum(places, client.num_samples - 1), weight, key)
+        share = weight.sum() / client.num_samples
         gradient = jax.grad(loss)(params, batch)
         # A slice of nothing but filler may have no finite loss of its own.
         return jax.tree.map(lambda t, g: t + jnp.where(share > 0, share * g, 0).astype(t.dtype), total, gradient), None

@@ -10,17 +10,18 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from personax.federation import ClientData, Federation
 from personax.typing import Array, Batch, Scalar
-from personax.values import Static, require_count, value
+from personax.values import Static, require, require_count, value
 
 Sampling = Literal["replacement", "shuffled"]
 ROLES = ("outer", "adapt", "curvature")
 
 INIT, BATCHES, ITERATES = 0, 1, 2  # streams of a run's key
 _EPOCH, _DROPOUT = 0xFFFFFFFF, 0xFFFFFFFF  # streams of a visit's and of a batch's key
-_MAX_DRAWS = 256  # batches of one step that have a number of their own
+_MAX_DRAWS = 4096  # batches of one step that have a number of their own; leaves a million steps
 
 
 @value
@@ -41,10 +42,10 @@ class BatchSizes:
 
 
 class Draw(NamedTuple):
-    """One batch of a local step: the `index`-th of its role."""
+    """One batch of a local step: the `number`-th of its role."""
 
     role: str
-    index: int
+    number: int
     size: int
 
 
@@ -52,20 +53,18 @@ class Client(NamedTuple):
     """Where one client's rows lie, its stable number, and how many updates it has made before this one."""
 
     start: Array
-    count: Array
+    num_samples: Array
     id: Array
     update: Array
 
 
-def init_key(key: Array) -> Array:
-    """The key that initialises the model of a run."""
-    return jax.random.fold_in(key, INIT)
-
-
 def run_stream(key: Array, stream: int = BATCHES) -> Array:
     """The key from which all batches of a run follow: threefry, which `vmap` does not change, whatever `key` is."""
-    words = jax.random.bits(jax.random.fold_in(key, stream), (2,), jnp.uint32)
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    words = jax.random.key_data(key)
+    own = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+    for word in words[2:]:
+        own = jax.random.fold_in(own, word)
+    return jax.random.fold_in(own, stream)
 
 
 def draw_rows(
@@ -79,7 +78,8 @@ def draw_rows(
     """For each of `steps`: rows and weights (0 for filler) of its batches in a row, and a dropout key for each."""
     visit_key = jax.random.fold_in(jax.random.fold_in(stream, client.id), client.update)
     sizes = [draw.size for draw in draws]
-    codes = jnp.array([3 * draw.index + ROLES.index(draw.role) for draw in draws], jnp.uint32)
+    codes = np.array([3 * draw.number + ROLES.index(draw.role) for draw in draws], np.uint32)
+    require(lambda v: v < _MAX_DRAWS // 3, "number of batches of a role", max(d.number for d in draws), "be below 1365")
     keys_at = lambda key, ticks: jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(_MAX_DRAWS * ticks + codes[None])
     keys = keys_at(visit_key, steps[:, None].astype(jnp.uint32))  # [steps, draws]
     start, count = map(jnp.stack, zip(*(_part(client, draw.role, query_share) for draw in draws), strict=True))
@@ -113,11 +113,11 @@ def _scaled(words: Array, count: Array) -> Array:
 def _part(client: Client, role: str, query_share: Scalar | None) -> tuple[Array, Array]:
     """The rows that a role draws from: all, or the query part for `outer` and the support part for the others."""
     if query_share is None:
-        return client.start, client.count
-    wanted = jnp.round(client.count * query_share).astype(client.count.dtype)
-    query = jnp.clip(wanted, 1, jnp.maximum(client.count - 1, 1))
-    support = jnp.maximum(client.count - query, 1)  # a client with one sample uses it for both
-    return (client.start + client.count - query, query) if role == "outer" else (client.start, support)
+        return client.start, client.num_samples
+    wanted = jnp.round(client.num_samples * query_share).astype(client.num_samples.dtype)
+    query = jnp.clip(wanted, 1, jnp.maximum(client.num_samples - 1, 1))
+    support = jnp.maximum(client.num_samples - query, 1)  # a client with one sample uses it for both
+    return (client.start + client.num_samples - query, query) if role == "outer" else (client.start, support)
 
 
 def permute(key: Array, places: Array, count: Array) -> Array:
@@ -126,7 +126,7 @@ def permute(key: Array, places: Array, count: Array) -> Array:
     A Feistel network permutes the smallest enclosing power of four; places that leave the range are sent through it
     again until they are back inside. So one batch of a shuffled epoch costs its own size, not the client's.
     """
-    round_keys = jax.random.bits(key, (6,), jnp.uint32)
+    round_keys = jax.random.bits(key, (12,), jnp.uint32)
     halves = jnp.maximum((33 - jax.lax.clz(jnp.maximum(count - 1, 1).astype(jnp.uint32))) // 2, 1)
     mask = (jnp.uint32(1) << halves) - jnp.uint32(1)
 
@@ -136,10 +136,12 @@ def permute(key: Array, places: Array, count: Array) -> Array:
             left, right = right, left ^ (_scramble(right, round_key) & mask)
         return (left << halves) | right
 
-    outside = lambda values: values >= count.astype(jnp.uint32)
-    walk = lambda values: jnp.where(outside(values), network(values), values)
-    values = jax.lax.while_loop(lambda v: jnp.any(outside(v)), walk, network(places.astype(jnp.uint32)))
-    return values.astype(jnp.int32)
+    def walk(walked: tuple[Array, Array]) -> tuple[Array, Array]:
+        values = jnp.where(walked[1], network(walked[0]), walked[0])
+        return values, values >= count.astype(jnp.uint32)
+
+    begin = (places.astype(jnp.uint32), jnp.ones(places.shape, bool))
+    return jax.lax.while_loop(lambda walked: walked[1].any(), walk, begin)[0].astype(jnp.int32)
 
 
 def _scramble(values: Array, key: Array) -> Array:
@@ -174,7 +176,7 @@ def batch_indices(
     batches of a role apart (adaptation steps), and `key` is the run's key as given to `simulate`.
     """
     data = federation.train
-    where = Client(data.start[client], data.count[client], data.ids[client], jnp.asarray(update))
+    where = Client(data.start[client], data.num_samples[client], data.ids[client], jnp.asarray(update))
     steps, one = jnp.asarray([step]), (Draw(role, draw, size),)
     rows, weight, _ = draw_rows(run_stream(key), where, steps, one, sampling, query_share)
     return jnp.where(weight > 0, rows, -1)[0]

@@ -4,7 +4,7 @@ An *event* is the arrival of one client's update at the server. `started_at` cou
 that client asked for its model; how many server versions ago that was depends on the server's buffer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import jax
@@ -13,12 +13,13 @@ import numpy as np
 from personax.typing import Array
 from personax.values import require, require_count, require_nonnegative, require_positive, value
 
-_FACTORS, _COHORTS, _AGGREGATED, _CLIENTS, _DELAYS = 0, 1, 2, 3, 4  # streams of a key; delays take all above 3
-_BLOCK = 64  # updates of each client whose delays are drawn at once: a longer schedule begins like a shorter one
+# Streams of a key; delays take one for each block, from 5 on.
+_FACTORS, _COHORTS, _AGGREGATED, _CLIENTS, _DOWNLOADS, _DELAYS = range(6)
+_BLOCK = 64  # rounds, or updates of each client, that are drawn at once: a longer schedule begins like a shorter one
 
 
 class Delay(Protocol):
-    """Random times: one for each entry of `clients`, whose update counts are `updates`."""
+    """Random times: one for each entry of `clients`; `updates` counts each one's earlier updates, or rounds."""
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray: ...
 
@@ -28,7 +29,11 @@ PerClient = float | tuple[float, ...]  # one number, or one for each client
 
 def _of(numbers: PerClient, clients: np.ndarray) -> np.ndarray:
     given = np.asarray(numbers, float)
-    return np.broadcast_to(given, clients.shape) if given.ndim == 0 else given[clients]
+    if given.ndim == 0:
+        return np.broadcast_to(given, clients.shape)
+    if clients.max() >= len(given):
+        raise ValueError(f"Give one delay, or one for each client, got {len(given)} for client {clients.max()}.")
+    return given[clients]
 
 
 @value
@@ -104,7 +109,10 @@ class Given:
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
         """The given times."""
-        return np.asarray(self.times, float)[updates % len(self.times), clients]
+        rows = np.asarray(self.times, float)[updates % len(self.times)]
+        if clients.max() >= rows.shape[-1]:
+            raise ValueError(f"`times` must have a column for each client, got {rows.shape[-1]} columns.")
+        return np.take_along_axis(rows, clients[..., None], axis=-1)[..., 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +161,7 @@ class Schedule:
     time: np.ndarray
     aggregated: np.ndarray
     round_ends: np.ndarray
+    pending: np.ndarray = field(default_factory=lambda: np.zeros(0))  # requests whose updates come after the last event
 
     @property
     def num_events(self) -> int:
@@ -174,10 +183,13 @@ class Schedule:
         counts[order] = np.arange(len(order)) - run_start
         return counts
 
-    def staleness(self, buffer_size: int = 1) -> np.ndarray:
-        """Server versions between download and arrival, for a server that steps every `buffer_size` events."""
-        if self.has_rounds:
-            return np.zeros(self.num_events, np.int64)
+    def staleness(self, buffer_size: int | None = None) -> np.ndarray:
+        """Server versions between download and arrival, for a server that steps every `buffer_size` events.
+
+        By default a server steps at the end of each round, or at each event where there are no rounds.
+        """
+        if buffer_size is None:
+            buffer_size = self.num_events // int(self.round_ends.sum()) if self.has_rounds else 1
         return np.arange(self.num_events) // buffer_size - self.started_at // buffer_size
 
     def active_share(self, times: np.ndarray) -> np.ndarray:
@@ -186,7 +198,7 @@ class Schedule:
         A client is active from asking for a model until its update arrives: downloading, computing or uploading. It is
         idle while it pauses, and in a synchronous schedule while it is not in the cohort or waits for the slowest.
         """
-        asked = np.searchsorted(np.sort(self.requested), times, side="right")
+        asked = np.searchsorted(np.sort(np.r_[self.requested, self.pending]), times, side="right")
         arrived = np.searchsorted(np.sort(self.time), times, side="right")
         return (asked - arrived) / self.num_clients
 
@@ -212,11 +224,19 @@ def rounds(
     _require_at_most("cohort_size", cohort_size, num_clients, "clients of the federation")
     require_count("num_aggregated", num_aggregated)
     _require_at_most("num_aggregated", num_aggregated, cohort_size, "members of the cohort")
+    num_drawn = -(-num_rounds // _BLOCK) * _BLOCK
     rng = _generator(key, _COHORTS)
-    cohorts = np.stack([rng.choice(num_clients, cohort_size, replace=False) for _ in range(num_rounds)])
+    cohorts = np.stack([rng.choice(num_clients, cohort_size, replace=False) for _ in range(num_drawn)])
     chosen = np.broadcast_to(np.arange(cohort_size) < (num_aggregated or cohort_size), cohorts.shape)
     aggregated = _generator(key, _AGGREGATED).permuted(chosen, axis=1)
-    durations, _ = delays.sample(key, _DELAYS, cohorts, np.broadcast_to(np.arange(num_rounds)[:, None], cohorts.shape))
+    blocks = [
+        delays.sample(
+            key, _DELAYS + first // _BLOCK, cohorts[first : first + _BLOCK], _block_of_updates(first, cohort_size)
+        )
+        for first in range(0, num_drawn, _BLOCK)
+    ]
+    cohorts, aggregated = cohorts[:num_rounds], aggregated[:num_rounds]
+    durations = np.concatenate([flight for flight, _ in blocks])[:num_rounds]
     begins = np.r_[0.0, np.cumsum(durations.max(axis=1))[:-1]][:, None]
     events = np.arange(num_rounds * cohort_size).reshape(num_rounds, cohort_size)
     return Schedule(
@@ -241,17 +261,15 @@ def arrivals(num_clients: int, num_events: int, *, delays: Delays, key: Array) -
     clients = np.broadcast_to(np.arange(num_clients), (_BLOCK, num_clients))
     requested, arrived, begin = [], [], np.zeros(num_clients)
     while not arrived or not _complete(np.concatenate(arrived), num_events):
-        block = len(arrived)
-        updates = np.broadcast_to(_BLOCK * block + np.arange(_BLOCK)[:, None], clients.shape)
-        flight, pause = delays.sample(key, _DELAYS + block, clients, updates)
-        next_request = begin + np.cumsum(flight + pause, axis=0)
-        arrived.append(next_request - pause)
-        requested.append(np.r_[begin[None], next_request[:-1]])
-        begin = next_request[-1]
-    arrived, requested = np.concatenate(arrived), np.concatenate(requested)
-    update, client = np.divmod(np.arange(arrived.size), num_clients)
-    time, asked = arrived.ravel(), requested.ravel()
-    order = np.lexsort((client, update, time))[:num_events]
+        updates = _block_of_updates(len(arrived), num_clients)
+        flight, pause = delays.sample(key, _DELAYS + len(arrived), clients, updates)
+        times = begin + np.cumsum(np.stack([flight, pause], axis=1).reshape(-1, num_clients), axis=0)
+        arrived.append(times[::2])
+        requested.append(np.r_[begin[None], times[1:-1:2]])
+        begin = times[-1]
+    update, client = np.divmod(np.arange(len(arrived) * _BLOCK * num_clients), num_clients)
+    time, asked = np.concatenate(arrived).ravel(), np.concatenate(requested).ravel()
+    order, rest = np.split(np.lexsort((client, update, time)), [num_events])
     return Schedule(
         num_clients=num_clients,
         client=client[order].astype(np.int32),
@@ -260,7 +278,12 @@ def arrivals(num_clients: int, num_events: int, *, delays: Delays, key: Array) -
         time=time[order],
         aggregated=np.ones(num_events, bool),
         round_ends=np.zeros(num_events, bool),
+        pending=asked[rest][asked[rest] <= time[order[-1]]],
     )
+
+
+def _block_of_updates(block: int, num_columns: int) -> np.ndarray:
+    return np.broadcast_to(_BLOCK * block + np.arange(_BLOCK)[:, None], (_BLOCK, num_columns))
 
 
 def _complete(arrived: np.ndarray, num_events: int) -> bool:
@@ -289,9 +312,9 @@ def uniform_arrivals(num_clients: int, num_events: int, max_staleness: int, *, k
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)
     require_count("max_staleness", max_staleness, least=0)
-    rng = _generator(key, _CLIENTS)
-    client = rng.integers(num_clients, size=num_events).astype(np.int32)
-    position, next_download = rng.uniform(size=num_events), np.zeros(num_clients, np.int64)
+    client = _generator(key, _CLIENTS).integers(num_clients, size=num_events).astype(np.int32)
+    position = _generator(key, _DOWNLOADS).uniform(size=num_events)
+    next_download = np.zeros(num_clients, np.int64)
     started_at = np.empty(num_events, np.int64)
     for event, who in enumerate(client):
         earliest = max(event - max_staleness, next_download[who])

@@ -15,7 +15,7 @@ from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
 from personax.local import Update, local_update
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State
-from personax.sampling import BATCHES, ITERATES, Client, init_key, run_stream
+from personax.sampling import BATCHES, INIT, ITERATES, Client, run_stream
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
 from personax.typing import Array, Model, Params, Personal, PyTree, Task
@@ -142,7 +142,7 @@ def _wave(
     target = jnp.where(usable, wave.client, program.num_clients)
     personal = jax.tree.map(lambda a, new: a.at[target].set(new, mode="drop"), state.personal, updates.personal)
     version = jnp.broadcast_to(anchors[2], wave.client.shape)
-    weight = data.count[wave.client].astype(float)
+    weight = data.num_samples[wave.client].astype(float)
     uploads = Upload(updates.delta, updates.end, updates.extra, version, weight, usable & wave.aggregated)
     tracked = state.tracked
     if tracker is not None:
@@ -168,7 +168,7 @@ def _train(
     synchronous = algorithm.server.buffer_size is None
 
     def visit(client: Array, update: Array, anchor: PyTree) -> Update:
-        where = Client(data.start[client], data.count[client], data.ids[client], update)
+        where = Client(data.start[client], data.num_samples[client], data.ids[client], update)
         own = jax.tree.map(lambda leaf: leaf[client], personal)
         params, shared, version = anchors if synchronous else anchor
         return local_update(
@@ -247,7 +247,7 @@ def _first_params(program: _Program, federation: Federation, key: Array, params:
 @partial(jax.jit, static_argnames=("model", "has_seeds"))
 def _initial_params(model: Model, x: Array, key: Array, has_seeds: bool) -> Params:
     """The task's own initial model; a program of its own, which all algorithms share."""
-    init = lambda key: model.init(init_key(key), x)
+    init = lambda key: model.init(run_stream(key, INIT), x)
     return jax.vmap(init)(key) if has_seeds else init(key)
 
 
@@ -273,7 +273,7 @@ def _update_shapes(program: _Program, algorithm: Algorithm, data: ClientData, pa
     """The shapes of one client's update; nothing is computed."""
 
     def visit(params: Params) -> Update:
-        where, stream = Client(data.start[0], data.count[0], data.ids[0], jnp.asarray(0)), jax.random.key(0)
+        where, stream = Client(data.start[0], data.num_samples[0], data.ids[0], jnp.asarray(0)), jax.random.key(0)
         objective = algorithm.objective
         shared, personal = objective.init_shared(params), objective.init_personal(params)
         return local_update(

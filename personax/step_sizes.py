@@ -21,7 +21,7 @@ class Clock(NamedTuple):
     step: Scalar
     num_steps: Scalar
 
-    def count(self, name: ClockName) -> Scalar:
+    def ticks(self, name: ClockName) -> Scalar:
         """The number of ticks before now: 0 at the first step of the first round."""
         return self.round if name == "round" else self.round * self.num_steps + self.step
 
@@ -61,7 +61,7 @@ class Decay:
         require_one_of("clock", self.clock, ("step", "round"))
 
     def __call__(self, clock: Clock) -> Scalar:
-        return self.initial * (1 - self.rate) ** clock.count(self.clock)
+        return self.initial * (1 - self.rate) ** clock.ticks(self.clock)
 
 
 @value
@@ -78,7 +78,7 @@ class InverseDecay:
         require_one_of("clock", self.clock, ("step", "round"))
 
     def __call__(self, clock: Clock) -> Scalar:
-        return self.initial / (1 + self.rate * clock.count(self.clock))
+        return self.initial / (1 + self.rate * clock.ticks(self.clock))
 
 
 @value
@@ -96,8 +96,8 @@ class InverseSqrt:
         require_one_of("clock", self.clock, ("step", "round"))
 
     def __call__(self, clock: Clock) -> Scalar:
-        ticks = clock.num_steps * (clock.round + 1) if self.clock == "round" else clock.count("step") + 1
-        return self.scale / jnp.sqrt(1.0 * ticks)
+        passed = clock.num_steps * (clock.round + 1) if self.clock == "round" else clock.ticks("step") + 1
+        return self.scale / jnp.sqrt(1.0 * passed)
 
 
 @value
@@ -117,4 +117,4 @@ class StronglyConvex:
         require_one_of("clock", self.clock, ("step", "round"))
 
     def __call__(self, clock: Clock) -> Scalar:
-        return 16 / (self.strong_convexity * (clock.count(self.clock) + 1 + self.offset))
+        return 16 / (self.strong_convexity * (clock.ticks(self.clock) + 1 + self.offset))

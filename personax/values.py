@@ -5,8 +5,6 @@ field is a number or another value: changing it does not recompile, and `vmap` c
 """
 
 import dataclasses
-import functools
-import importlib
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
@@ -59,17 +57,15 @@ def _is_static(annotation: Any) -> bool:
 def to_dict(item: Any) -> Any:
     """A value as plain tables, lists, numbers and strings, which TOML and JSON can hold.
 
-    A field that is None is left out; a function is named by where it is imported from.
+    A field that is None is left out.
     """
-    if type(item).__name__ in _KINDS:
+    if _KINDS.get(type(item).__name__) is type(item):
         given = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
         return {"kind": type(item).__name__, **{k: to_dict(v) for k, v in given.items() if v is not None}}
     if isinstance(item, tuple | list):
         return [to_dict(entry) for entry in item]
     if isinstance(item, int | float | str):
         return item
-    if callable(item):
-        return f"{item.__module__}:{item.__qualname__}"
     return np.asarray(item).tolist()
 
 
@@ -81,9 +77,6 @@ def from_dict(item: Any) -> Any:
         return _KINDS[item["kind"]](**{k: from_dict(v) for k, v in item.items() if k != "kind"})
     if isinstance(item, list):
         return tuple(from_dict(entry) for entry in item)
-    if isinstance(item, str) and ":" in item:
-        module, name = item.split(":")
-        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     return item
 
 
@@ -92,7 +85,13 @@ def require(condition: Callable[[Any], Any], name: str, given: Any, must: str, h
 
     `given` may be an array of swept numbers: the condition must hold for all of them.
     """
-    if given is not None and not np.all(condition(np.asarray(given))):
+    if given is None:
+        return
+    try:
+        holds = bool(np.all(condition(np.asarray(given))))
+    except TypeError:  # not a number at all
+        holds = False
+    if not holds:
         raise ValueError(" ".join(filter(None, [f"`{name}` must {must}, got {given}.", hint])))
 
 

@@ -2,8 +2,8 @@
 
 Consecutive events whose downloads all happened before the first of them, by different clients, form a *wave*: they are
 trained at once and then applied one after another, with the result of one-by-one execution. A model that is needed
-after it has been replaced waits in a slot; slots are assigned here, so that a run holds as many old models as are in
-use at the same time and no more.
+after it has been replaced waits in a slot; slots are assigned here, so that a run holds about as many old models as
+are in use at the same time.
 """
 
 from collections.abc import Sequence
@@ -33,10 +33,6 @@ class Plan(NamedTuple):
     waves: Waves
     num_waves: int
     num_slots: int
-
-    def events_before(self, wave: int) -> int:
-        """The number of events that the first `wave` waves contain."""
-        return int(self.waves.valid[:wave].sum())
 
 
 def plan_rounds(schedule: Schedule) -> Plan:

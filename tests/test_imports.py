@@ -5,10 +5,11 @@ from pathlib import Path
 
 import personax
 
-ORDER = (
-    "typing values step_sizes curvature objectives optimizers federation sampling local server schedules algorithms "
-    "models tasks waves iterates checks results simulate evaluate"
-).split()
+LAYERS = """
+typing values step_sizes curvature objectives optimizers federation sampling local server schedules algorithms
+models tasks waves iterates checks results simulate evaluate
+"""
+ORDER = LAYERS.split()
 
 
 def imported(path):

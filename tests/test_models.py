@@ -473,9 +473,9 @@ def test_adapters_refuse_state(adapt, kind):
 
 
 def test_adapters_refuse_what_is_no_module():
-    with pytest.raises(TypeError, match="instance of flax.linen.Module, got .*LinenNet"):
+    with pytest.raises(TypeError, match=r"instance of flax.linen.Module, got .*LinenNet"):
         from_flax(LinenNet)
-    with pytest.raises(TypeError, match="must return an equinox.Module, got tuple"):
+    with pytest.raises(TypeError, match=r"must return an equinox.Module, got tuple"):
         from_equinox(lambda key: (EqxNet(key), None))
 
 

@@ -78,7 +78,7 @@ def test_the_number_of_batches_of_gmeta(hvp, num_curvature):
 
 
 def test_each_role_of_meta_uses_its_own_batch():
-    """gMeta (11): w_l from the l-th adapt batch, the gradient from the outer one, H(w_l) from the l-th curvature one."""
+    """gMeta (11): w_l by the l-th adapt batch, the gradient by the outer one, H(w_l) by the l-th curvature batch."""
     rng = np.random.default_rng(0)
     data = [(rng.normal(size=(6, 3)), rng.normal(size=6)) for _ in range(5)]
     problems = [quadratic(x, y) for x, y in data]

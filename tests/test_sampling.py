@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from personax.federation import Federation
 from personax.sampling import (
+    INIT,
     ROLES,
     BatchSizes,
     Client,
@@ -19,7 +20,6 @@ from personax.sampling import (
     _scaled,
     batch_indices,
     draw_rows,
-    init_key,
     permute,
     run_stream,
 )
@@ -116,7 +116,7 @@ def test_steps_and_roles_drawn_together_are_those_drawn_alone(sampling):
     together = rows_of(COUNTS[2], None, sampling, ident=IDS[2], draws=draws)
     parts = np.split(together, np.cumsum([draw.size for draw in draws])[:-1], axis=1)
     for step, (draw, rows) in itertools.product((0, 260), zip(draws, parts, strict=True)):
-        options = {"draw": draw.index, "sampling": sampling}
+        options = {"draw": draw.number, "sampling": sampling}
         alone = batch_indices(FEDERATION, KEY, 2, 0, step, draw.role, draw.size, **options)
         assert np.where(alone < 0, -1, alone - FEDERATION.offsets[2]).tolist() == rows[step].tolist()
 
@@ -128,12 +128,7 @@ def test_batches_are_the_same_in_single_precision(sampling, share):
         np.testing.assert_array_equal(rows_of(1000, 12, sampling, share=share), double)
 
 
-_UNSAFE = pytest.mark.xfail(
-    strict=True, reason="`run_stream` draws bits from the given key, and these change under vmap"
-)
-
-
-@pytest.mark.parametrize("kind", ["threefry2x32", pytest.param("rbg", marks=_UNSAFE)])
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 def test_seeds_run_together_see_the_batches_of_seeds_run_alone(kind):
     keys = jnp.stack([jax.random.key(seed, impl=kind) for seed in range(3)])
     alone = [jax.random.key_data(run_stream(key)) for key in keys]
@@ -152,14 +147,11 @@ def test_dropout_keys_are_all_different():
 
 
 def test_a_model_is_not_initialised_from_the_key_of_batches():
-    keys = (KEY, run_stream(KEY), init_key(KEY))
+    keys = (KEY, run_stream(KEY), run_stream(KEY, INIT))
     assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == 3
 
 
-_WRAPS = pytest.mark.xfail(strict=True, reason="draw 85 counts as a draw of the next step: 3 x 85 + 1 = 256")
-
-
-@pytest.mark.parametrize("num_draws", [85, pytest.param(90, marks=_WRAPS)])
+@pytest.mark.parametrize("num_draws", [85, 90])
 def test_all_batches_of_two_steps_are_different(num_draws):
     draws = tuple(Draw(role, index, 12) for index in range(num_draws) for role in ROLES)
     client = Client(jnp.int32(0), jnp.int32(10**6), jnp.uint32(0), jnp.int32(0))
@@ -250,10 +242,7 @@ def neighbours(count, num):
     return pairs[~np.eye(count, dtype=bool)]
 
 
-_FEW_ROUNDS = pytest.mark.xfail(strict=True, reason="6 rounds of a Feistel network on 4 bits are too few")
-
-
-@pytest.mark.parametrize("count", [2, 3, *(pytest.param(count, marks=_FEW_ROUNDS) for count in (6, 9))])
+@pytest.mark.parametrize("count", [2, 3, 6, 9])
 def test_all_pairs_of_neighbours_are_equally_likely(count):
     assert_uniform(neighbours(count, 15 * STEPS))
 

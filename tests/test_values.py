@@ -96,12 +96,8 @@ def test_values_are_frozen_and_replaced():
         dataclasses.replace(one, lr=-0.2)
 
 
-def named(learning_rate):
-    return learning_rate
-
-
 def test_values_survive_as_plain_tables():
-    for one in (Outer(0.1, 3, Inner(4.0), 1.5, "a"), Outer((0.1, 0.2)), Inner(named), Outer(1, inner=Inner(Inner(2)))):
+    for one in (Outer(0.1, 3, Inner(4.0), 1.5, "a"), Outer((0.1, 0.2)), Outer(1, inner=Inner(Inner(2)))):
         plain = json.loads(json.dumps(to_dict(one)))
         assert from_dict(plain) == one
     assert to_dict(Outer(0.1, 3)) == {"kind": "Outer", "lr": 0.1, "num": 3, "inner": {"kind": "Inner", "scale": 2.0}}
@@ -178,7 +174,6 @@ def test_a_condition_must_hold_for_all_numbers():
         require(lambda v: v < 3, "a", [1, 4], "be below 3", "Do this.")
 
 
-@pytest.mark.xfail(strict=True, reason="the comparison itself raises a TypeError that names nothing")
 @pytest.mark.parametrize("check", [require_positive, require_nonnegative, require_count])
 def test_text_in_the_place_of_a_number_is_refused_by_name(check):
     with pytest.raises(ValueError, match=r"`a` must .*, got 0\.1"):

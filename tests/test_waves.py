@@ -96,12 +96,6 @@ def test_a_round_is_a_wave_that_needs_no_slots():
         np.testing.assert_array_equal(getattr(plan.waves, name).ravel(), column)
 
 
-def test_events_before_counts_members():
-    plan = plan_arrivals(uniform_arrivals(6, 50, 8, key=KEY))
-    sizes = [len(events) for events in members(plan)]
-    assert [plan.events_before(w) for w in range(plan.num_waves + 1)] == np.r_[0, np.cumsum(sizes)].tolist()
-
-
 # measured properties
 
 

@@ -34,8 +34,8 @@ class Moreau:
 
     The personal model is theta, not w: the client keeps the last one, and `personalize` recomputes it from any w.
 
-    Departures from the paper: none. (The inner problem starts at w; the papers do not say where. `num_prox_steps` bounds
-    the search for a tolerance too.)
+    Departures from the paper: none. (The inner problem starts at w; the papers do not say where. The search for a
+    tolerance ends at `num_prox_steps` in any case.)
     """
 
     strength: float
