@@ -11,7 +11,7 @@ import numpy as np
 from personax.algorithms import Algorithm
 from personax.federation import ClientData, Federation
 from personax.results import Result
-from personax.sampling import Client, Draw, draw_rows, gather, run_stream
+from personax.sampling import Client, Draw, draw_rows, gather, run_stream, typed_key
 from personax.typing import Array, Metrics, Params, Personal, Scalar, Shared, Task
 from personax.values import Static, require_count, require_nonnegative, require_one_of, value
 
@@ -108,7 +108,7 @@ def _client_model(
             raise ValueError(f"{objective} keeps no personal model; score the 'adapted' one.")
         return models[protocol.model]
     steps, draws = jnp.arange(protocol.num_steps), (Draw("adapt", 0, protocol.batch_size),)
-    rows, weight, keys = draw_rows(run_stream(key), _client(train, position), steps, draws, "shuffled")
+    rows, weight, keys = draw_rows(run_stream(typed_key(key)), _client(train, position), steps, draws, "shuffled")
     batches = gather(train, rows, weight, keys[:, 0])
     return objective.personalize(task.loss, params, personal, shared, batches, protocol.lr)
 

@@ -11,7 +11,7 @@ from personax.federation import ClientData
 from personax.objectives import Objective, Visit
 from personax.objectives.objective import Batches
 from personax.optimizers import Optimizer
-from personax.sampling import BatchSizes, Client, Draw, Sampling, draw_rows, gather
+from personax.sampling import MAX_DRAWS, ROLES, BatchSizes, Client, Draw, Sampling, draw_rows, gather
 from personax.step_sizes import Clock, StepSize, require_step_size, step_size_at
 from personax.typing import Array, Batch, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
 from personax.values import Static, require, require_count, require_one_of, require_positive, value
@@ -65,6 +65,8 @@ class Local:
     def draws(self, objective: Objective) -> tuple[Draw, ...]:
         """The batches of one local step."""
         counts = objective.roles().items()
+        most = MAX_DRAWS // len(ROLES)
+        require(lambda num: num <= most, "batches of one role", max(num for _, num in counts), f"be at most {most}")
         return tuple(Draw(role, index, self.size_of(role)) for role, num in counts for index in range(num))
 
 

@@ -10,18 +10,17 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from personax.federation import ClientData, Federation
 from personax.typing import Array, Batch, Scalar
-from personax.values import Static, require, require_count, value
+from personax.values import Static, require_count, value
 
 Sampling = Literal["replacement", "shuffled"]
 ROLES = ("outer", "adapt", "curvature")
 
 INIT, BATCHES, ITERATES = 0, 1, 2  # streams of a run's key
 _EPOCH, _DROPOUT = 0xFFFFFFFF, 0xFFFFFFFF  # streams of a visit's and of a batch's key
-_MAX_DRAWS = 4096  # batches of one step that have a number of their own; leaves a million steps
+MAX_DRAWS = 4096  # batches of one step that have a number of their own; leaves a million steps
 
 
 @value
@@ -58,6 +57,11 @@ class Client(NamedTuple):
     update: Array
 
 
+def typed_key(key: Array) -> Array:
+    """The key itself; one of the old style, two plain words, becomes a typed one."""
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+
+
 def run_stream(key: Array, stream: int = BATCHES) -> Array:
     """The key from which all batches of a run follow: threefry, which `vmap` does not change, whatever `key` is."""
     words = jax.random.key_data(key)
@@ -78,9 +82,8 @@ def draw_rows(
     """For each of `steps`: rows and weights (0 for filler) of its batches in a row, and a dropout key for each."""
     visit_key = jax.random.fold_in(jax.random.fold_in(stream, client.id), client.update)
     sizes = [draw.size for draw in draws]
-    codes = np.array([3 * draw.number + ROLES.index(draw.role) for draw in draws], np.uint32)
-    require(lambda v: v < _MAX_DRAWS // 3, "number of batches of a role", max(d.number for d in draws), "be below 1365")
-    keys_at = lambda key, ticks: jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(_MAX_DRAWS * ticks + codes[None])
+    codes = jnp.array([3 * draw.number + ROLES.index(draw.role) for draw in draws], jnp.uint32)
+    keys_at = lambda key, ticks: jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(MAX_DRAWS * ticks + codes[None])
     keys = keys_at(visit_key, steps[:, None].astype(jnp.uint32))  # [steps, draws]
     start, count = map(jnp.stack, zip(*(_part(client, draw.role, query_share) for draw in draws), strict=True))
     place = jnp.arange(max(sizes), dtype=jnp.int32)
@@ -178,5 +181,5 @@ def batch_indices(
     data = federation.train
     where = Client(data.start[client], data.num_samples[client], data.ids[client], jnp.asarray(update))
     steps, one = jnp.asarray([step]), (Draw(role, draw, size),)
-    rows, weight, _ = draw_rows(run_stream(key), where, steps, one, sampling, query_share)
+    rows, weight, _ = draw_rows(run_stream(typed_key(key)), where, steps, one, sampling, query_share)
     return jnp.where(weight > 0, rows, -1)[0]

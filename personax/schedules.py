@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from personax.sampling import typed_key
 from personax.typing import Array
 from personax.values import require, require_count, require_nonnegative, require_positive, value
 
@@ -338,4 +339,4 @@ def _require_at_most(name: str, given: int | None, most: int, of: str) -> None:
 
 def _generator(key: Array, stream: int) -> np.random.Generator:
     """A NumPy generator that follows a JAX key: schedules are computed before a run, on the host."""
-    return np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), stream])
+    return np.random.default_rng([*np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist(), stream])

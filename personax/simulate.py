@@ -15,7 +15,7 @@ from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
 from personax.local import Update, local_update
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State
-from personax.sampling import BATCHES, INIT, ITERATES, Client, run_stream
+from personax.sampling import BATCHES, INIT, ITERATES, Client, run_stream, typed_key
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
 from personax.typing import Array, Model, Params, Personal, PyTree, Task
@@ -59,7 +59,8 @@ def simulate(
     `tracker` follows models between the server's. At most `cohort_chunk` clients train at once. A client whose update
     is not finite raises `NonFiniteUpdate`, or is skipped and counted.
     """
-    has_seeds = jnp.ndim(key) > 0
+    key = typed_key(key)
+    has_seeds = key.ndim > 0
     schedules = list(schedule) if isinstance(schedule, Sequence) else [schedule] * (len(key) if has_seeds else 1)
     check_run(algorithm, federation, schedules, len(key) if has_seeds else 1, tracker)
     require_count("every", every)

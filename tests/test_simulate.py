@@ -170,6 +170,16 @@ def test_short_epochs_stand_still_with_a_stateful_optimizer():
         np.testing.assert_allclose(together.personal["w"][position], result.personal["w"][0], rtol=1e-12)
 
 
+def test_keys_of_the_old_style_are_keys():
+    algorithm, fed = personax.fedavg(0.1, **STEPS), federation()[0]
+    schedules = [personax.rounds(4, 2, key=key) for key in (jax.random.PRNGKey(7), jax.random.key(7))]
+    ends = [
+        simulate(algorithm, TASK, fed, schedule, key=key).params["w"]
+        for schedule, key in zip(schedules, (jax.random.PRNGKey(7), jax.random.key(7)), strict=True)
+    ]
+    np.testing.assert_array_equal(*ends)
+
+
 # What a run reports
 
 
