@@ -71,6 +71,12 @@ def theirs(variant: str, device: str, num_threads: int, num_rounds: int) -> Call
     return run
 
 
+def rested(run: Callable[[], float]) -> float:
+    """Run after a pause, in which the other side's threads stop spinning."""
+    time.sleep(0.3)
+    return run()
+
+
 def matrix_peak() -> float:
     """Operations a second of the best of several large matrix products, at JAX's default precision."""
     size = 2048 if jax.default_backend() == "cpu" else 8192
@@ -90,11 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
-        "--rounds", type=int, default=None, help="rounds of a repeat; default 20 on a CPU, 500 on a GPU"
+        "--rounds", type=int, default=None, help="rounds of a repeat; default 60 on a CPU, 500 on a GPU"
     )
     options = parser.parse_args()
     on_cpu = jax.default_backend() == "cpu"
-    num_rounds = options.rounds or (20 if on_cpu else 500)
+    num_rounds = options.rounds or (60 if on_cpu else 500)
     fed, peak = federation(), matrix_peak()
     print(f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores; jax {jax.__version__}, torch {torch.__version__}")
     print(f"largest matrix product: {peak / 1e9:.0f} GFLOP/s\n")
@@ -104,7 +110,7 @@ def main() -> None:
         first = mine() * num_rounds
         device, counts = ("cpu", {1, torch.get_num_threads()}) if on_cpu else ("cuda", {1})
         peers = [theirs(name, device, count, 5) for count in sorted(counts)]
-        rows = [[run() for run in (mine, *peers)] for _ in range(options.repeats)]
+        rows = [[rested(run) for run in (mine, *peers)] for _ in range(options.repeats)]
         seconds, *others = np.median(rows, axis=0)
         rate = flops_per_round(num_gradients) / seconds
         figures = f"{1e3 * seconds:>12.2f}{first:>14.1f}{rate / 1e9:>10.0f}{rate / peak:>9.0%}"

@@ -17,6 +17,7 @@ from personax.objectives.objective import (
     only_batch,
     only_global,
     unconstrained,
+    unrolled,
 )
 from personax.typing import Batch, LossFn, Params
 from personax.values import Static, require_count, require_nonnegative, value
@@ -79,4 +80,6 @@ class Meta:
         def pull_back(d: Params, at: tuple[Params, Batch]) -> tuple[Params, None]:
             return descent_step(d, self.hvp(loss, at[0], d, at[1]), self.adapt_lr), None
 
-        return jax.lax.scan(pull_back, direction, (path, batches["curvature"]), reverse=True)[0], memory
+        steps = (path, batches["curvature"])
+        unroll = unrolled(self.num_adapt_steps)
+        return jax.lax.scan(pull_back, direction, steps, reverse=True, unroll=unroll)[0], memory

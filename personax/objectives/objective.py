@@ -110,7 +110,12 @@ def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[P
     def step(w: Params, batch: Batch) -> tuple[Params, Params]:
         return descent_step(w, jax.grad(loss)(w, batch), lr), w
 
-    return jax.lax.scan(step, params, batches)
+    return jax.lax.scan(step, params, batches, unroll=unrolled(len(batches.weight)))
+
+
+def unrolled(num_steps: int) -> int:
+    """How far to unroll a loop over adaptation steps: a short one altogether, which saves copies of the model."""
+    return num_steps if num_steps <= 3 else 1
 
 
 def descent_step(params: Params, gradient: Params, lr: Scalar) -> Params:
