@@ -48,9 +48,9 @@ def aruba(objective: Aruba = Aruba(), lr: float = 1.0, server: Server = synchron
     return Algorithm(objective, Local(lr, **local), server)
 
 
-def local_only(lr: StepSize | float, **local: Any) -> Algorithm:
-    """Each client alone. Departures from the paper: none."""
-    return Algorithm(LocalOnly(), Local(lr, **local), synchronous())
+def local_only(lr: StepSize | float, server: Server = synchronous(), **local: Any) -> Algorithm:
+    """Each client alone; the server only sets when. Departures from the paper: none."""
+    return Algorithm(LocalOnly(), Local(lr, **local), server)
 
 
 def per_fedavg(

@@ -10,6 +10,7 @@ from personax.federation import Federation
 from personax.iterates import Tracker, WeightedAverage
 from personax.objectives import Mixture
 from personax.schedules import Schedule
+from personax.tasks import as_inputs
 from personax.typing import Batch, Params, Task
 
 
@@ -33,6 +34,12 @@ def check_run(
     shapes = {(s.num_events, int(s.round_ends.sum())) for s in schedules}
     if len(shapes) > 1:
         raise ValueError(f"Schedules of seeds that run together must have the same length, got {sorted(shapes)}.")
+    draws_alone = set(algorithm.objective.roles()) == {"outer"}
+    if algorithm.local.query_share is not None and draws_alone:
+        raise ValueError(
+            f"`query_share` keeps a part of the data for the outer batches, and {algorithm.objective} draws no others. "
+            "Leave it out."
+        )
     if tracker is not None and (algorithm.server.buffer_size is not None or algorithm.local.num_steps is None):
         raise ValueError("A tracker follows synchronous rounds with `num_steps` local steps; here it cannot.")
     if isinstance(tracker, WeightedAverage) and not isinstance(algorithm.objective, Mixture):
@@ -43,12 +50,15 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
     """Whether the task's model takes the clients' data, and its targets are what the task expects."""
     x, y = federation.train.x[:1], federation.train.y[:1]
     try:
-        shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), x) if params is None else params)
+        shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(x)) if params is None else params)
         batch = Batch(x, y, np.ones(1, np.float32), jax.random.key(0))  # pyright: ignore[reportArgumentType]
-        outputs = jax.eval_shape(task.model.apply, shapes, x)
+        outputs = jax.eval_shape(lambda params: task.model.apply(params, as_inputs(x)), shapes)
+        loss = jax.eval_shape(task.loss, shapes, batch)
     except (TypeError, ValueError) as error:
         given = f"samples of shape {x.shape[1:]} and type {x.dtype}"
-        raise ValueError(f"The model and its parameters must take the clients' data, got {given}: {error}") from error
+        raise ValueError(
+            f"The model and its parameters must take the clients' data, got {given} (bytes are read as images): {error}"
+        ) from error
     parts = [("training", federation.y, federation.offsets)]
     if federation.test_y is not None and federation.test_offsets is not None:
         parts.append(("test", federation.test_y, federation.test_offsets))
@@ -57,6 +67,5 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
             for i, name in enumerate(federation.names):
                 if message := task.check(outputs, targets[offsets[i] : offsets[i + 1]]):
                     raise ValueError(f"{name}: the {part} {message}.")
-    loss = jax.eval_shape(task.loss, shapes, batch)
     if loss.shape != ():
         raise ValueError(f"The loss must be one number for a batch, got shape {loss.shape}. Take a mean over examples.")

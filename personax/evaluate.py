@@ -22,18 +22,19 @@ _CHUNK = 64  # clients, and rows, that are scored at once
 class Protocol:
     """Which model of a client is scored on its test data.
 
-    `"global"`: the shared model as it is. `"personal"`: the personal model that the client keeps. `"adapted"`: the one
-    that the objective makes from the shared model with `num_steps` fresh batches of the client's *training* data, at
-    step size `lr`: gradient steps, the Moreau envelope's inner problem, APFL (7), ARUBA's refinement.
+    `"global"`: the shared model as it is. `"personal"`: the personal model that the client keeps (`"local"`: APFL's v
+    alone). `"adapted"`: the one that the objective makes from the shared model with `num_steps` fresh batches of the
+    client's *training* data, at step size `lr`: gradient steps, the Moreau envelope's inner problem (at its own step
+    size), steps of the client's v (APFL (7)), ARUBA's refinement.
     """
 
-    model: Static[Literal["global", "personal", "adapted"]] = "adapted"
+    model: Static[Literal["global", "personal", "local", "adapted"]] = "adapted"
     num_steps: Static[int] = 1
     lr: float = 0.01
     batch_size: Static[int] = 40
 
     def __post_init__(self) -> None:
-        require_one_of("model", self.model, ("global", "personal", "adapted"))
+        require_one_of("model", self.model, ("global", "personal", "local", "adapted"))
         require_count("num_steps", self.num_steps)
         require_nonnegative("lr", self.lr)
         require_count("batch_size", self.batch_size)
@@ -55,6 +56,9 @@ def evaluate(
     algorithm: Algorithm, task: Task, federation: Federation, result: Result, protocol: Protocol, *, key: Array
 ) -> Evaluation:
     """Score every client's model on that client's test data."""
+    names = {"adapted", *_kept_models(algorithm, result)}
+    if protocol.model not in names:
+        raise ValueError(f"{algorithm.objective} keeps no {protocol.model!r} model; score one of {sorted(names)}.")
     score = partial(_score, task, federation.num_clients, int(federation.test.num_samples.max()))
     if result.has_seeds:
         score = jax.vmap(score, in_axes=(None, None, None, None, 0, 0, 0, None))
@@ -62,6 +66,14 @@ def evaluate(
         algorithm, protocol, federation.train, federation.test, result.params, result.shared, result.personal, key
     )
     return Evaluation(protocol, {name: np.asarray(values) for name, values in found.items()})
+
+
+def _kept_models(algorithm: Algorithm, result: Result) -> list[str]:
+    """The names of the models that a client holds."""
+    seed = (0,) * result.has_seeds
+    params = jax.tree.map(lambda leaf: leaf[seed], result.params)
+    personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], result.personal)
+    return list(jax.eval_shape(algorithm.objective.models, params, personal))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -103,10 +115,7 @@ def _client_model(
 ) -> Params:
     objective = algorithm.objective
     if protocol.model != "adapted":
-        models = objective.models(params, personal)
-        if protocol.model not in models:
-            raise ValueError(f"{objective} keeps no personal model; score the 'adapted' one.")
-        return models[protocol.model]
+        return objective.models(params, personal)[protocol.model]
     steps, draws = jnp.arange(protocol.num_steps), (Draw("adapt", 0, protocol.batch_size),)
     rows, weight, keys = draw_rows(run_stream(typed_key(key)), _client(train, position), steps, draws, "shuffled")
     batches = gather(train, rows, weight, keys[:, 0])

@@ -60,7 +60,7 @@ class WeightedAverage:
         num_steps = path.memories.mix.shape[1]
         t = path.round * num_steps + 1.0 + jnp.arange(num_steps)
         p = (t + self.offset) ** 2
-        mean = _cohort_mean(path.iterates, path.valid)  # [steps, ...]
+        mean = _cohort_mean(path)
         weighted_mean = jax.tree.map(lambda w: _along(p, w).sum(axis=0), mean)
         idle = lambda own: mix_models(Mixed(_scaled(own.model, p.sum()), own.mix), weighted_mean)
         busy = lambda own: jax.tree.map(lambda leaf: _along(p, leaf).sum(axis=0), jax.vmap(mix_models)(own, mean))
@@ -89,13 +89,19 @@ class RandomIterate:
         """The mean at this round's step; step 0 is the model that the cohort downloaded."""
         num_steps = jax.tree.leaves(path.iterates)[0].shape[1]
         step = jax.random.randint(jax.random.fold_in(path.key, path.round), (), 0, num_steps)
-        mean = _cohort_mean(path.iterates, path.valid)
+        mean = _cohort_mean(path)
         return jax.tree.map(lambda a, m: jnp.where(step == 0, a, m[jnp.maximum(step - 1, 0)]), path.anchor, mean)
 
 
-def _cohort_mean(iterates: Params, valid: Array) -> Params:
-    share = valid / valid.sum()
-    return jax.tree.map(lambda leaf: _along(share, leaf).sum(axis=0), iterates)
+def _cohort_mean(path: Path) -> Params:
+    """The mean iterate after each step, leaves [steps, ...]; the anchor where nobody counts."""
+    share = path.valid / jnp.maximum(path.valid.sum(), 1)
+
+    def mean(anchor: Array, leaf: Array) -> Array:
+        kept = jnp.where(path.valid.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
+        return jnp.where(path.valid.any(), _along(share, kept).sum(axis=0), anchor[None])
+
+    return jax.tree.map(mean, path.anchor, path.iterates)
 
 
 def _along(factor: Array, leaf: Array) -> Array:

@@ -9,7 +9,7 @@ import optax
 
 from personax.federation import ClientData
 from personax.objectives import Objective, Visit
-from personax.objectives.objective import Batches
+from personax.objectives.objective import Batches, shrink_to
 from personax.optimizers import Optimizer
 from personax.sampling import MAX_DRAWS, ROLES, BatchSizes, Client, Draw, Sampling, draw_rows, gather
 from personax.step_sizes import Clock, StepSize, require_step_size, step_size_at
@@ -23,8 +23,9 @@ class Local:
 
     The optimizer's state starts anew at each visit. `batch_size` is one number or `BatchSizes` by role; `sampling`
     draws batches independently with replacement, or in shuffled epochs whose last batch may be short; `clip_norm`
-    bounds the direction's norm; with a `query_share` that last part of each client's training data serves the outer
-    batches alone and the rest the others (APFL section 5 keeps 10 % for Per-FedAvg). An epoch counts all samples.
+    bounds the direction's norm; with a `query_share` that part of each client's training data, its last rows, serves
+    the outer batches alone and the rest the others (APFL section 5 keeps 10 % for Per-FedAvg). The number of steps in
+    an epoch counts all samples.
     """
 
     lr: StepSize | float
@@ -122,7 +123,7 @@ def local_update(
         batches = _read(data, draws, drawn)
         direction, memory = objective.gradient(loss, carry.iterate, carry.memory, now, batches)
         if local.clip_norm is not None:
-            direction = clip_by_norm(direction, local.clip_norm)
+            direction = shrink_to(direction, local.clip_norm)
         changes, state = local.optimizer.at(lr).update(direction, carry.optimizer, carry.iterate)
         iterate = objective.project(optax.apply_updates(carry.iterate, changes))
         new = _Carry(iterate, memory, state, carry.lr_sum + lr)
@@ -170,9 +171,3 @@ def full_gradient(loss: LossFn, params: Params, data: ClientData, client: Client
 
     begins = jnp.arange(0, max_count, size, dtype=jnp.int32)
     return jax.lax.scan(add, optax.tree.zeros_like(params), begins)[0]
-
-
-def clip_by_norm(direction: Params, bound: Scalar) -> Params:
-    """Scale a direction down to a norm of at most `bound`."""
-    norm = optax.tree.norm(direction)
-    return optax.tree.scale(jnp.where(norm > bound, bound / norm, 1), direction)

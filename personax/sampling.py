@@ -82,26 +82,31 @@ def draw_rows(
     """For each of `steps`: rows and weights (0 for filler) of its batches in a row, and a dropout key for each."""
     visit_key = jax.random.fold_in(jax.random.fold_in(stream, client.id), client.update)
     sizes = [draw.size for draw in draws]
-    codes = jnp.array([3 * draw.number + ROLES.index(draw.role) for draw in draws], jnp.uint32)
-    keys_at = lambda key, ticks: jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(MAX_DRAWS * ticks + codes[None])
-    keys = keys_at(visit_key, steps[:, None].astype(jnp.uint32))  # [steps, draws]
+    codes = jnp.array([len(ROLES) * draw.number + ROLES.index(draw.role) for draw in draws], jnp.uint32)
     start, count = map(jnp.stack, zip(*(_part(client, draw.role, query_share) for draw in draws), strict=True))
-    place = jnp.arange(max(sizes), dtype=jnp.int32)
-    if sampling == "replacement":
-        words = jax.vmap(jax.vmap(lambda key: jax.random.bits(key, place.shape, jnp.uint32)))(keys)
-        positions, weight = _scaled(words, count[None, :, None]), jnp.ones(words.shape)
-    else:
-        per_epoch = -(-count // jnp.array(sizes, count.dtype))
-        epochs = steps[:, None] // per_epoch[None]
-        place = (steps[:, None] % per_epoch[None] * jnp.array(sizes)[None])[:, :, None] + place[None, None]
-        weight = (place < count[None, :, None]).astype(float)
-        epoch_keys = keys_at(jax.random.fold_in(visit_key, _EPOCH), epochs.astype(jnp.uint32))
-        shuffles = jax.vmap(jax.vmap(permute), in_axes=(0, 0, None))
-        positions = shuffles(epoch_keys, jnp.minimum(place, count[None, :, None] - 1), count)
-    rows = start[None, :, None] + positions
+    batch = partial(_draw, visit_key, sampling, max(sizes))
+    batches_of_step = jax.vmap(batch, in_axes=(None, 0, 0, 0, 0))
+    batches = jax.vmap(batches_of_step, in_axes=(0, None, None, None, None))
+    rows, weight, keys = batches(steps.astype(jnp.int32), codes, jnp.array(sizes, jnp.int32), start, count)
     in_a_row = lambda leaf: jnp.concatenate([leaf[:, i, :size] for i, size in enumerate(sizes)], axis=1)
-    dropout_keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, _DROPOUT)))(keys)
-    return in_a_row(rows), in_a_row(weight), dropout_keys
+    return in_a_row(rows), in_a_row(weight), keys
+
+
+def _draw(
+    visit_key: Array, sampling: Sampling, width: int, step: Array, code: Array, size: Array, start: Array, count: Array
+) -> tuple[Array, Array, Array]:
+    """One batch of at most `width` rows out of `count` from `start` on: its rows, their weights, its dropout key."""
+    number = lambda tick: MAX_DRAWS * tick.astype(jnp.uint32) + code
+    key = jax.random.fold_in(visit_key, number(step))
+    if sampling == "replacement":
+        positions, weight = _scaled(jax.random.bits(key, (width,), jnp.uint32), count), jnp.ones(width)
+    else:
+        per_epoch = -(-count // size)
+        places = step % per_epoch * size + jnp.arange(width, dtype=count.dtype)
+        epoch_key = jax.random.fold_in(jax.random.fold_in(visit_key, _EPOCH), number(step // per_epoch))
+        positions = permute(epoch_key, jnp.minimum(places, count - 1), count)
+        weight = (places < count).astype(float)
+    return start + positions, weight, jax.random.fold_in(key, _DROPOUT)
 
 
 def _scaled(words: Array, count: Array) -> Array:

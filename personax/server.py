@@ -101,7 +101,7 @@ class Server:
     applies: Static[Literal["deltas", "models"]] = "deltas"
 
     def __post_init__(self) -> None:
-        require_positive("server lr", self.lr, "With 0 the shared model never moves: for that use `local_only(...)`.")
+        require_positive("lr", self.lr, "With 0 the shared model never moves: for that use `local_only(...)`.")
         require_count("buffer_size", self.buffer_size)
         require_count("max_staleness", self.max_staleness, least=0)
         require_one_of("weighting", self.weighting, ("uniform", "samples"))

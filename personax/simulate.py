@@ -1,6 +1,6 @@
 """A whole federation as one compiled program: clients vmapped, events looped over, seeds vmapped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, 
 from personax.sampling import BATCHES, INIT, ITERATES, Client, run_stream, typed_key
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
+from personax.tasks import as_inputs
 from personax.typing import Array, Model, Params, Personal, PyTree, Task
 from personax.values import require_count, require_one_of
 from personax.waves import Plan, Waves, plan_arrivals, plan_rounds, stack
@@ -39,7 +40,7 @@ def simulate(
     algorithm: Algorithm,
     task: Task,
     federation: Federation,
-    schedule: Schedule | Sequence[Schedule],
+    schedule: Schedule | Iterable[Schedule],
     *,
     key: Array,
     params: Params | None = None,
@@ -54,17 +55,20 @@ def simulate(
     """Run an algorithm on a federation along a schedule.
 
     An array of keys runs that many seeds together, on one schedule or on a sequence of one for each. `params` is the
-    initial model; by default the task's model is initialised from the key. `observe(snapshot)` is called before the
-    first event, then every `every` rounds (or, where there are none, events: at the next wave) and at the end.
-    `tracker` follows models between the server's. At most `cohort_chunk` clients train at once. A client whose update
-    is not finite raises `NonFiniteUpdate`, or is skipped and counted.
+    initial model of all seeds; by default the task's model is initialised from each key. `observe(snapshot)` is called
+    before the first event, then every `every` rounds (or, where there are none, events: at the next wave) and at the
+    end; `start` is a snapshot of the same run to continue from. `tracker` follows models between the server's. At most
+    `cohort_chunk` clients train at once, and asynchronous waves hold at most `wave_width` (by default what costs
+    least). A client whose update is not finite raises `NonFiniteUpdate`, or is skipped and counted.
     """
     key = typed_key(key)
     has_seeds = key.ndim > 0
-    schedules = list(schedule) if isinstance(schedule, Sequence) else [schedule] * (len(key) if has_seeds else 1)
-    check_run(algorithm, federation, schedules, len(key) if has_seeds else 1, tracker)
+    num_seeds = len(key) if has_seeds else 1
+    schedules = [schedule] * num_seeds if isinstance(schedule, Schedule) else list(schedule)
+    check_run(algorithm, federation, schedules, num_seeds, tracker)
     require_count("every", every)
     require_count("cohort_chunk", cohort_chunk)
+    require_count("wave_width", wave_width)
     require_one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
     largest = int(federation.counts.max())
     program = _Program(task, federation.num_clients, largest, cohort_chunk, on_nonfinite == "skip", has_seeds)
@@ -73,6 +77,7 @@ def simulate(
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), plan.waves)
     if start is not None:
+        _check_start(start, plan, seedless)
         state = start.state
     else:
         first = _first_params(program, federation, key, params)
@@ -248,7 +253,7 @@ def _first_params(program: _Program, federation: Federation, key: Array, params:
 @partial(jax.jit, static_argnames=("model", "has_seeds"))
 def _initial_params(model: Model, x: Array, key: Array, has_seeds: bool) -> Params:
     """The task's own initial model; a program of its own, which all algorithms share."""
-    init = lambda key: model.init(run_stream(key, INIT), x)
+    init = lambda key: model.init(run_stream(key, INIT), as_inputs(x))
     return jax.vmap(init)(key) if has_seeds else init(key)
 
 
@@ -320,6 +325,15 @@ def _stops(plan: Plan, schedule: Schedule, wave: int, every: int | None) -> list
     stops = np.unique(np.searchsorted(done, marks) + 1)
     stops[-1] = plan.num_waves
     return [int(stop) for stop in stops if stop > wave]
+
+
+def _check_start(start: Snapshot, plan: Plan, seedless: Callable[[np.ndarray], Any]) -> None:
+    num_events = seedless(plan.waves.valid[:, : start.wave].sum(axis=(1, 2)))
+    if np.any(num_events != start.num_events):
+        raise ValueError(
+            f"`start` has seen {start.num_events} events, which is not where this run pauses ({num_events}). "
+            "Continue with the schedule, the seeds and the `wave_width` that it began with."
+        )
 
 
 def _snapshot(

@@ -69,12 +69,15 @@ def _regression(model: Model, l2: float) -> Task:
     return Task(model, loss, metrics, _check_targets)
 
 
+def as_inputs(x: Array, dtype: Any = float) -> Array:
+    """What a model sees: images, stored as bytes, become floats in [0, 1]; anything else is as it is."""
+    return x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x
+
+
 def _inputs(params: Params, x: Array) -> Array:
-    """Bytes become floats in [0, 1] of the parameters' type; anything else is the model's own business."""
-    if x.dtype != jnp.uint8:
-        return x
+    """What a model of these parameters sees, in their type."""
     dtype = jnp.result_type(*(leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)))
-    return x.astype(dtype) / 255
+    return as_inputs(x, dtype)
 
 
 def _cross_entropy(outputs: Array, labels: Array) -> Array:

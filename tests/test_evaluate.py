@@ -96,7 +96,7 @@ def test_a_newcomer_gets_the_model_that_evaluation_scores():
 def test_a_personal_model_that_is_not_kept_cannot_be_scored():
     algorithm = personax.fedavg(0.1, **LOCAL)
     fed, result = setting(algorithm)
-    with pytest.raises(ValueError, match="keeps no personal model"):
+    with pytest.raises(ValueError, match="keeps no 'personal' model"):
         score(algorithm, fed, result, personax.Protocol("personal"))
 
 

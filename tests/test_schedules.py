@@ -1,5 +1,6 @@
 """Schedules: closed forms, brute-force recounts of every column, measured distributions, random tables."""
 
+import dataclasses
 import heapq
 
 import jax
@@ -146,8 +147,8 @@ def test_staleness_counts_server_steps(name, buffer_size):
 @each_schedule
 def test_active_share_counts_clients_in_flight(schedule):
     times = np.r_[0.0, np.linspace(0, schedule.time.max(), 40), schedule.time[::7], schedule.requested[::7]]
-    requested, time = np.r_[schedule.requested, schedule.pending], np.r_[schedule.time, np.inf + schedule.pending]
-    in_flight = (requested[:, None] <= times) & (times < time[:, None])
+    received, time = np.r_[schedule.received, schedule.pending], np.r_[schedule.time, np.inf + schedule.pending]
+    in_flight = (received[:, None] <= times) & (times < time[:, None])
     np.testing.assert_allclose(schedule.active_share(times), in_flight.sum(axis=0) / schedule.num_clients)
 
 
@@ -284,12 +285,25 @@ def test_uniform_arrivals_satisfy_assumption_1():
     assert_uniform(np.bincount(schedule.staleness()[free], minlength=bound + 1), len(free) / (bound + 1))
 
 
-def test_all_clients_are_active_where_none_pauses():
-    schedule = arrivals(10, 600, delays=persafl_delays(10, key=KEY), key=KEY)
-    first_gone = min(
-        schedule.time[schedule.client == c].max() for c in range(10)
-    )  # its next update is not in the table
-    assert np.all(schedule.active_share(np.linspace(0, first_gone - 1e-9, 50)) == 1)
+def test_about_80_percent_are_active_in_the_setting_of_persafl():
+    """Section 5: with uploads 4 to 6 times as long as downloads a client works or uploads 4/5 to 6/7 of the time."""
+    schedule = arrivals(100, 20_000, delays=persafl_delays(100, key=KEY), key=KEY)
+    share = schedule.active_share(np.linspace(0.1, 1, 200) * schedule.time[-1])
+    assert 4 / 5 - 0.02 < share.mean() < 6 / 7 + 0.02
+
+
+def test_equal_delays_keep_every_client_in_flight():
+    """At the end of a schedule too, where only part of those that arrive together are in the table."""
+    schedule = arrivals(4, 10, delays=Delays(upload=Fixed(1.0)), key=KEY)
+    np.testing.assert_array_equal(schedule.active_share(np.array([0.0, 0.5, 1.0, 2.5])), 1)
+    assert np.all(schedule.active_share(np.linspace(0, 3, 31)) <= 1)
+
+
+def test_given_times_are_read_round_by_round():
+    times = np.arange(1.0, 101.0)[:, None] * np.ones((1, 3))
+    schedule = rounds(3, 150, 2, key=KEY, delays=Delays(upload=Given(times)))
+    lasted = np.diff(schedule.time[1::2], prepend=0.0)
+    np.testing.assert_allclose(lasted, np.r_[np.arange(1, 101), np.arange(1, 51)])
 
 
 # errors
@@ -298,6 +312,14 @@ def test_all_clients_are_active_where_none_pauses():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
+        (lambda: rounds(3, 1, key=jax.random.split(KEY, 2)), "A schedule takes one key, got 2"),
+        (
+            lambda: dataclasses.replace(rounds(3, 2, key=KEY), num_clients=2),
+            r"`client` must lie in 0\.\.1, got up to 2",
+        ),
+        (lambda: dataclasses.replace(rounds(3, 2, key=KEY), time=np.zeros(5)), "one entry for each of its 6 events"),
+        (lambda: dataclasses.replace(rounds(3, 2, key=KEY), started_at=np.arange(1, 7)), "not be after the event"),
+        (lambda: dataclasses.replace(rounds(3, 2, key=KEY), round_ends=np.arange(6) % 4 == 1), "the same length"),
         (lambda: rounds(0, 1, key=KEY), "`num_clients` must be a whole number of at least 1, got 0"),
         (lambda: rounds(3, 0, key=KEY), "`num_rounds` must be a whole number of at least 1, got 0"),
         (lambda: rounds(3, 1, 4, key=KEY), "`cohort_size` must be at most the 3 clients of the federation, got 4"),

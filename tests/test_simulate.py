@@ -235,6 +235,13 @@ def test_updates_that_are_not_finite_can_be_skipped_and_counted(server):
     np.testing.assert_allclose(result.params["w"], clean.params["w"], rtol=1e-10)
 
 
+def test_trackers_leave_out_what_is_skipped():
+    schedule, algorithm = personax.rounds(4, 3, 2, key=KEY), personax.apfl(0.05, 0.5, **STEPS)
+    for tracker in (personax.RandomIterate(), personax.WeightedAverage(1.0)):
+        result = run(algorithm, fed=poisoned(2), schedule=schedule, on_nonfinite="skip", tracker=tracker)
+        assert result.num_skipped > 0 and all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(result.tracked))
+
+
 # What a run refuses
 
 
@@ -250,12 +257,23 @@ def test_mismatches_are_refused_before_anything_is_compiled():
     refused("A tracker follows synchronous rounds", personax.fedasync(0.1, **STEPS), schedule=arrivals, tracker=TRACKER)
     refused("`WeightedAverage` is for `Mixture` objectives", tracker=TRACKER)
     refused("`on_nonfinite` must be one of", on_nonfinite="ignore")
+    refused(
+        "`query_share` keeps a part of the data for the outer batches", personax.fedavg(0.1, query_share=0.2, **STEPS)
+    )
+    refused("`wave_width` must be a whole number of at least 1, got 0", wave_width=0)
     refused("`every` must be a whole number of at least 1, got 0", every=0)
     with pytest.raises(ValueError, match="`cohort_size` must be at most the 4 clients of the federation, got 9"):
         personax.rounds(4, 2, 9, key=KEY)
 
 
 TRACKER = personax.WeightedAverage(1.0)
+
+
+def test_a_snapshot_of_another_run_is_refused():
+    schedules = [personax.arrivals(4, num, delays=personax.persafl_delays(4, key=KEY), key=KEY) for num in (20, 40)]
+    algorithm, snapshots = personax.fedasync(0.1, **STEPS), []
+    run(algorithm, schedule=schedules[0], every=10, observe=snapshots.append, wave_width=4)
+    refused("`start` has seen", algorithm, schedule=schedules[1], start=snapshots[-1], wave_width=1)
 
 
 def test_bad_labels_and_shapes_name_the_client():

@@ -4,7 +4,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from personax.objectives.objective import (
     Batches,
@@ -17,6 +16,7 @@ from personax.objectives.objective import (
     nothing_kept,
     only_batch,
     outer_only,
+    shrink_to,
 )
 from personax.typing import Array, Batch, LossFn, Params, Personal, Scalar, Shared
 from personax.values import Static, require, require_nonnegative, require_one_of, require_positive, value
@@ -89,10 +89,7 @@ class Mixture:
         return moved if self.update_mix == "step" else jnp.where(visit.clock.step == 0, moved, mix)
 
     def project(self, iterate: Params) -> Params:
-        if self.radius is None:
-            return iterate
-        norm = optax.tree.norm(iterate)
-        return optax.tree.scale(jnp.where(norm > self.radius, self.radius / norm, 1), iterate)
+        return iterate if self.radius is None else shrink_to(iterate, self.radius)
 
     def models(self, params: Params, personal: Personal) -> dict[str, Params]:
         return {"global": params, "local": personal.model, "personal": mix_models(personal, params)}

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from personax.step_sizes import Clock
 from personax.typing import Batch, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
@@ -119,8 +121,14 @@ def unrolled(num_steps: int) -> int:
 
 
 def descent_step(params: Params, gradient: Params, lr: Scalar) -> Params:
-    """`w - lr g`."""
-    return jax.tree.map(lambda w, g: w - lr * g, params, gradient)
+    """`w - lr g`, in the type of w."""
+    return jax.tree.map(lambda w, g: (w - lr * g).astype(w.dtype), params, gradient)
+
+
+def shrink_to(tree: Params, bound: Scalar) -> Params:
+    """The nearest point of the ball of radius `bound` around 0."""
+    norm = optax.tree.norm(tree)
+    return optax.tree.scale(jnp.where(norm > bound, bound / norm, 1).astype(norm.dtype), tree)
 
 
 def only_batch(batches: Batches, role: str) -> Batch:

@@ -34,7 +34,8 @@ class Scaffold:
     all clients N, which is the paper's (|S| / N) mean. Control variates start at 0.
 
     Departures from the paper: none. (Option 2 assumes plain SGD in `Local`, as the paper does; option 1's pass is over
-    all the client's data, where the paper also allows a part.)
+    all the client's data, where the paper also allows a part. Of an update that the server drops the client keeps its
+    c_i, and c goes without.)
     """
 
     option: Static[Literal[1, 2]] = 1
