@@ -81,7 +81,8 @@ def simulate(
         state = start.state
     else:
         first = _first_params(program, federation, key, params)
-        state = _initialise(program, algorithm, federation.train, first, tracker, plan.num_slots)
+        wave = jax.tree.map(lambda leaf: leaf[0, 0], plan.waves)
+        state = _initialise(program, algorithm, federation.train, first, tracker, wave, plan.num_slots)
     wave = 0 if start is None else start.wave
     snap = partial(_snapshot, plan, schedules, seedless)
     history = [observe(snap(state, wave))] if observe and start is None else []
@@ -259,44 +260,31 @@ def _initial_params(model: Model, x: Array, key: Array, has_seeds: bool) -> Para
 
 @partial(jax.jit, static_argnames=("program", "num_slots"))
 def _initialise(
-    program: _Program, algorithm: Algorithm, data: ClientData, params: Params, tracker: Tracker | None, num_slots: int
+    program: _Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    params: Params,
+    tracker: Tracker | None,
+    wave: Waves,
+    num_slots: int,
 ) -> State:
-    """The state before the first event, for each seed."""
+    """The state before the first event, for each seed; `wave` is one of the run's, for the shapes of its uploads."""
     objective = algorithm.objective
 
     def one(params: Params) -> State:
         personal = _repeat(objective.init_personal(params), program.num_clients)
-        server = algorithm.server.init(objective, params, _update_shapes(program, algorithm, data, params).extra)
+        anchor = (params, objective.init_shared(params), jnp.zeros((), jnp.int32))
+        anchors = anchor if algorithm.server.buffer_size is None else _repeat(anchor, len(wave.client))
+        train = partial(_train, program, algorithm, data, None, jax.random.key(0), wave)
+        extra_of_one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+        extra = jax.tree.map(extra_of_one, jax.eval_shape(train, personal, anchors).extra)
+        server = algorithm.server.init(objective, params, extra)
         slots = _repeat((server.params, server.shared, server.version), num_slots)
         tracked = () if tracker is None else tracker.init(params, personal)
         none = jnp.full((), NO_EVENT, jnp.int32)
         return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none, none))
 
     return jax.vmap(one)(params) if program.has_seeds else one(params)
-
-
-def _update_shapes(program: _Program, algorithm: Algorithm, data: ClientData, params: Params) -> Update:
-    """The shapes of one client's update; nothing is computed."""
-
-    def visit(params: Params) -> Update:
-        where, stream = Client(data.start[0], data.num_samples[0], data.ids[0], jnp.asarray(0)), jax.random.key(0)
-        objective = algorithm.objective
-        shared, personal = objective.init_shared(params), objective.init_personal(params)
-        return local_update(
-            objective,
-            algorithm.local,
-            program.task.loss,
-            data,
-            program.max_count,
-            where,
-            params,
-            shared,
-            personal,
-            0,
-            stream,
-        )
-
-    return jax.eval_shape(visit, params)
 
 
 def _repeat(tree: PyTree, num: int) -> PyTree:

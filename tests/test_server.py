@@ -416,10 +416,10 @@ def test_three_names_for_one_server():
     [
         (
             lambda: synchronous(0.0),
-            "`server lr` must be positive, got 0.0. With 0 the shared model never moves.*local_only",
+            "`lr` must be positive, got 0.0. With 0 the shared model never moves.*local_only",
         ),
-        (lambda: synchronous(-1.0), "`server lr` must be positive, got -1.0"),
-        (lambda: synchronous(float("nan")), "`server lr` must be positive, got nan"),
+        (lambda: synchronous(-1.0), "`lr` must be positive, got -1.0"),
+        (lambda: synchronous(float("nan")), "`lr` must be positive, got nan"),
         (lambda: buffered(0), "`buffer_size` must be a whole number of at least 1, got 0"),
         (lambda: buffered(2.5), "`buffer_size` must be a whole number of at least 1, got 2.5"),
         (lambda: asynchronous(max_staleness=-1), "`max_staleness` must be a whole number of at least 0, got -1"),

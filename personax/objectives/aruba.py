@@ -7,16 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from personax.objectives.objective import (
-    Batches,
-    Memory,
-    Visit,
-    nothing_kept,
-    only_batch,
-    only_global,
-    outer_only,
-    unconstrained,
-)
+from personax.objectives import objective
+from personax.objectives.objective import Batches, Memory, Visit
 from personax.typing import Array, Batch, Extra, LossFn, Params, Personal, Scalar, Shared
 from personax.values import require_nonnegative, require_positive, value
 
@@ -55,10 +47,10 @@ class Aruba:
     refinement: float = 0.0
 
     federated = True
-    roles = outer_only
-    init_personal = nothing_kept
-    project = unconstrained
-    models = only_global
+    roles = objective.outer_only
+    init_personal = objective.nothing_kept
+    project = objective.unconstrained
+    models = objective.only_global
 
     def __post_init__(self) -> None:
         require_positive("distance_scale", self.distance_scale)
@@ -76,7 +68,7 @@ class Aruba:
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        gradient = jax.grad(loss)(iterate, only_batch(batches, "outer"))
+        gradient = jax.grad(loss)(iterate, objective.only_batch(batches, "outer"))
         return _scaled(gradient, visit.shared), _plus_squares(memory, gradient, 1)
 
     def finish(

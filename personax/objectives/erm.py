@@ -4,21 +4,8 @@ from collections.abc import Callable
 
 import jax
 
-from personax.objectives.objective import (
-    Batches,
-    Memory,
-    Visit,
-    descend,
-    fine_tune,
-    from_anchor,
-    keep_memory,
-    nothing_absorbed,
-    nothing_kept,
-    only_batch,
-    only_global,
-    outer_only,
-    unconstrained,
-)
+from personax.objectives import objective
+from personax.objectives.objective import Batches, Memory, Visit
 from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared
 from personax.values import value
 
@@ -31,20 +18,20 @@ class Erm:
     """
 
     federated = True
-    roles = outer_only
-    init_personal = nothing_kept
-    init_shared = nothing_kept
-    begin = from_anchor
-    project = unconstrained
-    finish = keep_memory
-    absorb = nothing_absorbed
-    models = only_global
-    personalize = fine_tune
+    roles = objective.outer_only
+    init_personal = objective.nothing_kept
+    init_shared = objective.nothing_kept
+    begin = objective.from_anchor
+    project = objective.unconstrained
+    finish = objective.keep_memory
+    absorb = objective.nothing_absorbed
+    models = objective.only_global
+    personalize = objective.fine_tune
 
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        return jax.grad(loss)(iterate, only_batch(batches, "outer")), memory
+        return jax.grad(loss)(iterate, objective.only_batch(batches, "outer")), memory
 
 
 @value
@@ -55,10 +42,10 @@ class LocalOnly:
     """
 
     federated = False
-    roles = outer_only
-    init_shared = nothing_kept
-    project = unconstrained
-    absorb = nothing_absorbed
+    roles = objective.outer_only
+    init_shared = objective.nothing_kept
+    project = objective.unconstrained
+    absorb = objective.nothing_absorbed
     gradient = Erm.gradient
 
     def init_personal(self, params: Params) -> Personal:
@@ -78,4 +65,4 @@ class LocalOnly:
     def personalize(
         self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
     ) -> Params:
-        return descend(loss, personal, batches, lr)[0]
+        return objective.descend(loss, personal, batches, lr)[0]

@@ -3,22 +3,8 @@
 import jax
 
 from personax.curvature import Hvp, exact
-from personax.objectives.objective import (
-    Batches,
-    Memory,
-    Visit,
-    descend,
-    descent_step,
-    fine_tune,
-    from_anchor,
-    keep_memory,
-    nothing_absorbed,
-    nothing_kept,
-    only_batch,
-    only_global,
-    unconstrained,
-    unrolled,
-)
+from personax.objectives import objective
+from personax.objectives.objective import Batches, Memory, Visit
 from personax.typing import Batch, LossFn, Params
 from personax.values import Static, require_count, require_nonnegative, value
 
@@ -49,14 +35,14 @@ class Meta:
     hvp: Hvp = exact
 
     federated = True
-    init_personal = nothing_kept
-    init_shared = nothing_kept
-    begin = from_anchor
-    project = unconstrained
-    finish = keep_memory
-    absorb = nothing_absorbed
-    models = only_global
-    personalize = fine_tune
+    init_personal = objective.nothing_kept
+    init_shared = objective.nothing_kept
+    begin = objective.from_anchor
+    project = objective.unconstrained
+    finish = objective.keep_memory
+    absorb = objective.nothing_absorbed
+    models = objective.only_global
+    personalize = objective.fine_tune
 
     def __post_init__(self) -> None:
         require_nonnegative("adapt_lr", self.adapt_lr, "For plain averaging use `fedavg(...)`.")
@@ -69,17 +55,17 @@ class Meta:
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        outer = only_batch(batches, "outer")
+        outer = objective.only_batch(batches, "outer")
         if self.num_adapt_steps == 0:
             return jax.grad(loss)(iterate, outer), memory
-        adapted, path = descend(loss, iterate, batches["adapt"], self.adapt_lr)
+        adapted, path = objective.descend(loss, iterate, batches["adapt"], self.adapt_lr)
         direction = jax.grad(loss)(adapted, outer)
         if not self.hvp.needs_batch:
             return direction, memory
 
         def pull_back(d: Params, at: tuple[Params, Batch]) -> tuple[Params, None]:
-            return descent_step(d, self.hvp(loss, at[0], d, at[1]), self.adapt_lr), None
+            return objective.descent_step(d, self.hvp(loss, at[0], d, at[1]), self.adapt_lr), None
 
         steps = (path, batches["curvature"])
-        unroll = unrolled(self.num_adapt_steps)
+        unroll = objective.unrolled(self.num_adapt_steps)
         return jax.lax.scan(pull_back, direction, steps, reverse=True, unroll=unroll)[0], memory

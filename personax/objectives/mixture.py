@@ -5,19 +5,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from personax.objectives.objective import (
-    Batches,
-    Memory,
-    Visit,
-    descent_step,
-    from_anchor,
-    keep_memory,
-    nothing_absorbed,
-    nothing_kept,
-    only_batch,
-    outer_only,
-    shrink_to,
-)
+from personax.objectives import objective
+from personax.objectives.objective import Batches, Memory, Visit
 from personax.typing import Array, Batch, LossFn, Params, Personal, Scalar, Shared
 from personax.values import Static, require, require_nonnegative, require_one_of, require_positive, value
 
@@ -56,11 +45,11 @@ class Mixture:
     radius: float | None = None
 
     federated = True
-    roles = outer_only
-    init_shared = nothing_kept
-    begin = from_anchor
-    finish = keep_memory
-    absorb = nothing_absorbed
+    roles = objective.outer_only
+    init_shared = objective.nothing_kept
+    begin = objective.from_anchor
+    finish = objective.keep_memory
+    absorb = objective.nothing_absorbed
 
     def __post_init__(self) -> None:
         require(lambda v: (v >= 0) & (v <= 1), "mix", self.mix, "lie in [0, 1]")
@@ -75,11 +64,11 @@ class Mixture:
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        batch = only_batch(batches, "outer")
+        batch = objective.only_batch(batches, "outer")
         mixed_loss = lambda personal: loss(mix_models(personal, iterate), batch)
         slope = jax.grad(mixed_loss)(memory)
         local_lr = visit.lr if self.local_lr is None else self.local_lr
-        model = self.project(descent_step(memory.model, slope.model, local_lr))
+        model = self.project(objective.descent_step(memory.model, slope.model, local_lr))
         return jax.grad(loss)(iterate, batch), Mixed(model, self._next_mix(memory.mix, slope.mix, visit))
 
     def _next_mix(self, mix: Array, slope: Array, visit: Visit) -> Array:
@@ -89,7 +78,7 @@ class Mixture:
         return moved if self.update_mix == "step" else jnp.where(visit.clock.step == 0, moved, mix)
 
     def project(self, iterate: Params) -> Params:
-        return iterate if self.radius is None else shrink_to(iterate, self.radius)
+        return iterate if self.radius is None else objective.shrink_to(iterate, self.radius)
 
     def models(self, params: Params, personal: Personal) -> dict[str, Params]:
         return {"global": params, "local": personal.model, "personal": mix_models(personal, params)}
@@ -101,7 +90,7 @@ class Mixture:
 
         def step(own: Mixed, batch: Batch) -> tuple[Mixed, None]:
             slope = jax.grad(lambda v: loss(mix_models(Mixed(v, own.mix), params), batch))(own.model)
-            return Mixed(self.project(descent_step(own.model, slope, lr)), own.mix), None
+            return Mixed(self.project(objective.descent_step(own.model, slope, lr)), own.mix), None
 
         return mix_models(jax.lax.scan(step, personal, batches)[0], params)
 

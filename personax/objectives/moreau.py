@@ -6,19 +6,8 @@ from typing import NamedTuple
 import jax
 import optax
 
-from personax.objectives.objective import (
-    Batches,
-    Memory,
-    Visit,
-    descent_step,
-    from_anchor,
-    keep_memory,
-    nothing_absorbed,
-    nothing_kept,
-    only_batch,
-    outer_only,
-    unconstrained,
-)
+from personax.objectives import objective
+from personax.objectives.objective import Batches, Memory, Visit
 from personax.typing import Array, Batch, LossFn, Params, Personal, Scalar, Shared
 from personax.values import Static, require_count, require_nonnegative, require_positive, value
 
@@ -44,12 +33,12 @@ class Moreau:
     tolerance: float | None = None
 
     federated = True
-    roles = outer_only
-    init_shared = nothing_kept
-    begin = from_anchor
-    project = unconstrained
-    finish = keep_memory
-    absorb = nothing_absorbed
+    roles = objective.outer_only
+    init_shared = objective.nothing_kept
+    begin = objective.from_anchor
+    project = objective.unconstrained
+    finish = objective.keep_memory
+    absorb = objective.nothing_absorbed
 
     def __post_init__(self) -> None:
         require_positive("strength", self.strength, "With 0 nothing is shared: `local_only(...)`.")
@@ -63,7 +52,7 @@ class Moreau:
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        theta = self.prox(loss, iterate, only_batch(batches, "outer"))
+        theta = self.prox(loss, iterate, objective.only_batch(batches, "outer"))
         return jax.tree.map(lambda w, t: self.strength * (w - t), iterate, theta), theta
 
     def prox(self, loss: LossFn, center: Params, batch: Batch) -> Params:
@@ -74,7 +63,7 @@ class Moreau:
             return jax.tree.map(pull, jax.grad(loss)(theta, batch), theta, center)
 
         if self.tolerance is None:
-            step = lambda _, theta: descent_step(theta, slope(theta), self.prox_lr)
+            step = lambda _, theta: objective.descent_step(theta, slope(theta), self.prox_lr)
             return jax.lax.fori_loop(0, self.num_prox_steps, step, center)
         return self._prox_until(self.tolerance, slope, center)
 
@@ -88,7 +77,7 @@ class Moreau:
             return (optax.tree.norm(search.slope) > tolerance) & (search.num_steps < self.num_prox_steps)
 
         def step(search: Search) -> Search:
-            theta = descent_step(search.theta, search.slope, self.prox_lr)
+            theta = objective.descent_step(search.theta, search.slope, self.prox_lr)
             return Search(theta, slope(theta), search.num_steps + 1)
 
         return jax.lax.while_loop(unsolved, step, Search(center, slope(center), 0)).theta

@@ -3,7 +3,7 @@
 The functions below the contract are the trivial answers; an objective names the ones that it needs:
 
     class Erm:
-        init_personal = nothing_kept
+        init_personal = objective.nothing_kept
         ...
 """
 

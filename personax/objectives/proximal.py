@@ -2,20 +2,8 @@
 
 import jax
 
-from personax.objectives.objective import (
-    Batches,
-    Memory,
-    Visit,
-    fine_tune,
-    from_anchor,
-    keep_memory,
-    nothing_absorbed,
-    nothing_kept,
-    only_batch,
-    only_global,
-    outer_only,
-    unconstrained,
-)
+from personax.objectives import objective
+from personax.objectives.objective import Batches, Memory, Visit
 from personax.typing import LossFn, Params
 from personax.values import require_nonnegative, value
 
@@ -31,15 +19,15 @@ class Proximal:
     strength: float
 
     federated = True
-    roles = outer_only
-    init_personal = nothing_kept
-    init_shared = nothing_kept
-    begin = from_anchor
-    project = unconstrained
-    finish = keep_memory
-    absorb = nothing_absorbed
-    models = only_global
-    personalize = fine_tune
+    roles = objective.outer_only
+    init_personal = objective.nothing_kept
+    init_shared = objective.nothing_kept
+    begin = objective.from_anchor
+    project = objective.unconstrained
+    finish = objective.keep_memory
+    absorb = objective.nothing_absorbed
+    models = objective.only_global
+    personalize = objective.fine_tune
 
     def __post_init__(self) -> None:
         require_nonnegative("strength", self.strength, "With 0 this is plain averaging: `fedavg(...)`.")
@@ -47,6 +35,6 @@ class Proximal:
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        gradient = jax.grad(loss)(iterate, only_batch(batches, "outer"))
+        gradient = jax.grad(loss)(iterate, objective.only_batch(batches, "outer"))
         pulled = jax.tree.map(lambda g, w, a: g + self.strength * (w - a), gradient, iterate, visit.anchor)
         return pulled, memory

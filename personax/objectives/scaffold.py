@@ -6,17 +6,8 @@ from typing import Literal
 import jax
 import optax
 
-from personax.objectives.objective import (
-    Batches,
-    Memory,
-    Visit,
-    fine_tune,
-    from_anchor,
-    only_batch,
-    only_global,
-    outer_only,
-    unconstrained,
-)
+from personax.objectives import objective
+from personax.objectives.objective import Batches, Memory, Visit
 from personax.typing import Extra, LossFn, Params, Personal, Shared
 from personax.values import Static, value
 
@@ -41,11 +32,11 @@ class Scaffold:
     option: Static[Literal[1, 2]] = 1
 
     federated = True
-    roles = outer_only
-    begin = from_anchor
-    project = unconstrained
-    models = only_global
-    personalize = fine_tune
+    roles = objective.outer_only
+    begin = objective.from_anchor
+    project = objective.unconstrained
+    models = objective.only_global
+    personalize = objective.fine_tune
 
     def __post_init__(self) -> None:
         if self.option not in (1, 2):
@@ -60,7 +51,7 @@ class Scaffold:
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        gradient = jax.grad(loss)(iterate, only_batch(batches, "outer"))
+        gradient = jax.grad(loss)(iterate, objective.only_batch(batches, "outer"))
         return jax.tree.map(lambda g, own, all_: g - own + all_, gradient, memory, visit.shared), memory
 
     def finish(
