@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -178,6 +179,33 @@ def test_keys_of_the_old_style_are_keys():
         for schedule, key in zip(schedules, (jax.random.PRNGKey(7), jax.random.key(7)), strict=True)
     ]
     np.testing.assert_array_equal(*ends)
+
+
+class Network(eqx.Module):
+    """A convolution that takes floats and nothing else."""
+
+    conv: eqx.nn.Conv2d
+    head: eqx.nn.Linear
+
+    def __call__(self, x):
+        return self.head(jnp.ravel(self.conv(x[None])))
+
+
+def network(key):
+    keys = jax.random.split(key)
+    return Network(eqx.nn.Conv2d(1, 2, 3, key=keys[0]), eqx.nn.Linear(2 * 4 * 4, 3, key=keys[1]))
+
+
+def test_images_kept_as_bytes_reach_any_model_as_floats():
+    rng = np.random.default_rng(0)
+    data = [(rng.integers(0, 256, (5, 6, 6)).astype(np.uint8), rng.integers(0, 3, 5)) for _ in range(2)]
+    task, schedule = personax.classification(personax.from_equinox(network)), personax.rounds(2, 1, key=KEY)
+    algorithm = personax.fedavg(0.1, num_steps=1, **FULL_BATCH)
+    found, same = (
+        simulate(algorithm, task, Federation.from_clients([(scale(x), y) for x, y in data]), schedule, key=KEY)
+        for scale in (lambda x: x, lambda x: x / 255)
+    )
+    assert_close(found.params, same.params)
 
 
 # What a run reports
