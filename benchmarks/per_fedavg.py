@@ -94,13 +94,13 @@ def matrix_peak() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--rounds", type=int, default=None, help="rounds of a repeat; default 60 on a CPU, 500 on a GPU"
+        "--rounds", type=int, default=None, help="rounds of a repeat; default 150 on a CPU, 500 on a GPU"
     )
     options = parser.parse_args()
     on_cpu = jax.default_backend() == "cpu"
-    num_rounds = options.rounds or (60 if on_cpu else 500)
+    num_rounds = options.rounds or (150 if on_cpu else 500)
     fed, peak = federation(), matrix_peak()
     print(f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores; jax {jax.__version__}, torch {torch.__version__}")
     print(f"largest matrix product: {peak / 1e9:.0f} GFLOP/s\n")
