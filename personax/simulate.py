@@ -76,13 +76,11 @@ def simulate(
     plan = _plan(algorithm, schedules, wave_width)
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), plan.waves)
-    if start is not None:
+    if start is None:
+        state = _first_state(program, algorithm, federation, key, params, tracker, plan)
+    else:
         _check_start(start, plan, seedless)
         state = start.state
-    else:
-        first = _first_params(program, federation, key, params)
-        wave = jax.tree.map(lambda leaf: leaf[0, 0], plan.waves)
-        state = _initialise(program, algorithm, federation.train, first, tracker, wave, plan.num_slots)
     wave = 0 if start is None else start.wave
     snap = partial(_snapshot, plan, schedules, seedless)
     history = [observe(snap(state, wave))] if observe and start is None else []
@@ -244,11 +242,24 @@ def _note(faults: Faults, wave: Waves, finite: Array, stage: Array) -> Faults:
     )
 
 
-def _first_params(program: _Program, federation: Federation, key: Array, params: Params | None) -> Params:
+def _first_state(
+    program: _Program,
+    algorithm: Algorithm,
+    federation: Federation,
+    key: Array,
+    params: Params | None,
+    tracker: Tracker | None,
+    plan: Plan,
+) -> State:
+    """The state before the first event, from the given model or the task's own."""
+    data = federation.train
     if params is None:
-        return _initial_params(program.task.model, federation.train.x[:1], key, program.has_seeds)
-    given = jax.tree.map(jnp.asarray, params)
-    return _repeat(given, len(key)) if program.has_seeds else given
+        first = _initial_params(program.task.model, data.x[:1], key, program.has_seeds)
+    else:
+        given = jax.tree.map(jnp.asarray, params)
+        first = _repeat(given, len(key)) if program.has_seeds else given
+    wave = jax.tree.map(lambda leaf: leaf[0, 0], plan.waves)
+    return _initialise(program, algorithm, data, first, tracker, wave, plan.num_slots)
 
 
 @partial(jax.jit, static_argnames=("model", "has_seeds"))
