@@ -129,4 +129,4 @@ def test_errors_say_what_is_wrong(make, match):
 
 def test_what_is_a_step_size_is_accepted():
     for lr in (0.1, 1, Decay(0.1, 0.5), lambda clock: 0.1, None, np.array([0.1, 0.2])):
-        require_step_size("lr", lr)
+        assert require_step_size("lr", lr) is None
