@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from personax.federation import ClientData, Federation
 from personax.typing import Array, Batch, Scalar
@@ -69,6 +70,13 @@ def run_stream(key: Array, stream: int = BATCHES) -> Array:
     for word in words[2:]:
         own = jax.random.fold_in(own, word)
     return jax.random.fold_in(own, stream)
+
+
+def host_generator(key: Array, *stream: int) -> np.random.Generator:
+    """A NumPy generator that follows a JAX key: splits and schedules are made before a run, on the host."""
+    if typed_key(key).ndim:
+        raise ValueError(f"Splits and schedules take one key, got {len(key)}. Make one for each.")
+    return np.random.default_rng([*np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist(), *stream])
 
 
 def draw_rows(

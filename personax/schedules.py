@@ -7,10 +7,9 @@ that client asked for its model; how many server versions ago that was depends o
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import jax
 import numpy as np
 
-from personax.sampling import typed_key
+from personax.sampling import host_generator
 from personax.typing import Array
 from personax.values import require, require_count, require_nonnegative, require_positive, value
 
@@ -127,7 +126,7 @@ class Delays:
 
     def sample(self, key: Array, block: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Times to download, from then to the arrival, and to pause, for the `block`-th block of updates or rounds."""
-        rng = _generator(key, _DELAYS + block)
+        rng = host_generator(key, _DELAYS + block)
         updates = np.broadcast_to(_BLOCK * block + np.arange(_BLOCK)[:, None], clients.shape)
         download, compute, upload, pause = (
             delay.sample(rng, clients, updates) for delay in (self.download, self.compute, self.upload, self.pause)
@@ -143,7 +142,7 @@ def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Ar
     """
     require_count("num_clients", num_clients)
     require_positive("download_mean", download_mean)
-    factors = _generator(key, _FACTORS).uniform(4, 6, num_clients)
+    factors = host_generator(key, _FACTORS).uniform(4, 6, num_clients)
     return Delays(download=Exponential(download_mean), upload=Exponential(tuple((download_mean * factors).tolist())))
 
 
@@ -251,10 +250,10 @@ def rounds(
     require_count("num_aggregated", num_aggregated)
     _require_at_most("num_aggregated", num_aggregated, cohort_size, "members of the cohort")
     num_drawn = -(-num_rounds // _BLOCK) * _BLOCK
-    rng = _generator(key, _COHORTS)
+    rng = host_generator(key, _COHORTS)
     cohorts = np.stack([rng.choice(num_clients, cohort_size, replace=False) for _ in range(num_drawn)])
     chosen = np.broadcast_to(np.arange(cohort_size) < (num_aggregated or cohort_size), cohorts.shape)
-    aggregated = _generator(key, _AGGREGATED).permuted(chosen, axis=1)
+    aggregated = host_generator(key, _AGGREGATED).permuted(chosen, axis=1)
     blocks = [delays.sample(key, block, who) for block, who in enumerate(np.split(cohorts, num_drawn // _BLOCK))]
     download, rest = (np.concatenate([times[i] for times in blocks])[:num_rounds] for i in (0, 1))
     cohorts, aggregated, durations = cohorts[:num_rounds], aggregated[:num_rounds], download + rest
@@ -332,8 +331,8 @@ def uniform_arrivals(num_clients: int, num_events: int, max_staleness: int, *, k
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)
     require_count("max_staleness", max_staleness, least=0)
-    client = _generator(key, _CLIENTS).integers(num_clients, size=num_events).astype(np.int32)
-    position = _generator(key, _DOWNLOADS).uniform(size=num_events)
+    client = host_generator(key, _CLIENTS).integers(num_clients, size=num_events).astype(np.int32)
+    position = host_generator(key, _DOWNLOADS).uniform(size=num_events)
     next_download = np.zeros(num_clients, np.int64)
     started_at = np.empty(num_events, np.int64)
     for event, who in enumerate(client):
@@ -355,10 +354,3 @@ def uniform_arrivals(num_clients: int, num_events: int, max_staleness: int, *, k
 
 def _require_at_most(name: str, given: int | None, most: int, of: str) -> None:
     require(lambda v: v <= most, name, given, f"be at most the {most} {of}")
-
-
-def _generator(key: Array, stream: int) -> np.random.Generator:
-    """A NumPy generator that follows a JAX key: schedules are made before a run, on the host."""
-    if typed_key(key).ndim:
-        raise ValueError(f"A schedule takes one key, got {len(key)}. Make one schedule for each.")
-    return np.random.default_rng([*np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist(), stream])

@@ -312,7 +312,7 @@ def test_given_times_are_read_round_by_round():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: rounds(3, 1, key=jax.random.split(KEY, 2)), "A schedule takes one key, got 2"),
+        (lambda: rounds(3, 1, key=jax.random.split(KEY, 2)), "take one key, got 2"),
         (
             lambda: dataclasses.replace(rounds(3, 2, key=KEY), num_clients=2),
             r"`client` must lie in 0\.\.1, got up to 2",
