@@ -1,5 +1,6 @@
 """Personalized federated learning in JAX. Everything public is named here."""
 
+from personax import datasets, partition
 from personax.algorithms import (
     Algorithm,
     apfl,
@@ -16,13 +17,14 @@ from personax.algorithms import (
     scaffold,
 )
 from personax.curvature import exact, finite_difference, first_order, relative_difference
-from personax.evaluate import Evaluation, Protocol, evaluate, personalize
+from personax.evaluate import adaptation_curve, evaluate, observer, personalize
 from personax.federation import Federation
 from personax.iterates import RandomIterate, WeightedAverage
 from personax.local import Local
 from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp
 from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
 from personax.optimizers import optimizer
+from personax.protocol import Protocol, fallah_protocol
 from personax.results import NonFiniteUpdate, Result, Snapshot
 from personax.sampling import BatchSizes, batch_indices
 from personax.schedules import (
@@ -38,6 +40,7 @@ from personax.schedules import (
     rounds,
     uniform_arrivals,
 )
+from personax.scores import Comparison, Evaluation, Interval, Trajectory
 from personax.server import Constant, Hinge, Polynomial, Server, asynchronous, buffered, synchronous
 from personax.simulate import simulate
 from personax.step_sizes import Decay, InverseDecay, InverseSqrt, StronglyConvex
@@ -49,6 +52,7 @@ __all__ = [
     "Aruba",
     "Batch",
     "BatchSizes",
+    "Comparison",
     "Constant",
     "Decay",
     "Delays",
@@ -60,6 +64,7 @@ __all__ = [
     "Gamma",
     "Given",
     "Hinge",
+    "Interval",
     "InverseDecay",
     "InverseSqrt",
     "Local",
@@ -82,7 +87,9 @@ __all__ = [
     "Snapshot",
     "StronglyConvex",
     "Task",
+    "Trajectory",
     "WeightedAverage",
+    "adaptation_curve",
     "apfl",
     "arrivals",
     "aruba",
@@ -93,8 +100,10 @@ __all__ = [
     "cnn",
     "cnn2",
     "cnn3",
+    "datasets",
     "evaluate",
     "exact",
+    "fallah_protocol",
     "fedasync",
     "fedasync_mixing",
     "fedavg",
@@ -108,7 +117,9 @@ __all__ = [
     "local_only",
     "logistic_regression",
     "mlp",
+    "observer",
     "optimizer",
+    "partition",
     "per_fedavg",
     "persafl",
     "persafl_delays",

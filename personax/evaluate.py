@@ -1,8 +1,9 @@
-"""Personalise, then test: which model is scored is a value, and training is never touched."""
+"""Personalise, then test: what is scored is stated by a `Protocol`, and training is never touched."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,131 +11,107 @@ import numpy as np
 
 from personax.algorithms import Algorithm
 from personax.federation import ClientData, Federation
-from personax.results import Result
-from personax.sampling import Client, Draw, draw_rows, gather, run_stream, typed_key
-from personax.typing import Array, Metrics, Params, Personal, Scalar, Shared, Task
-from personax.values import Static, require_count, require_nonnegative, require_one_of, value
+from personax.keys import ADAPTATION, run_stream, typed_key
+from personax.local import local_update
+from personax.objectives.objective import descend
+from personax.protocol import Protocol
+from personax.results import Result, Snapshot
+from personax.sampling import Client, Draw, draw_rows, gather
+from personax.scores import Evaluation
+from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Shared, Task
 
 _CHUNK = 64  # clients, and rows, that are scored at once
 
 
-@value
-class Protocol:
-    """Which model of a client is scored on its test data.
+@dataclass(frozen=True)
+class _Program:
+    """What is compiled in, beside the shapes and the protocol's static parts."""
 
-    `"global"`: the shared model as it is. `"personal"`: the personal model that the client keeps (`"local"`: APFL's v
-    alone). `"adapted"`: the one that the objective makes from the shared model with `num_steps` fresh batches of the
-    client's *training* data, at step size `lr`: gradient steps, the Moreau envelope's inner problem (at its own step
-    size), steps of the client's v (APFL (7)), ARUBA's refinement.
-    """
-
-    model: Static[Literal["global", "personal", "local", "adapted"]] = "adapted"
-    num_steps: Static[int] = 1
-    lr: float = 0.01
-    batch_size: Static[int] = 40
-
-    def __post_init__(self) -> None:
-        require_one_of("model", self.model, ("global", "personal", "local", "adapted"))
-        require_count("num_steps", self.num_steps)
-        require_nonnegative("lr", self.lr)
-        require_count("batch_size", self.batch_size)
+    task: Task
+    has_personal: bool  # whether the clients have states of their own, or start anew
+    max_train: int
+    max_test: int
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """Each metric of each client, [clients] or [seeds, clients], and the protocol that gave it."""
+class _Run(NamedTuple):
+    """What a run left, of one seed or of several."""
 
-    protocol: Protocol
-    metrics: dict[str, np.ndarray]
-
-    def mean(self, name: str) -> np.ndarray:
-        """The mean over clients, uniform; one number for each seed."""
-        return self.metrics[name].mean(axis=-1)
+    params: Params
+    shared: Shared
+    personal: Personal  # of all clients
+    version: Array
+    visits: Array
+    positions: Array  # of the clients to score
+    key: Array
 
 
 def evaluate(
-    algorithm: Algorithm, task: Task, federation: Federation, result: Result, protocol: Protocol, *, key: Array
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    result: Result | Snapshot,
+    protocol: Protocol,
+    *,
+    key: Array,
 ) -> Evaluation:
-    """Score every client's model on that client's test data."""
-    names = {"adapted", *_kept_models(algorithm, result)}
-    if protocol.model not in names:
-        raise ValueError(f"{algorithm.objective} keeps no {protocol.model!r} model; score one of {sorted(names)}.")
-    score = partial(_score, task, federation.num_clients, int(federation.test.num_samples.max()))
-    if result.has_seeds:
-        score = jax.vmap(score, in_axes=(None, None, None, None, 0, 0, 0, None))
-    found = score(
-        algorithm, protocol, federation.train, federation.test, result.params, result.shared, result.personal, key
+    """Score each client's model on that client's data, as the protocol says.
+
+    With several seeds `key` is one for all, or one for each. The batches of `"localized"` models are the run's own if
+    it is the run's key. Nothing of the run is changed.
+    """
+    snapshot = result.snapshot if isinstance(result, Result) else result
+    _check_model(algorithm, snapshot, protocol)
+    held_out = protocol.clients == "held_out"
+    scored = _newcomers(federation) if held_out else federation
+    at = np.broadcast_to(np.arange(scored.num_clients), (*np.shape(snapshot.num_events), scored.num_clients))
+    positions = snapshot.cohort if protocol.clients == "cohort" else at
+    key = typed_key(key)
+    run = _Run(
+        snapshot.params,
+        snapshot.shared,
+        () if held_out else snapshot.personal,
+        snapshot.state.server.version,
+        jnp.asarray(np.zeros_like(at) if held_out else snapshot.visits, jnp.int32),
+        jnp.asarray(positions, jnp.int32),
+        key,
     )
-    return Evaluation(protocol, {name: np.asarray(values) for name, values in found.items()})
+    needs_test = protocol.score_on != "training" or protocol.adapt_on == "test"
+    test = scored.test if needs_test else scored.train
+    largest = [int(data.num_samples.max()) for data in (scored.train, test)]
+    score = partial(_score, _Program(task, not held_out, *largest), algorithm, protocol, scored.train, test)
+    if snapshot.has_seeds:
+        run = run._replace(key=jnp.broadcast_to(key, np.shape(snapshot.num_events)))
+        score = jax.vmap(score)
+    metrics = {name: np.asarray(values) for name, values in score(run).items()}
+    num_samples = np.asarray((scored.train if protocol.score_on == "training" else test).num_samples)[positions]
+    return Evaluation(protocol, metrics, positions, num_samples, snapshot.num_events, snapshot.time)
 
 
-def _kept_models(algorithm: Algorithm, result: Result) -> list[str]:
-    """The names of the models that a client holds."""
-    seed = (0,) * result.has_seeds
-    params = jax.tree.map(lambda leaf: leaf[seed], result.params)
-    personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], result.personal)
-    return list(jax.eval_shape(algorithm.objective.models, params, personal))
+def observer(
+    algorithm: Algorithm, task: Task, federation: Federation, protocol: Protocol, *, key: Array
+) -> Callable[[Snapshot], Evaluation]:
+    """What `simulate(..., observe=...)` calls to score a run as it goes; `Trajectory(result.history)` reads it."""
+    return lambda snapshot: evaluate(algorithm, task, federation, snapshot, protocol, key=key)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _score(
-    task: Task,
-    num_clients: int,
-    max_count: int,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    train: ClientData,
-    test: ClientData,
-    params: Params,
-    shared: Shared,
-    personal: Personal,
-    key: Array,
-) -> Metrics:
-    def one(position: Array) -> Metrics:
-        own = jax.tree.map(lambda leaf: leaf[position], personal)
-        model = _client_model(algorithm, task, protocol, train, position, params, shared, own, key)
-        return _metrics(task, test, _client(test, position), model, max_count)
-
-    return jax.lax.map(one, jnp.arange(num_clients), batch_size=_CHUNK)
-
-
-def _client(data: ClientData, position: Scalar) -> Client:
-    return Client(data.start[position], data.num_samples[position], data.ids[position], jnp.zeros((), jnp.int32))
-
-
-def _client_model(
+def adaptation_curve(
     algorithm: Algorithm,
     task: Task,
+    federation: Federation,
+    result: Result | Snapshot,
     protocol: Protocol,
-    train: ClientData,
-    position: Scalar,
-    params: Params,
-    shared: Shared,
-    personal: Personal,
+    num_steps: Sequence[int] = (0, 1, 2, 5, 10),
+    *,
     key: Array,
-) -> Params:
-    objective = algorithm.objective
-    if protocol.model != "adapted":
-        return objective.models(params, personal)[protocol.model]
-    steps, draws = jnp.arange(protocol.num_steps), (Draw("adapt", 0, protocol.batch_size),)
-    rows, weight, keys = draw_rows(run_stream(typed_key(key)), _client(train, position), steps, draws, "shuffled")
-    batches = gather(train, rows, weight, keys[:, 0])
-    return objective.personalize(task.loss, params, personal, shared, batches, protocol.lr)
+) -> dict[int, Evaluation]:
+    """Scores against the number of adaptation steps; more steps continue the batches of fewer.
 
-
-def _metrics(task: Task, data: ClientData, client: Client, params: Params, max_count: int) -> Metrics:
-    """The mean of each metric over all the client's rows, in slices."""
-
-    def part(begin: Array) -> tuple[Metrics, Array]:
-        places = begin + jnp.arange(_CHUNK, dtype=client.start.dtype)
-        weight = (places < client.num_samples).astype(float)
-        batch = gather(data, client.start + jnp.minimum(places, client.num_samples - 1), weight, jax.random.key(0))
-        return task.metrics(params, batch), weight.sum()
-
-    found, counts = jax.lax.map(part, jnp.arange(0, max_count, _CHUNK, dtype=jnp.int32))
-    # A slice of nothing but filler may have no finite metric of its own.
-    total = lambda values: jnp.where(counts > 0, values * counts, 0).sum()
-    return {name: total(values) / counts.sum() for name, values in found.items()}
+    With `clients="held_out"` these are new participants (Fallah's few steps: `"adapted"`; APFL (7): `"recomputed"`).
+    """
+    if protocol.model not in ("adapted", "recomputed"):
+        raise ValueError(f"Only 'adapted' or 'recomputed' models take adaptation steps, got {protocol.model!r}.")
+    score = partial(evaluate, algorithm, task, federation, result, key=key)
+    return {num: score(replace(protocol, num_steps=num)) for num in num_steps}
 
 
 def personalize(
@@ -150,10 +127,116 @@ def personalize(
 ) -> Params:
     """One client's model from the shared one and its own (x, y), seen in training or not.
 
-    A newcomer has no `personal` state: it gets the one that every client starts from.
+    The protocol's `model` is `"adapted"` or `"recomputed"`; its `clients` and what it scores do not matter here. A
+    newcomer has no `personal` state: it gets the one that every client starts from.
     """
+    if protocol.model not in ("adapted", "recomputed") or protocol.adapt_on == "test":
+        raise ValueError(
+            "A client's model is 'adapted' or 'recomputed' with its training data, got a protocol that scores "
+            f"{protocol.describe()}"
+        )
     data = Federation.from_clients([client_data]).train
     objective = algorithm.objective
     own = objective.init_personal(params) if personal is None else personal
     common = objective.init_shared(params) if shared is None else shared
-    return _client_model(algorithm, task, protocol, data, 0, params, common, own, key)
+    return _adapted(algorithm, task, protocol, data, _client(data, 0), params, common, own, key)
+
+
+def _check_model(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol) -> None:
+    seed = (0,) * snapshot.has_seeds
+    params = jax.tree.map(lambda leaf: leaf[seed], snapshot.params)
+    personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], snapshot.personal)
+    kept = jax.eval_shape(algorithm.objective.models, params, personal)
+    names = {"localized", "adapted", "recomputed", *kept}
+    if protocol.model not in names:
+        raise ValueError(f"{algorithm.objective} keeps no {protocol.model!r} model; score one of {sorted(names)}.")
+
+
+def _newcomers(federation: Federation) -> Federation:
+    if federation.newcomers is None:
+        raise ValueError("This federation holds no clients out of training. Make one that does with `hold_out(...)`.")
+    return federation.newcomers
+
+
+@partial(jax.jit, static_argnames=("program",))
+def _score(
+    program: _Program, algorithm: Algorithm, protocol: Protocol, train: ClientData, test: ClientData, run: _Run
+) -> Metrics:
+    def one(position: Array) -> Metrics:
+        model = _client_model(program, algorithm, protocol, train, test, run, position)
+        found: Metrics = {}
+        if protocol.score_on != "training":
+            found |= _metrics(program.task, test, _client(test, position), model, program.max_test)
+        if protocol.score_on != "test":
+            on_train = _metrics(program.task, train, _client(train, position), model, program.max_train)
+            found |= {f"train_{name}": values for name, values in on_train.items()}
+        return found
+
+    return jax.lax.map(one, run.positions, batch_size=_CHUNK)
+
+
+def _client_model(
+    program: _Program,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    train: ClientData,
+    test: ClientData,
+    run: _Run,
+    position: Scalar,
+) -> Params:
+    """The model of one client that the protocol asks for."""
+    objective, loss = algorithm.objective, program.task.loss
+    if program.has_personal:
+        own = jax.tree.map(lambda leaf: leaf[position], run.personal)
+    else:
+        own = objective.init_personal(run.params)
+    if protocol.model == "localized":
+        where = _client(train, position)._replace(update=run.visits[position])
+        visit = partial(local_update, objective, algorithm.local, loss, train, program.max_train, where)
+        return visit(run.params, run.shared, own, run.version, run_stream(run.key)).end
+    if protocol.model in ("adapted", "recomputed"):
+        data = test if protocol.adapt_on == "test" else train
+        where = _client(data, position)
+        return _adapted(algorithm, program.task, protocol, data, where, run.params, run.shared, own, run.key)
+    return objective.models(run.params, own)[protocol.model]
+
+
+def _client(data: ClientData, position: Scalar) -> Client:
+    return Client(data.start[position], data.num_samples[position], data.ids[position], jnp.zeros((), jnp.int32))
+
+
+def _adapted(
+    algorithm: Algorithm,
+    task: Task,
+    protocol: Protocol,
+    data: ClientData,
+    where: Client,
+    params: Params,
+    shared: Shared,
+    personal: Personal,
+    key: Array,
+) -> Params:
+    """The shared model after adaptation to a client's data, by gradient steps or by the objective's own way."""
+    if not protocol.adapts:
+        return params
+    steps, draws = jnp.arange(protocol.num_steps), (Draw("adapt", 0, protocol.batch_size),)
+    rows, weight, keys = draw_rows(run_stream(typed_key(key), ADAPTATION), where, steps, draws, "shuffled")
+    batches: Batch = gather(data, rows, weight, keys[:, 0])
+    if protocol.model == "adapted":
+        return descend(task.loss, params, batches, protocol.lr)[0]
+    return algorithm.objective.personalize(task.loss, params, personal, shared, batches, protocol.lr)
+
+
+def _metrics(task: Task, data: ClientData, client: Client, params: Params, max_count: int) -> Metrics:
+    """The mean of each metric over all the client's rows, in slices."""
+
+    def part(begin: Array) -> tuple[Metrics, Array]:
+        places = begin + jnp.arange(_CHUNK, dtype=client.start.dtype)
+        weight = (places < client.num_samples).astype(float)
+        batch = gather(data, client.start + jnp.minimum(places, client.num_samples - 1), weight, jax.random.key(0))
+        return task.metrics(params, batch), weight.sum()
+
+    found, counts = jax.lax.map(part, jnp.arange(0, max_count, _CHUNK, dtype=jnp.int32))
+    # A slice of nothing but filler may have no finite metric of its own.
+    total = lambda values: jnp.where(counts > 0, values * counts, 0).sum()
+    return {name: total(values) / counts.sum() for name, values in found.items()}

@@ -1,10 +1,12 @@
 """What a run carries, and what it leaves."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from personax.schedules import Schedule
 from personax.server import ServerState
 from personax.typing import Array, Params, Personal, PyTree, Shared
 
@@ -43,6 +45,26 @@ class Snapshot:
     wave: int
     num_events: int | np.ndarray  # with several seeds, one for each
     time: float | np.ndarray  # virtual
+    schedules: tuple[Schedule, ...]  # of each seed
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether every array has a leading axis for several seeds."""
+        return np.ndim(self.num_events) > 0
+
+    @property
+    def visits(self) -> np.ndarray:
+        """How many updates each client has made so far, [clients] or [seeds, clients]."""
+        return self._of_each_seed(Schedule.visits)
+
+    @property
+    def cohort(self) -> np.ndarray:
+        """The clients of the last round, in the order of the federation, [members] or [seeds, members]."""
+        return self._of_each_seed(Schedule.cohort)
+
+    def _of_each_seed(self, ask: Callable[[Schedule, int], np.ndarray]) -> np.ndarray:
+        asked = [ask(s, int(n)) for s, n in zip(self.schedules, np.atleast_1d(self.num_events), strict=True)]
+        return np.stack(asked) if self.has_seeds else asked[0]
 
     @property
     def params(self) -> Params:
@@ -69,10 +91,14 @@ class Result:
     """
 
     snapshot: Snapshot
-    has_seeds: bool
     history: list[Any]
     bytes_up: np.ndarray
     bytes_down: np.ndarray
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether every array has a leading axis for several seeds."""
+        return self.snapshot.has_seeds
 
     @property
     def params(self) -> Params:

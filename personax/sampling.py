@@ -10,16 +10,15 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from personax.federation import ClientData, Federation
+from personax.keys import run_stream, typed_key
 from personax.typing import Array, Batch, Scalar
 from personax.values import Static, require_count, value
 
 Sampling = Literal["replacement", "shuffled"]
 ROLES = ("outer", "adapt", "curvature")
 
-INIT, BATCHES, ITERATES = 0, 1, 2  # streams of a run's key
 _EPOCH, _DROPOUT = 0xFFFFFFFF, 0xFFFFFFFF  # streams of a visit's and of a batch's key
 MAX_DRAWS = 4096  # batches of one step that have a number of their own; leaves a million steps
 
@@ -56,27 +55,6 @@ class Client(NamedTuple):
     num_samples: Array
     id: Array
     update: Array
-
-
-def typed_key(key: Array) -> Array:
-    """The key itself; one of the old style, two plain words, becomes a typed one."""
-    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
-
-
-def run_stream(key: Array, stream: int = BATCHES) -> Array:
-    """The key from which all batches of a run follow: threefry, which `vmap` does not change, whatever `key` is."""
-    words = jax.random.key_data(key)
-    own = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
-    for word in words[2:]:
-        own = jax.random.fold_in(own, word)
-    return jax.random.fold_in(own, stream)
-
-
-def host_generator(key: Array, *stream: int) -> np.random.Generator:
-    """A NumPy generator that follows a JAX key: splits and schedules are made before a run, on the host."""
-    if typed_key(key).ndim:
-        raise ValueError(f"Splits and schedules take one key, got {len(key)}. Make one for each.")
-    return np.random.default_rng([*np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist(), *stream])
 
 
 def draw_rows(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from personax.sampling import host_generator
+from personax.keys import host_generator
 from personax.typing import Array
 from personax.values import require, require_count, require_nonnegative, require_positive, value
 
@@ -205,6 +205,18 @@ class Schedule:
         counts = np.empty(len(order), np.int32)
         counts[order] = np.arange(len(order)) - run_start
         return counts
+
+    def visits(self, num_events: int) -> np.ndarray:
+        """How many of the first `num_events` events are of each client."""
+        return np.bincount(self.client[:num_events], minlength=self.num_clients)
+
+    def cohort(self, num_events: int) -> np.ndarray:
+        """The clients of the round that ends with the `num_events`-th event (before the first round: of that)."""
+        if not self.has_rounds:
+            raise ValueError("A cohort is of a round, and a schedule of arrivals has none. Score all clients.")
+        size = self.num_events // int(self.round_ends.sum())
+        last = max(num_events, size)
+        return np.sort(self.client[last - size : last])
 
     def staleness(self, buffer_size: int | None = None) -> np.ndarray:
         """Server versions between download and arrival, for a server that steps every `buffer_size` events.

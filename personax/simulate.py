@@ -13,9 +13,10 @@ from personax.algorithms import Algorithm
 from personax.checks import check_model, check_run
 from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
+from personax.keys import BATCHES, INIT, ITERATES, run_stream, typed_key
 from personax.local import Update, local_update
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State
-from personax.sampling import BATCHES, INIT, ITERATES, Client, run_stream, typed_key
+from personax.sampling import Client
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
 from personax.tasks import as_inputs
@@ -93,7 +94,7 @@ def simulate(
             history.append(observe(snap(state, wave)))
     up, down = _bytes(algorithm, state.server, has_seeds)
     sent = seedless(np.stack([s.aggregated for s in schedules]) * up)
-    return Result(snap(state, wave), has_seeds, history, sent, np.full_like(sent, down))
+    return Result(snap(state, wave), history, sent, np.full_like(sent, down))
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -340,7 +341,7 @@ def _snapshot(
 ) -> Snapshot:
     num_events = plan.waves.valid[:, :wave].sum(axis=(1, 2))
     times = [s.time[:num].max(initial=0.0) for s, num in zip(schedules, num_events, strict=True)]
-    return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)))
+    return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)), tuple(schedules))
 
 
 def _raise_fault(faults: Faults, federation: Federation) -> None:

@@ -1,16 +1,31 @@
-"""What the README shows runs, from top to bottom."""
+"""What the README and the docs show runs, from top to bottom."""
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_blocks(path):
+    """Run a page's Python blocks one after another; their names at the end."""
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+    names = {}
+    for block in blocks:
+        exec(compile(block, str(path), "exec"), names)
+    assert blocks
+    return names
 
 
 def test_the_code_of_the_readme_runs(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    names = {}
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), names)
-    assert len(blocks) >= 4 and "Meta(adapt_lr=0.01" in capsys.readouterr().out
+    names = run_blocks(ROOT / "README.md")
+    assert "Meta(adapt_lr=0.01" in capsys.readouterr().out
     assert names["scores"].metrics["accuracy"].shape == (5, 20)
     assert names["result"].history == sorted(names["result"].history)
+
+
+@pytest.mark.parametrize("page, told", [("data", "3 clients, 1"), ("evaluation", "over local")])
+def test_the_code_of_a_page_runs(page, told, capsys):
+    run_blocks(ROOT / "docs" / f"{page}.md")
+    assert told in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Which model is scored, on which data, after which adaptation."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import personax
 from tests import closed_forms
 from tests.closed_forms import TASK
+from tests.recipes import SYNCHRONOUS
 
 KEY = jax.random.key(0)
 W = np.random.default_rng(3).normal(size=closed_forms.DIMENSION)
@@ -62,7 +64,7 @@ def test_the_personal_model_of_pfedme_is_theta():
     stored = score(algorithm, fed, result, personax.Protocol("personal"))
     np.testing.assert_allclose(stored, losses(fed, result.personal["w"]), rtol=1e-10)
     problems = [closed_forms.quadratic(*fed.client(i)) for i in range(4)]
-    recomputed = score(algorithm, fed, result, personax.Protocol("adapted", **WHOLE))
+    recomputed = score(algorithm, fed, result, personax.Protocol("recomputed", **WHOLE))
     thetas = [problem.prox(np.asarray(result.params["w"]), 2.0) for problem in problems]
     np.testing.assert_allclose(recomputed, losses(fed, thetas), rtol=1e-4)
     assert np.all(stored != losses(fed, [result.params["w"]] * 4))
@@ -85,24 +87,218 @@ def test_seeds_are_scored_together():
 
 
 def test_a_newcomer_gets_the_model_that_evaluation_scores():
-    for algorithm in (personax.per_fedavg(0.1, 0.1, **LOCAL), personax.pfedme(2.0, 0.1, 0.1, 50, **LOCAL)):
+    recipes = (personax.per_fedavg(0.1, 0.1, **LOCAL), personax.pfedme(2.0, 0.1, 0.1, 50, **LOCAL))
+    for algorithm, model in itertools.product(recipes, ("adapted", "recomputed")):
         fed, result = setting(algorithm)
-        protocol = personax.Protocol("adapted", lr=0.2, **WHOLE)
+        protocol = personax.Protocol(model, lr=0.2, **WHOLE)
         newcomer = partial(personax.personalize, algorithm, TASK, result.params, protocol=protocol, key=KEY)
         models = [newcomer(fed.client(i))["w"] for i in range(4)]
         np.testing.assert_allclose(score(algorithm, fed, result, protocol), losses(fed, models), rtol=1e-9)
 
 
-def test_a_personal_model_that_is_not_kept_cannot_be_scored():
+# localized models
+
+
+def test_a_localized_model_is_the_clients_own_iterate_before_averaging():
+    algorithm = personax.fedavg(0.1, num_steps=3, **closed_forms.FULL_BATCH)
+    fed, result = setting(algorithm)
+    problems = [closed_forms.quadratic(*fed.client(i)) for i in range(4)]
+    iterates = [problem.descend(np.asarray(result.params["w"]), 0.1, 3) for problem in problems]
+    found = score(algorithm, fed, result, personax.Protocol("localized"))
+    np.testing.assert_allclose(found, losses(fed, iterates), rtol=1e-10)
+
+
+def test_a_localized_scaffold_model_has_its_corrections():
+    algorithm = personax.scaffold(0.1, num_steps=2, **closed_forms.FULL_BATCH)
+    fed, result = setting(algorithm)
+    iterates = []
+    for i in range(4):
+        w, problem = np.asarray(result.params["w"]), closed_forms.quadratic(*fed.client(i))
+        for _ in range(2):
+            w = w - 0.1 * (problem.gradient(w) - result.personal["w"][i] + result.shared["w"])
+        iterates.append(w)
+    assert np.abs(result.personal["w"]).min() > 1e-3
+    found = score(algorithm, fed, result, personax.Protocol("localized"))
+    np.testing.assert_allclose(found, losses(fed, iterates), rtol=1e-10)
+
+
+def test_with_the_runs_key_a_localized_model_is_what_the_next_visit_uploads():
+    """One client, so that the average is its iterate: its localized model now is the shared model a round later."""
+    lr = personax.Decay(0.3, 0.2)
+    algorithm = personax.fedavg(lr, num_steps=3, batch_size=2)
+    fed = personax.Federation.from_clients(closed_forms.clients(1), test=closed_forms.clients(1, seed=1))
+    run = lambda num: personax.simulate(algorithm, TASK, fed, personax.rounds(1, num, key=KEY), key=KEY)
+    evaluated = partial(personax.evaluate, algorithm, TASK, fed, protocol=personax.Protocol("localized"))
+    now = evaluated(run(2), key=KEY).metrics["loss"]
+    np.testing.assert_allclose(now, losses(fed, [run(3).params["w"]]), rtol=1e-10)
+    assert evaluated(run(2), key=jax.random.key(5)).metrics["loss"] != now
+
+
+# which clients
+
+
+def test_the_cohort_is_that_of_the_last_round_of_each_seed():
+    algorithm, keys = personax.fedavg(0.1, **LOCAL), jax.random.split(KEY, 3)
+    fed = personax.Federation.from_clients(closed_forms.clients(), test=closed_forms.clients(seed=1))
+    schedules = [personax.rounds(4, 5, 2, key=key) for key in keys]
+    result = personax.simulate(algorithm, TASK, fed, schedules, key=keys)
+    run = lambda who: personax.evaluate(algorithm, TASK, fed, result, personax.Protocol("global", clients=who), key=KEY)
+    everyone, cohort = run("all"), run("cohort")
+    expected = np.stack([np.sort(schedule.client[-2:]) for schedule in schedules])
+    np.testing.assert_array_equal(cohort.clients, expected)
+    assert len({tuple(row) for row in expected.tolist()}) > 1
+    at = np.take_along_axis(everyone.metrics["loss"], expected, axis=1)
+    np.testing.assert_allclose(cohort.metrics["loss"], at, rtol=1e-12)
+
+
+def test_arrivals_have_no_cohort():
+    algorithm = personax.fedasync(0.1, **LOCAL)
+    fed, _ = closed_forms.federation()
+    schedule = personax.uniform_arrivals(4, 6, max_staleness=1, key=KEY)
+    result = personax.simulate(algorithm, TASK, fed, schedule, key=KEY)
+    with pytest.raises(ValueError, match="A cohort is of a round"):
+        score(algorithm, fed, result, personax.Protocol("global", clients="cohort"))
+
+
+def newcomers_setting(algorithm):
+    fed, _ = setting(algorithm)
+    fed = fed.hold_out([1, 3])
+    result = personax.simulate(algorithm, TASK, fed, personax.rounds(2, 2, key=KEY), key=KEY)
+    return fed, fed.newcomers, result, np.asarray(result.params["w"])
+
+
+def test_newcomers_adapt_in_a_few_steps():
+    """Fallah: a few gradient steps from the shared model, each on the newcomer's own data."""
+    algorithm = personax.per_fedavg(0.1, 0.1, **LOCAL)
+    fed, new, result, w = newcomers_setting(algorithm)
+    protocol = personax.Protocol(clients="held_out", lr=0.2, batch_size=16)
+    curve = personax.adaptation_curve(algorithm, TASK, fed, result, protocol, (0, 1, 4), key=KEY)
+    problems = [closed_forms.quadratic(*new.client(i)) for i in range(2)]
+    for num, found in curve.items():
+        expected = losses(new, [problem.descend(w, 0.2, num) for problem in problems])
+        np.testing.assert_allclose(found.metrics["loss"], expected, rtol=1e-10)
+    assert curve[4].protocol.num_steps == 4 and "held out" in curve[4].protocol.describe()
+
+
+def test_newcomers_of_apfl_step_their_own_part_of_the_mixture():
+    """APFL (7): v starts at the shared model, the slope carries the mixing weight, w stands still."""
+    algorithm = personax.apfl(0.1, 0.4, "never", **LOCAL)
+    fed, new, result, w = newcomers_setting(algorithm)
+    protocol = personax.Protocol("recomputed", 3, lr=0.2, batch_size=16, clients="held_out")
+    models = []
+    for i in range(2):
+        v, problem = w, closed_forms.quadratic(*new.client(i))
+        for _ in range(3):
+            v = v - 0.2 * 0.4 * problem.gradient(0.4 * v + 0.6 * w)
+        models.append(0.4 * v + 0.6 * w)
+    np.testing.assert_allclose(score(algorithm, fed, result, protocol), losses(new, models), rtol=1e-10)
+
+
+# which data
+
+
+def test_adaptation_by_default_never_sees_what_is_scored():
+    """Other test data gives other scores, but the same adapted model: its training scores do not move."""
+    algorithm = personax.per_fedavg(0.1, 0.1, **LOCAL)
+    fed, result = setting(algorithm)
+    other = personax.Federation.from_clients(closed_forms.clients(), test=closed_forms.clients(seed=7))
+    for model in ("adapted", "recomputed", "localized"):
+        protocol = personax.Protocol(model, 3, 0.2, 4, score_on="both")
+        run = lambda fed, protocol=protocol: personax.evaluate(algorithm, TASK, fed, result, protocol, key=KEY).metrics
+        np.testing.assert_array_equal(run(fed)["train_loss"], run(other)["train_loss"])
+        assert np.all(run(fed)["loss"] != run(other)["loss"])
+
+
+def test_fallahs_protocol_adapts_on_the_scored_data_and_says_so():
+    algorithm = personax.fedavg(0.1, **LOCAL)
+    fed, result = setting(algorithm)
+    protocol = personax.fallah_protocol(lr=0.2, batch_size=140)
+    w = np.asarray(result.params["w"])
+    adapted = [closed_forms.quadratic(*fed.client_test(i)).descend(w, 0.2, 1) for i in (0, 2, 3)]
+    found = personax.evaluate(algorithm, TASK, fed, result, protocol, key=KEY)
+    np.testing.assert_allclose(found.metrics["loss"][[0, 2, 3]], losses(fed.select([0, 2, 3]), adapted), rtol=1e-9)
+    assert "adapted on the data that is scored" in str(found) and protocol.flag
+    assert not personax.Protocol().flag and "NOTE" not in personax.Protocol().describe()
+
+
+def test_training_data_is_scored_under_its_own_name():
+    algorithm = personax.fedavg(0.1, **LOCAL)
+    fed, result = setting(algorithm)
+    run = lambda on: personax.evaluate(algorithm, TASK, fed, result, personax.Protocol("global", score_on=on), key=KEY)
+    both, train, test = run("both"), run("training"), run("test")
+    as_test = personax.Federation.from_clients(closed_forms.clients(), test=closed_forms.clients())
+    np.testing.assert_allclose(both.metrics["train_loss"], losses(as_test, [result.params["w"]] * 4), rtol=1e-10)
+    np.testing.assert_array_equal(both.metrics["train_loss"], train.metrics["train_loss"])
+    np.testing.assert_array_equal(both.metrics["loss"], test.metrics["loss"])
+    assert set(train.metrics) == {"train_loss"} and set(test.metrics) == {"loss"}
+    assert train.num_samples.tolist() == fed.counts.tolist() and test.num_samples.tolist() == [70, 3, 140, 64]
+
+
+def test_training_scores_need_no_test_data():
+    algorithm = personax.fedavg(0.1, **LOCAL)
+    fed, result = setting(algorithm)
+    bare = personax.Federation.from_clients(closed_forms.clients())
+    on_training = personax.Protocol(lr=0.2, score_on="training")
+    evaluated = partial(personax.evaluate, algorithm, TASK, result=result, protocol=on_training, key=KEY)
+    np.testing.assert_array_equal(
+        evaluated(federation=bare).metrics["train_loss"], evaluated(federation=fed).metrics["train_loss"]
+    )
+
+
+# what evaluation must not do
+
+
+@pytest.mark.parametrize("name", ["scaffold_1", "apfl", "pfedme", "aruba", "per_fedavg_hf"])
+def test_evaluating_never_moves_the_run(name):
+    """The trap of PFLlib: measuring moves the model. A run that is watched ends where one that is not does."""
+    algorithm = SYNCHRONOUS[name](1.0)
+    fed, alone = setting(algorithm)
+    before = jax.tree.map(np.array, alone.snapshot.state)
+    for model in ("global", "localized", "adapted", "recomputed"):
+        score(algorithm, fed, alone, personax.Protocol(model, 2, 0.2, 3, score_on="both"))
+    jax.tree.map(np.testing.assert_array_equal, before, alone.snapshot.state)
+    watch = personax.observer(algorithm, TASK, fed, personax.Protocol("localized"), key=KEY)
+    schedule, first = personax.rounds(4, 2, key=KEY), {"w": jnp.asarray(W)}
+    watched = personax.simulate(algorithm, TASK, fed, schedule, key=KEY, params=first, every=1, observe=watch)
+    jax.tree.map(np.testing.assert_array_equal, alone.snapshot.state, watched.snapshot.state)
+    assert len(personax.Trajectory(watched.history).means("loss")) == 3
+
+
+def test_a_key_for_each_seed_or_one_for_all():
+    algorithm, keys = personax.fedavg(0.1, **LOCAL), jax.random.split(KEY, 2)
+    fed, result = setting(algorithm, seeds=2)
+    evaluated = partial(personax.evaluate, algorithm, TASK, fed, result, personax.Protocol(lr=0.2, batch_size=2))
+    each = evaluated(key=keys).metrics["loss"]
+    for seed in range(2):
+        np.testing.assert_allclose(each[seed], evaluated(key=keys[seed]).metrics["loss"][seed], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: personax.Protocol("mine"), "`model` must be one of 'global', 'localized'"),
+        (lambda: personax.Protocol(num_steps=-1), "`num_steps` must be a whole number of at least 0, got -1"),
+        (lambda: personax.Protocol("global", adapt_on="test"), "`adapt_on` is for models that are adapted"),
+        (lambda: personax.Protocol("personal", clients="held_out"), "keep no 'personal' model. Score one"),
+        (lambda: personax.Protocol(weighting="size"), "`weighting` must be one of 'uniform', 'samples'"),
+    ],
+)
+def test_protocols_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_cannot_be_evaluated_says_so():
     algorithm = personax.fedavg(0.1, **LOCAL)
     fed, result = setting(algorithm)
     with pytest.raises(ValueError, match="keeps no 'personal' model"):
         score(algorithm, fed, result, personax.Protocol("personal"))
-
-
-def test_a_federation_without_test_data_says_so():
-    algorithm = personax.fedavg(0.1, **LOCAL)
-    _, result = setting(algorithm)
+    with pytest.raises(ValueError, match="holds no clients out"):
+        score(algorithm, fed, result, personax.Protocol(clients="held_out"))
+    with pytest.raises(ValueError, match="Only 'adapted' or 'recomputed' models"):
+        personax.adaptation_curve(algorithm, TASK, fed, result, personax.Protocol("global"), key=KEY)
+    with pytest.raises(ValueError, match="got a protocol that scores the shared model as it is"):
+        personax.personalize(algorithm, TASK, result.params, fed.client(0), personax.Protocol("global"), key=KEY)
     bare = personax.Federation.from_clients(closed_forms.clients())
     with pytest.raises(ValueError, match="no test data"):
         score(algorithm, bare, result, personax.Protocol("global"))

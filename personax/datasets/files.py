@@ -1,0 +1,102 @@
+"""Files of samples with a column that says whose each is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from personax.datasets.arrays import read_arrays
+from personax.datasets.columns import Columns, Words
+from personax.federation import Federation
+
+_SUFFIXES = (".npz", ".csv", ".parquet")
+
+
+def read_table(
+    path: str | Path,
+    *,
+    client: str = "client",
+    label: str = "label",
+    split: str | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Federation:
+    """A federation from one file: `.csv`, `.parquet`, or `.npz`; rows in any order.
+
+    A `.csv` or `.parquet` file has a column of client ids (whole numbers or strings), a column of labels, and features
+    in all other columns: float32, or uint8 where all of them are. An `.npz` file has the arrays `x`, `y` (or the one
+    that `label` names) and `client`, and for test data `test_x`, `test_y` and `test_client`; its types are kept, but
+    float64 becomes float32.
+
+    Labels that are whole numbers are kept; other numbers are targets of a regression, in float32; strings become
+    0, 1, ... in sorted order, which the federation's `origin` tells.
+
+    Args:
+        path: the file.
+        client: the column of client ids.
+        label: the column of labels.
+        split: a column that says "train" or "test".
+        shape: the shape of a sample, for example (28, 28); None keeps a row of features.
+    """
+    path = Path(path)
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(f"`path` must end in one of {', '.join(_SUFFIXES)}, got {path.name!r}. Convert the file.")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} must be a file, got none there. Check the path.")
+    if path.suffix == ".npz":
+        columns = read_arrays(path, client, label, split)
+    else:
+        from personax.datasets.tables import read_columns  # Arrow takes a while to load
+
+        columns = read_columns(path, client, label, split)
+    return _federation(columns, path, shape)
+
+
+def _federation(columns: Columns, path: Path, shape: tuple[int, ...] | None) -> Federation:
+    labels, ids = columns.y, columns.client
+    numbers = labels.codes if isinstance(labels, Words) else _numbers(labels, path.name)
+    codes = ids.codes if isinstance(ids, Words) else ids
+    mask = columns.is_test
+    parts = lambda column: [column] if mask is None else [column[~mask], column[mask]]
+    xs = columns.xs if mask is None or len(columns.xs) == 2 else parts(columns.xs.pop())
+    if isinstance(ids, Words):
+        _require_both(parts(codes), ids.names, path.name)
+    samples = [_shaped(xs.pop(0), shape, path.name), *(_shaped(x, shape, path.name) for x in xs)]
+    xs.clear()
+    train, *test = zip(samples, parts(numbers), parts(codes), strict=True)
+    samples.clear()
+    origin = f"{path.name}."
+    if isinstance(labels, Words):
+        told = ", ".join(f"{i} is {name!r}" for i, name in enumerate(labels.names[:20]))
+        origin += f" Labels: {told}{' and so on' if len(labels.names) > 20 else ''}."
+    federation = Federation.from_columns(*train, test=test[0] if test else None, origin=origin)
+    return replace(federation, names=ids.names) if isinstance(ids, Words) else federation
+
+
+def _require_both(parts: list[np.ndarray], names: list[str], where: str) -> None:
+    for codes, part in zip(parts, ("training", "test"), strict=False):
+        missing = np.flatnonzero(np.bincount(codes, minlength=len(names)) == 0)
+        if missing.size:
+            raise ValueError(
+                f"{where}: each client must have training and test samples, got no {part} samples for {missing.size} "
+                f"of {len(names)}, first {names[missing[0]]!r}. Drop the rows of these clients."
+            )
+
+
+def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, where: str) -> np.ndarray:
+    if shape is None:
+        return x
+    if any(size < 1 for size in shape) or np.prod(shape, dtype=int) != np.prod(x.shape[1:], dtype=int):
+        raise ValueError(
+            f"{where}: `shape` must be that of {np.prod(x.shape[1:], dtype=int)} features, got {tuple(shape)}."
+        )
+    return x.reshape(len(x), *shape)
+
+
+def _numbers(column: np.ndarray, where: str) -> np.ndarray:
+    """The same numbers: whole ones as they are, others in float32."""
+    if column.dtype.kind not in "iufb":
+        raise ValueError(f"{where}: labels must be numbers or strings, got {column.dtype}. Convert them.")
+    if column.dtype.kind == "b":
+        return column.astype(np.int32)
+    with np.errstate(over="ignore"):  # the federation names what is not finite
+        return column.astype(np.float32) if column.dtype.kind == "f" else column

@@ -1,0 +1,72 @@
+"""A federation in words: how many samples, which labels, how different the clients are."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+
+class LabelCounts(NamedTuple):
+    """How many samples of which class each client holds; only pairs that occur, ordered by client and class."""
+
+    client: np.ndarray
+    label: np.ndarray  # positions in `classes`
+    num: np.ndarray
+    classes: np.ndarray
+    totals: np.ndarray  # samples of each class
+
+
+def label_counts(y: np.ndarray, offsets: np.ndarray) -> LabelCounts:
+    """Count the labels of each client, in memory that grows with the samples and not with clients times classes."""
+    classes, label, totals = np.unique(y, return_inverse=True, return_counts=True)
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    pairs, num = np.unique(owner * len(classes) + label.ravel(), return_counts=True)
+    return LabelCounts(pairs // len(classes), pairs % len(classes), num, classes, totals)
+
+
+def heterogeneity(y: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Each client's distance from the whole federation: total variation between the distributions of their labels.
+
+    0 where a client's labels are spread as everyone's together are, near 1 where it holds only rare ones.
+    """
+    found = label_counts(y, offsets)
+    own = found.num / np.diff(offsets)[found.client]
+    everyone = (found.totals / len(y))[found.label]
+    add_up = lambda entries: np.bincount(found.client, entries, minlength=len(offsets) - 1)
+    # Classes that the client lacks add their share of the whole.
+    return (add_up(np.abs(own - everyone)) + 1 - add_up(everyone)) / 2
+
+
+def describe_samples(x: np.ndarray, offsets: np.ndarray) -> str:
+    """The number of samples, by client, and what a sample looks like."""
+    counts = np.diff(offsets)
+    look = " x ".join(map(str, x.shape[1:])) or "number"
+    return (
+        f"{len(x):,} samples, {counts.min():,} to {counts.max():,} a client (median {np.median(counts):,.0f}); "
+        f"{look}, {x.dtype}"
+    )
+
+
+def describe_labels(y: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[str, str]]:
+    """Titled lines: the histogram of the labels and the heterogeneity, or the spread of real targets."""
+    if not np.issubdtype(y.dtype, np.integer):
+        means = np.add.reduceat(y, offsets[:-1], axis=0) / np.diff(offsets).reshape(-1, *[1] * (y.ndim - 1))
+        yield "targets", f"mean {y.mean():.4g}, standard deviation {y.std():.4g}"
+        yield "heterogeneity", f"the clients' mean targets have standard deviation {means.std(axis=0).mean():.4g}"
+        return
+    if y.ndim > 1:  # several labels a sample: the histogram counts each of them
+        y, offsets = y.reshape(-1), np.asarray(offsets) * int(np.prod(y.shape[1:]))
+    found = label_counts(y, offsets)
+    held = np.bincount(found.client, minlength=len(offsets) - 1)
+    yield "labels", f"{len(found.classes)} classes: {_histogram(found)}"
+    yield (
+        "heterogeneity",
+        f"{heterogeneity(y, offsets).mean():.2f} (total variation of labels, 0 is IID); "
+        f"{held.min()} to {held.max()} classes a client (median {np.median(held):.0f})",
+    )
+
+
+def _histogram(found: LabelCounts, most: int = 20) -> str:
+    share = found.totals / found.totals.sum()
+    shown = ", ".join(f"{label}: {part:.1%}" for label, part in zip(found.classes[:most], share, strict=False))
+    return shown + (f", and {len(share) - most} more" if len(share) > most else "")

@@ -1,0 +1,222 @@
+"""Numbers that say what they measured: per client, per seed, with intervals and paired differences."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from personax.protocol import Protocol
+
+
+class Interval(NamedTuple):
+    """A mean over seeds and its confidence interval, which one seed does not have (NaN)."""
+
+    mean: float
+    low: float
+    high: float
+    num_seeds: int
+
+
+def interval(of_seeds: np.ndarray | float, level: float = 0.95) -> Interval:
+    """The t-interval of a mean: `m ± t s / sqrt(n)`, with s the standard deviation of n seeds, t of n - 1 degrees.
+
+    >>> show(interval(np.array([0.91, 0.93, 0.92])), "accuracy")
+    '92.0 ± 2.5'
+    """
+    seeds = np.atleast_1d(of_seeds)
+    mean, num = float(seeds.mean()), len(seeds)
+    if num == 1:
+        return Interval(mean, np.nan, np.nan, 1)
+    half = float(stats.t.ppf((1 + level) / 2, num - 1) * seeds.std(ddof=1) / np.sqrt(num))
+    return Interval(mean, mean - half, mean + half, num)
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether more of a metric is better: not of a loss or an error."""
+    return metric.removeprefix("train_") not in ("loss", "error")
+
+
+def show(number: Interval | float, metric: str) -> str:
+    """A number, or a mean with half its interval, for people: accuracies in %."""
+    scale, form = (100, ".1f") if metric.endswith("accuracy") else (1, ".4g")
+    if not isinstance(number, Interval):
+        return f"{scale * number:{form}}"
+    half = f" ± {scale * (number.high - number.mean):{form}}" if number.num_seeds > 1 else ""
+    return f"{scale * number.mean:{form}}{half}"
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Each metric of each scored client, [clients] or [seeds, clients], and the protocol that gave it.
+
+    `clients` are positions in the federation (in its newcomers, where those were scored), `num_samples` how many
+    samples of each were scored, `num_events` and `time` (virtual) where the run stood.
+    """
+
+    protocol: Protocol
+    metrics: dict[str, np.ndarray]
+    clients: np.ndarray
+    num_samples: np.ndarray
+    num_events: int | np.ndarray
+    time: float | np.ndarray
+
+    def mean(self, name: str) -> np.ndarray:
+        """The mean over clients, by the protocol's weighting; one number for each seed."""
+        return np.average(self.metrics[name], axis=-1, weights=self._weights())
+
+    def std(self, name: str) -> np.ndarray:
+        """The standard deviation across clients, by the same weighting."""
+        away = np.square(self.metrics[name] - self.mean(name)[..., None])
+        return np.sqrt(np.average(away, axis=-1, weights=self._weights()))
+
+    def worst_decile(self, name: str) -> np.ndarray:
+        """The mean over the tenth of the clients (at least one) with the worst numbers."""
+        return self._tenth(name, best=False)
+
+    def best_decile(self, name: str) -> np.ndarray:
+        """The mean over the tenth of the clients (at least one) with the best numbers."""
+        return self._tenth(name, best=True)
+
+    def interval(self, name: str) -> Interval:
+        """The mean and its 95 % confidence interval over seeds."""
+        return interval(self.mean(name))
+
+    def difference(self, other: "Evaluation", name: str) -> Interval:
+        """By how much this mean is above the other's, seed by seed (paired), with its 95 % interval."""
+        self._require_same_runs(other)
+        return interval(self.mean(name) - other.mean(name))
+
+    def share_better(self, other: "Evaluation", name: str) -> np.ndarray:
+        """The share of clients that are strictly better off than under the other; ties count for neither."""
+        self._require_same_runs(other)
+        if not np.array_equal(self.clients, other.clients):
+            raise ValueError("Only evaluations of the same clients can be compared client by client.")
+        gain = self.metrics[name] - other.metrics[name]
+        return ((gain > 0) if higher_is_better(name) else (gain < 0)).mean(axis=-1)
+
+    def __str__(self) -> str:
+        lines = [f"{name:15}{show(self.interval(name), name)}" for name in self.metrics]
+        return "\n".join([self.protocol.describe(), *lines])
+
+    def _weights(self) -> np.ndarray:
+        shape = next(iter(self.metrics.values())).shape
+        uniform = self.protocol.weighting == "uniform"
+        return np.ones(shape) if uniform else np.broadcast_to(self.num_samples, shape)
+
+    def _tenth(self, name: str, best: bool) -> np.ndarray:
+        ascending = np.sort(self.metrics[name], axis=-1)
+        num = -(-ascending.shape[-1] // 10)
+        high_end = best == higher_is_better(name)
+        return (ascending[..., -num:] if high_end else ascending[..., :num]).mean(axis=-1)
+
+    def _require_same_runs(self, other: "Evaluation") -> None:
+        mine, theirs = (np.shape(next(iter(e.metrics.values())))[:-1] for e in (self, other))
+        if mine != theirs:
+            raise ValueError(f"Paired differences need the same seeds, got {mine} and {theirs}. Run both with one set.")
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Evaluations of one run under one protocol, in the order of time: the last beside the best.
+
+    `simulate(..., every=..., observe=observer(...))` leaves them in `result.history`.
+    """
+
+    evaluations: Sequence[Evaluation]
+
+    def __post_init__(self) -> None:
+        if not self.evaluations:
+            raise ValueError("A trajectory needs at least one evaluation, got none. Give `simulate` an `observe`.")
+
+    @property
+    def last(self) -> Evaluation:
+        """The end of the run: what a deployment would have."""
+        return self.evaluations[-1]
+
+    def means(self, name: str) -> np.ndarray:
+        """The mean over clients at each evaluation, [evaluations] or [evaluations, seeds]."""
+        return np.stack([evaluation.mean(name) for evaluation in self.evaluations])
+
+    def best(self, name: str) -> tuple[Interval, np.ndarray]:
+        """The best mean of each seed, over seeds, and the number of events at which each seed had it.
+
+        It is chosen by the scored data and so is no estimate of what comes: report it beside the last, not for it.
+        """
+        means = self.means(name)
+        at = means.argmax(axis=0) if higher_is_better(name) else means.argmin(axis=0)
+        events = np.stack([np.asarray(evaluation.num_events) for evaluation in self.evaluations])
+        pick = lambda table: np.take_along_axis(table, np.expand_dims(at, 0), axis=0)[0]
+        return interval(pick(means)), pick(events)
+
+
+class Row(NamedTuple):
+    """One algorithm in a comparison: means over seeds; shares of clients that are better off."""
+
+    name: str
+    mean: Interval
+    std: float
+    worst_decile: float
+    best_decile: float
+    over_local: Interval  # paired difference of means
+    over_global: Interval
+    better_than_local: float
+    better_than_global: float
+    flag: str
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Algorithms on the same federation and seeds, always beside local training and the global model.
+
+    `local` and `together` name the evaluations of the models of training alone and of the shared model of all.
+    """
+
+    evaluations: dict[str, Evaluation]
+    local: str
+    together: str
+
+    def __post_init__(self) -> None:
+        for role, name in (("local training", self.local), ("the global model", self.together)):
+            if name not in self.evaluations:
+                raise ValueError(
+                    f"A comparison always has {role} in it, got {', '.join(self.evaluations)} without {name!r}."
+                )
+
+    def rows(self, metric: str = "accuracy") -> list[Row]:
+        """A row for each algorithm, in the order given."""
+        local, together = self.evaluations[self.local], self.evaluations[self.together]
+        number: Callable[[np.ndarray], float] = lambda of_seeds: float(np.mean(of_seeds))
+        return [
+            Row(
+                name,
+                found.interval(metric),
+                number(found.std(metric)),
+                number(found.worst_decile(metric)),
+                number(found.best_decile(metric)),
+                found.difference(local, metric),
+                found.difference(together, metric),
+                number(found.share_better(local, metric)),
+                number(found.share_better(together, metric)),
+                found.protocol.flag,
+            )
+            for name, found in self.evaluations.items()
+        ]
+
+    def table(self, metric: str = "accuracy") -> str:
+        """The rows as text, accuracies in %, and below it what each measured."""
+        width = max(map(len, self.evaluations)) + 2
+        layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}{}".format
+        titles = (metric, "std", "worst", "best", "over local", "over global", "> local", "> global", "")
+        lines = [layout("", *titles, width=width)]
+        for row in self.rows(metric):
+            numbers = [row.mean, row.std, row.worst_decile, row.best_decile, row.over_local, row.over_global]
+            shares = [f"{share:.0%}" for share in (row.better_than_local, row.better_than_global)]
+            flag = f"  ! {row.flag}" if row.flag else ""
+            lines.append(layout(row.name, *(show(n, metric) for n in numbers), *shares, flag, width=width))
+        measured: dict[str, list[str]] = {}
+        for name, found in self.evaluations.items():
+            measured.setdefault(found.protocol.describe(), []).append(name)
+        told = [f"{', '.join(names)}: {words}" for words, names in measured.items()]
+        return "\n".join([*lines, "", "worst, best: the tenth of the clients at either end.", *told])
