@@ -48,7 +48,9 @@ def main(num_steps: int = 10, num_seeds: int = 5) -> None:
         shown = [f"{100 * cell.mean:.1f} ± {100 * (cell.high - cell.mean):.1f}" for cell in cells]
         took = time.perf_counter() - begin
         print(f"{name:18}{paper:>8}{shown[0]:>16}{shown[1]:>20}{shown[2]:>16}{took:>10.0f}")
-        print(f"{'':26}{'std over seeds':>16}{scores[0].mean('accuracy').std(ddof=1):>10.4f}") if num_seeds > 1 else None
+        print(
+            f"{'':26}{'std over seeds':>16}{scores[0].mean('accuracy').std(ddof=1):>10.4f}"
+        ) if num_seeds > 1 else None
 
 
 if __name__ == "__main__":

@@ -67,7 +67,10 @@ def fetch_command(name: Annotated[str, typer.Argument(help="mnist or cifar10", c
     It goes to the folder PERSONAX_DATA, or else to the user's cache. What is there already is not fetched again.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    screen = Console(stderr=True)
+    with Progress(
+        *columns, TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal
+    ) as bar:
         tasks = {}
 
         def show(what: str, done: int, total: int | None) -> None:

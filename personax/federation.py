@@ -145,7 +145,7 @@ class Federation:
             odd = np.setxor1d(clients, test_clients)
             raise ValueError(
                 f"Training and test data must be of the same clients; {len(odd)} have only one of them, first "
-                f"{odd[0]!r}. Drop those rows, or hold clients out of training with `hold_out`."
+                f"{odd[0].item()!r}. Drop those rows, or hold clients out of training with `hold_out`."
             )
         return _federation(train, tests, origin=origin, **naming)
 
@@ -165,7 +165,8 @@ class Federation:
 
         `test` divides the same pool, or the pool of `test_x` and `test_y` where they are given.
         """
-        told = " ".join(filter(None, [origin, partition.origin, *partition.notes, *(test.notes if test else ())]))
+        notes = dict.fromkeys([*partition.notes, *(test.notes if test else ())])
+        told = " ".join(filter(None, [origin, partition.origin and f"{partition.origin}.", *notes]))
         train = _Part(x, y, partition.offsets).take(partition.rows, partition.offsets)
         if test is None:
             return _federation(train, None, origin=told)

@@ -38,8 +38,10 @@ def higher_is_better(metric: str) -> bool:
     return metric.removeprefix("train_") not in ("loss", "error")
 
 
-def show(number: Interval | float, metric: str) -> str:
+def show(number: Interval | float | None, metric: str) -> str:
     """A number, or a mean with half its interval, for people: accuracies in %."""
+    if number is None:
+        return ""
     scale, form = (100, ".1f") if metric.endswith("accuracy") else (1, ".4g")
     if not isinstance(number, Interval):
         return f"{scale * number:{form}}"
@@ -152,18 +154,28 @@ class Trajectory:
 
 
 class Row(NamedTuple):
-    """One algorithm in a comparison: means over seeds; shares of clients that are better off."""
+    """One score of a run: means over seeds; shares of clients that are better off. None: not compared."""
 
     name: str
     mean: Interval
     std: float
     worst_decile: float
     best_decile: float
-    over_local: Interval  # paired difference of means
-    over_global: Interval
-    better_than_local: float
-    better_than_global: float
+    over_local: Interval | None  # paired difference of means
+    over_global: Interval | None
+    better_than_local: float | None
+    better_than_global: float | None
     flag: str
+
+
+def row_of(name: str, found: Evaluation, local: Evaluation | None, together: Evaluation | None, metric: str) -> Row:
+    """The row of one evaluation, beside those of local training and of the global model where there are any."""
+    number: Callable[[np.ndarray], float] = lambda of_seeds: float(np.mean(of_seeds))
+    over = lambda other: None if other is None else found.difference(other, metric)
+    better = lambda other: None if other is None else number(found.share_better(other, metric))
+    spread = (found.std(metric), found.worst_decile(metric), found.best_decile(metric))
+    compared = (over(local), over(together), better(local), better(together))
+    return Row(name, found.interval(metric), *map(number, spread), *compared, found.protocol.flag)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,23 +198,8 @@ class Comparison:
 
     def rows(self, metric: str = "accuracy") -> list[Row]:
         """A row for each algorithm, in the order given."""
-        local, together = self.evaluations[self.local], self.evaluations[self.together]
-        number: Callable[[np.ndarray], float] = lambda of_seeds: float(np.mean(of_seeds))
-        return [
-            Row(
-                name,
-                found.interval(metric),
-                number(found.std(metric)),
-                number(found.worst_decile(metric)),
-                number(found.best_decile(metric)),
-                found.difference(local, metric),
-                found.difference(together, metric),
-                number(found.share_better(local, metric)),
-                number(found.share_better(together, metric)),
-                found.protocol.flag,
-            )
-            for name, found in self.evaluations.items()
-        ]
+        beside = (self.evaluations[self.local], self.evaluations[self.together], metric)
+        return [row_of(name, found, *beside) for name, found in self.evaluations.items()]
 
     def table(self, metric: str = "accuracy") -> str:
         """The rows as text, accuracies in %, and below it what each measured."""
@@ -212,7 +209,9 @@ class Comparison:
         lines = [layout("", *titles, width=width)]
         for row in self.rows(metric):
             numbers = [row.mean, row.std, row.worst_decile, row.best_decile, row.over_local, row.over_global]
-            shares = [f"{share:.0%}" for share in (row.better_than_local, row.better_than_global)]
+            shares = [
+                "" if share is None else f"{share:.0%}" for share in (row.better_than_local, row.better_than_global)
+            ]
             flag = f"  ! {row.flag}" if row.flag else ""
             lines.append(layout(row.name, *(show(n, metric) for n in numbers), *shares, flag, width=width))
         measured: dict[str, list[str]] = {}

@@ -97,6 +97,18 @@ def simulate(
     return Result(snap(state, wave), history, sent, np.full_like(sent, down))
 
 
+def state_shapes(
+    algorithm: Algorithm, task: Task, federation: Federation, schedule: Schedule | Iterable[Schedule], *, key: Array
+) -> State:
+    """The shapes and types of a run's state, without computing anything: what a checkpoint is read into."""
+    key = typed_key(key)
+    has_seeds = key.ndim > 0
+    schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
+    program = _Program(task, federation.num_clients, int(federation.counts.max()), None, False, has_seeds)
+    plan = _plan(algorithm, schedules, None)
+    return jax.eval_shape(lambda key: _first_state(program, algorithm, federation, key, None, None, plan), key)
+
+
 @partial(jax.jit, static_argnames=("program",))
 def _advance(
     program: _Program,

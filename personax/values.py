@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 _STATIC = "static"
-_KINDS: dict[str, type] = {}  # every value class by name, for `from_dict`
+KINDS: dict[str, type] = {}  # every value class by name, for `from_dict`
 T = TypeVar("T")
 Static = Annotated[T, _STATIC]
 
@@ -46,7 +46,7 @@ def value(cls: type[T]) -> type[T]:
         return self
 
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-    _KINDS[cls.__name__] = cls
+    KINDS[cls.__name__] = cls
     return cls
 
 
@@ -59,7 +59,7 @@ def to_dict(item: Any) -> Any:
 
     A field that is None is left out.
     """
-    if _KINDS.get(type(item).__name__) is type(item):
+    if KINDS.get(type(item).__name__) is type(item):
         given = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
         return {"kind": type(item).__name__, **{k: to_dict(v) for k, v in given.items() if v is not None}}
     if isinstance(item, tuple | list):
@@ -72,9 +72,9 @@ def to_dict(item: Any) -> Any:
 def from_dict(item: Any) -> Any:
     """The value that `to_dict` came from."""
     if isinstance(item, dict):
-        if item.get("kind") not in _KINDS:
-            raise ValueError(f"`kind` must be one of {', '.join(sorted(_KINDS))}, got {item.get('kind')!r}.")
-        return _KINDS[item["kind"]](**{k: from_dict(v) for k, v in item.items() if k != "kind"})
+        if item.get("kind") not in KINDS:
+            raise ValueError(f"`kind` must be one of {', '.join(sorted(KINDS))}, got {item.get('kind')!r}.")
+        return KINDS[item["kind"]](**{k: from_dict(v) for k, v in item.items() if k != "kind"})
     if isinstance(item, list):
         return tuple(from_dict(entry) for entry in item)
     return item

@@ -126,6 +126,11 @@ def test_synthetic_federation():
     assert made.y.min() >= 0 and made.y.max() <= 9
 
 
+def test_each_spread_has_its_place():
+    inputs = lambda *spreads: synthetic(*spreads, num_clients=50, num_samples=2, key=KEY).x.mean(axis=1)
+    assert np.std(inputs(0, 400)) > 10 > 1 > np.std(inputs(400, 0))
+
+
 def test_more_clients_extend_fewer():
     few, many = (synthetic(1, 1, num_clients=n, num_samples=9, key=KEY) for n in (3, 5))
     np.testing.assert_array_equal(many.x[: len(few.x)], few.x)
@@ -205,9 +210,9 @@ def test_leaf_clients_without_both_parts_are_left_out_and_counted(tmp_path):
 
 
 def test_whole_numbers_stay_whole_unless_others_are_not(tmp_path):
-    write_leaf(tmp_path / "a.json", {"a": ([[1, 2]], [0.5]), "b": ([[3, 4]], [1])})
+    write_leaf(tmp_path / "a.json", {"a": ([[1, 2]], [1]), "b": ([[3, 4]], [0.5])})
     made = read_leaf(tmp_path)
-    assert made.x.dtype == np.int32 and made.y.dtype == np.float32 and made.y.tolist() == [0.5, 1]
+    assert made.x.dtype == np.int32 and made.y.dtype == np.float32 and made.y.tolist() == [1, 0.5]
 
 
 def broken_leaf(folder, content):
@@ -271,7 +276,7 @@ def test_broken_leaf_folders(tmp_path):
 
 def characters(labels, seed=0):
     images = rng(seed).integers(0, 256, (len(labels), 784))
-    return images, ((images / 255).tolist(), list(labels))
+    return images, ((images / 255).round(6).tolist(), list(labels))
 
 
 def test_femnist_images_are_bytes_again(tmp_path):
@@ -613,6 +618,14 @@ def test_a_client_without_test_rows(tmp_path, suffix, ids, first):
     write(tmp_path / f"t.{suffix}", np.zeros((4, 2)), np.arange(4), client, split=split)
     with pytest.raises(ValueError, match=rf"first .*{first}.* Drop"):
         read_table(tmp_path / f"t.{suffix}", split="split")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_the_client_whose_data_is_not_finite_is_named(tmp_path, suffix):
+    x = np.array([[0.0], [np.nan], [1.0]])
+    write(tmp_path / f"t.{suffix}", x, np.arange(3), np.array(["boris", "anna", "clara"]))
+    with pytest.raises(ValueError, match=r"anna: the training data must be finite, got x .* in its row 0"):
+        read_table(tmp_path / f"t.{suffix}")
 
 
 @pytest.mark.parametrize(

@@ -265,11 +265,13 @@ def test_a_server_that_does_not_continue_starts_anew(web, tiny, place, arrays, r
 def test_a_part_that_is_the_whole_file_is_taken(web, tiny, place, arrays):
     leave_part(place, web.files["tiny.tar.gz"])
     assert_fetched(get(tiny, place), arrays)
+    assert len(web.asked) == 1
 
 
 def test_a_part_that_is_longer_than_the_file_is_thrown_away(web, tiny, place, arrays):
     leave_part(place, web.files["tiny.tar.gz"] + b"more")
     assert_fetched(get(tiny, place), arrays)
+    assert [wanted is None for _, wanted in web.asked] == [False, True]
 
 
 def test_ctrl_c_leaves_a_part_that_the_next_call_continues(web, tiny, place, arrays):

@@ -6,7 +6,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from personax.datasets.columns import Column, Columns, Words, require_column, test_mask, words
+from personax.datasets.columns import Column, Columns, Words, require_column, which_are_tests, words
 
 
 def read_arrays(path: Path, client: str, label: str, split: str | None) -> Columns:
@@ -46,7 +46,7 @@ def _read(file: NpzFile, parts: list[list[str]], split: str | None, where: str) 
         told = _column([_array(file, split, where)])
         if not isinstance(told, Words) or len(told.codes) != len(xs[0]):
             raise ValueError(f"{where}: the array {split!r} must say 'train' or 'test' for each sample.")
-        is_test = test_mask(told, split, where)
+        is_test = which_are_tests(told, split, where)
     return Columns(xs, _column(y), _column(client), is_test)
 
 

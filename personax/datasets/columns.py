@@ -53,7 +53,7 @@ def require_column(kind: str, role: str, name: str, there: Sequence[str], where:
     )
 
 
-def test_mask(split: Words, name: str, where: str) -> np.ndarray | None:
+def which_are_tests(split: Words, name: str, where: str) -> np.ndarray | None:
     """Which rows are test samples; None where none is."""
     others = sorted(set(split.names) - {"train", "test"})
     if others or "train" not in split.names:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from personax.datasets.arrays import read_arrays
-from personax.datasets.columns import Columns, Words
+from personax.datasets.columns import Column, Columns, Words
 from personax.federation import Federation
 
 _SUFFIXES = (".npz", ".csv", ".parquet")
@@ -52,34 +52,33 @@ def read_table(
 
 
 def _federation(columns: Columns, path: Path, shape: tuple[int, ...] | None) -> Federation:
-    labels, ids = columns.y, columns.client
+    labels, ids, mask = columns.y, columns.client, columns.is_test
     numbers = labels.codes if isinstance(labels, Words) else _numbers(labels, path.name)
     codes = ids.codes if isinstance(ids, Words) else ids
-    mask = columns.is_test
     parts = lambda column: [column] if mask is None else [column[~mask], column[mask]]
-    xs = columns.xs if mask is None or len(columns.xs) == 2 else parts(columns.xs.pop())
-    if isinstance(ids, Words):
-        _require_both(parts(codes), ids.names, path.name)
-    samples = [_shaped(xs.pop(0), shape, path.name), *(_shaped(x, shape, path.name) for x in xs)]
-    xs.clear()
-    train, *test = zip(samples, parts(numbers), parts(codes), strict=True)
-    samples.clear()
-    origin = f"{path.name}."
-    if isinstance(labels, Words):
-        told = ", ".join(f"{i} is {name!r}" for i, name in enumerate(labels.names[:20]))
-        origin += f" Labels: {told}{' and so on' if len(labels.names) > 20 else ''}."
-    federation = Federation.from_columns(*train, test=test[0] if test else None, origin=origin)
-    return replace(federation, names=ids.names) if isinstance(ids, Words) else federation
+    xs = columns.xs if len(columns.xs) == 2 else parts(columns.xs.pop())
+    xs[:] = [_shaped(x, shape, path.name) for x in xs]
+    train, *test = zip(xs, parts(numbers), parts(codes), strict=True)
+    xs.clear()  # so that they are freed as soon as they are copied
+    make = lambda name: Federation.from_columns(
+        *train[:2],
+        name(train[2]),
+        test=(*test[0][:2], name(test[0][2])) if test else None,
+        origin=_origin(labels, path),
+    )
+    if not isinstance(ids, Words):
+        return make(lambda codes: codes)
+    try:
+        return replace(make(lambda codes: codes), names=ids.names)
+    except ValueError:  # strings take long, but give an error that names the client
+        return make(np.array(ids.names).__getitem__)
 
 
-def _require_both(parts: list[np.ndarray], names: list[str], where: str) -> None:
-    for codes, part in zip(parts, ("training", "test"), strict=False):
-        missing = np.flatnonzero(np.bincount(codes, minlength=len(names)) == 0)
-        if missing.size:
-            raise ValueError(
-                f"{where}: each client must have training and test samples, got no {part} samples for {missing.size} "
-                f"of {len(names)}, first {names[missing[0]]!r}. Drop the rows of these clients."
-            )
+def _origin(labels: Column, path: Path) -> str:
+    if not isinstance(labels, Words):
+        return f"{path.name}."
+    told = ", ".join(f"{i} is {name!r}" for i, name in enumerate(labels.names[:20]))
+    return f"{path.name}. Labels: {told}{' and so on' if len(labels.names) > 20 else ''}."
 
 
 def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, where: str) -> np.ndarray:

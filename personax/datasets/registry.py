@@ -25,9 +25,9 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("digits", "1,797 digits, 8x8", "45 kB", "Alpaydin & Kaynak 1998", "embedded"),
+    Entry("digits", "1,797 digits, 8x8", "45 kB", "Alpaydin, Kaynak 1998", "embedded"),
     Entry("mnist", "70,000 digits, 28x28", MNIST.size, "LeCun et al. 1998"),
-    Entry("cifar10", "60,000 photos, 32x32x3", CIFAR10.size, "Krizhevsky 2009"),
+    Entry("cifar10", "60,000 photos, 32x32", CIFAR10.size, "Krizhevsky 2009"),
     Entry("synthetic", "linear classifiers", "", "APFL; Li et al. 2018", "generated"),
-    Entry("femnist", "characters by writer, 28x28", "", "Caldas et al. 2018", "needs a folder"),
+    Entry("femnist", "characters by writer", "", "Caldas et al. 2018", "needs a folder"),
 )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from personax.datasets.columns import Column, Columns, Words, require_column, test_mask, words
+from personax.datasets.columns import Column, Columns, Words, require_column, which_are_tests, words
 
 _BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
 _NOT_COUNTED = "counted from 0, without the header"
@@ -36,7 +36,7 @@ def read_columns(path: Path, client: str, label: str, split: str | None) -> Colu
             done += batch.num_rows
     if not done:
         raise ValueError(f"{path.name} must have rows, got a header alone.")
-    is_test = None if split is None else test_mask(_words(told.pop(split)), split, path.name)
+    is_test = None if split is None else which_are_tests(_words(told.pop(split)), split, path.name)
     infer = path.suffix == ".csv"  # types are known in a Parquet file
     columns = Columns([x[:done]], _labels(told.pop(label), infer), _clients(told.pop(client), infer), is_test)
     pa.default_memory_pool().release_unused()

@@ -1,0 +1,369 @@
+"""A run as one value: TOML in, the same TOML out. What is wrong with a file is said before anything is computed."""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+_section = partial(dataclass, frozen=True, config=ConfigDict(extra="forbid"))
+Count = Annotated[int, Field(ge=1, strict=True)]
+Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+AtLeastTwo = Annotated[int, Field(ge=2, strict=True)]
+Natural = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Name = Annotated[str, Field(min_length=1, max_length=80)]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run: what is wrong, what was given, what to do."""
+
+
+@_section()
+class Pooled:
+    """`[data]` that a partition divides: `digits` (embedded), `mnist` or `cifar10`."""
+
+    kind: Literal["digits", "mnist", "cifar10"] = "digits"
+
+
+@_section()
+class Synthetic:
+    """`[data] kind = "synthetic"`: APFL's synthetic(model_spread, input_spread)."""
+
+    kind: Literal["synthetic"]
+    model_spread: Amount = 0.5
+    input_spread: Amount = 0.5
+    num_clients: Count = 100
+    num_features: Count = 60
+    num_classes: AtLeastTwo = 10
+    num_samples: AtLeastTwo | None = None
+
+
+@_section()
+class Leaf:
+    """`[data] kind = "leaf"` or `"femnist"`: a folder in LEAF's format."""
+
+    kind: Literal["leaf", "femnist"]
+    path: str
+    digits_only: Flag = False
+
+
+@_section()
+class File:
+    """`[data] kind = "file"`: your own npz, CSV or Parquet file with a client column."""
+
+    kind: Literal["file"]
+    path: str
+    client: str = "client"
+    label: str = "label"
+    split: str | None = None
+    shape: list[Count] | None = None
+
+
+@_section()
+class Iid:
+    """`[partition] kind = "iid"`."""
+
+    kind: Literal["iid"]
+    num_clients: Count
+    num_per_client: Count | None = None
+
+
+@_section()
+class Shards:
+    """`[partition] kind = "shards"`: McMahan's."""
+
+    kind: Literal["shards"]
+    num_clients: Count
+    num_shards_each: Count = 2
+
+
+@_section()
+class ClassesPerClient:
+    """`[partition] kind = "classes_per_client"`: exactly so many classes for each client."""
+
+    kind: Literal["classes_per_client"] = "classes_per_client"
+    num_clients: Count = 66
+    num_classes_each: Count = 4
+    num_per_client: Count | None = None
+
+
+@_section()
+class Dirichlet:
+    """`[partition] kind = "dirichlet"`: a class distribution for each client (Hsu, gMeta)."""
+
+    kind: Literal["dirichlet"]
+    num_clients: Count
+    concentration: Positive
+    num_per_client: Count
+
+
+@_section()
+class DirichletByClass:
+    """`[partition] kind = "dirichlet_by_class"`: each class of the pool divided (Yurochkin)."""
+
+    kind: Literal["dirichlet_by_class"]
+    num_clients: Count
+    concentration: Positive
+    least: Count = 2
+
+
+@_section()
+class FallahHalves:
+    """`[partition] kind = "fallah_halves"`: the test clients are cut from the published test set with `test_each`."""
+
+    kind: Literal["fallah_halves"]
+    num_clients: Count
+    num_each: Count
+    test_each: Count | None = None
+    without_first: Flag = False
+
+
+@_section()
+class Split:
+    """`[split]`: the test share of clients without tests of their own, newcomers, and the split's own seed."""
+
+    test_share: Share = 0.2
+    num_held_out: Natural = 0
+    seed: Natural = 0
+
+
+@_section()
+class Mlp:
+    """`[model] kind = "mlp"`: fully connected."""
+
+    kind: Literal["mlp"] = "mlp"
+    widths: list[Count] = dataclasses.field(default_factory=lambda: [32])
+    activation: Literal["elu", "relu", "tanh"] = "elu"
+
+
+@_section()
+class Named:
+    """`[model]` without settings of its own: `logistic_regression`, or the papers' networks `cnn2` and `cnn3`."""
+
+    kind: Literal["logistic_regression", "cnn2", "cnn3"]
+
+
+@_section()
+class Imported:
+    """`[model] kind = "import"`: `path = "package.module:function"`, called with `num_outputs` and `options`."""
+
+    kind: Literal["import"]
+    path: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@_section()
+class TaskSection:
+    """`[task]`: classification or regression (by default what the labels suggest), and an l2 penalty."""
+
+    kind: Literal["auto", "classification", "regression"] = "auto"
+    l2: Amount = 0.0
+
+
+@_section()
+class ScheduleSection:
+    """`[schedule]`: rounds and cohorts; asynchronous algorithms get as many updates, one by one."""
+
+    num_rounds: Count = 60
+    cohort_size: Count | None = 10
+    delays: Literal["none", "persafl"] = "none"
+
+
+@_section()
+class EvaluationSection:
+    """`[evaluation]`: how often, in rounds, and how far newcomers adapt."""
+
+    every: Count = 10
+    adaptation_steps: list[Natural] = dataclasses.field(default_factory=lambda: [0, 1, 2, 5, 10])
+
+
+@_section()
+class Entry:
+    """`[algorithms.NAME]`: a recipe, its options, and the protocols that score it (by name; by default one)."""
+
+    recipe: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    scores: dict[Name, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+Data = Annotated[Pooled | Synthetic | Leaf | File, Field(discriminator="kind")]
+PartitionSection = Annotated[
+    Iid | Shards | ClassesPerClient | Dirichlet | DirichletByClass | FallahHalves, Field(discriminator="kind")
+]
+ModelSection = Annotated[Mlp | Named | Imported, Field(discriminator="kind")]
+
+
+@_section()
+class Config:
+    """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share."""
+
+    name: Name = "run"
+    seeds: Count | Annotated[list[Natural], Field(min_length=1)] = 3
+    data: Data = Pooled()
+    partition: PartitionSection | None = None
+    split: Split = Split()
+    model: ModelSection = Mlp()
+    task: TaskSection = TaskSection()
+    schedule: ScheduleSection = ScheduleSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    local: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tune: dict[str, Annotated[list[Any], Field(min_length=1)]] = dataclasses.field(default_factory=dict)
+    algorithms: Annotated[dict[Name, Entry], Field(min_length=1)] = dataclasses.field(default_factory=dict)
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds themselves."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+
+_CONFIG = TypeAdapter(Config)
+_OF_ENTRY = ("recipe", "scores")
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a file (without one: the embedded default), with `key=value` overrides."""
+    source = Path(__file__).with_name("default.toml") if path is None else path
+    try:
+        table = tomllib.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no file {source}. Write a starter with `personax init {source}`.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} is not TOML: {error}. Repair that place.") from None
+    for override in overrides:
+        _override(table, override)
+    return parse(table)
+
+
+def parse(table: dict[str, Any]) -> Config:
+    """The configuration of plain tables."""
+    try:
+        return _CONFIG.validate_python({**table, "algorithms": _with_options(table.get("algorithms", {}))})
+    except ValidationError as error:
+        raise ConfigError("\n".join(dict.fromkeys(_explain(one) for one in error.errors()))) from None
+
+
+def dump(config: Config) -> str:
+    """The configuration as TOML, with every default written out."""
+    table = _without_none(dataclasses.asdict(config))
+    flat = {
+        name: {"recipe": entry["recipe"], **entry["options"], "scores": entry["scores"]}
+        for name, entry in table["algorithms"].items()
+    }
+    return tomli_w.dumps({**table, "algorithms": flat})
+
+
+def check_names(where: str, given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
+    """Refuse names that are not known, with the nearest that is."""
+    known = set(known)
+    for name in given:
+        if name not in known:
+            raise ConfigError(_no_such(where, name, known, what))
+
+
+def _with_options(algorithms: Any) -> Any:
+    """The keys of a recipe, which stand beside `recipe` and `scores` in TOML, in a table of their own."""
+    if not isinstance(algorithms, dict):
+        return algorithms
+    options = lambda entry: {key: item for key, item in entry.items() if key not in _OF_ENTRY}
+    apart = lambda entry: {**{k: entry[k] for k in _OF_ENTRY if k in entry}, "options": options(entry)}
+    return {name: apart(entry) if isinstance(entry, dict) else entry for name, entry in algorithms.items()}
+
+
+def _without_none(item: Any) -> Any:
+    if isinstance(item, dict):
+        return {key: _without_none(entry) for key, entry in item.items() if entry is not None}
+    return [_without_none(entry) for entry in item] if isinstance(item, list | tuple) else item
+
+
+def _override(table: dict[str, Any], override: str) -> None:
+    """Put `a.b.c=value` into nested tables; the value is TOML, or else a string."""
+    path, equals, text = override.partition("=")
+    keys = _keys(path)
+    if not equals or not all(keys):
+        raise ConfigError(f"An override must look like `schedule.num_rounds=100`, got {override!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"`{key}` in the override {override!r} is not a table. Name the setting itself.")
+    table[keys[-1]] = value
+
+
+def _keys(path: str) -> list[str]:
+    """The parts of a dotted TOML key; names with dots or spaces stand in quotes."""
+    try:
+        table: Any = tomllib.loads(f"{path.strip()} = 0")
+    except tomllib.TOMLDecodeError:
+        return path.strip().split(".")
+    keys = []
+    while isinstance(table, dict):
+        key, table = next(iter(table.items()))
+        keys.append(key)
+    return keys
+
+
+def _explain(error: Any) -> str:
+    """One sentence for one error: what, got, do."""
+    place = _in_toml(error["loc"])
+    where, name = ".".join(place[:-1]) or "the file", place[-1] if place else "the file"
+    path = ".".join(place)
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return _no_such(where, name, _settings_at(error["loc"][:-1]))
+    if error["type"] == "union_tag_invalid":
+        kinds = error["ctx"]["expected_tags"]
+        return f"`{path}.kind` must be one of {kinds}, got {error['ctx']['tag']!r}."
+    if error["type"] == "union_tag_not_found":
+        return f"`{path}` needs a `kind`. Add it; `personax init` writes an example."
+    if error["type"] in ("missing", "missing_argument"):
+        return f"`{where}` needs `{name}`. Add it; `personax init` writes an example."
+    must = error["msg"][0].lower() + error["msg"][1:]
+    return f"`{path}`: {must}, got {error['input']!r}. Change it; `personax init` writes an example."
+
+
+def _in_toml(loc: Sequence[Any]) -> list[str]:
+    """A place as it is written in TOML: without the kinds of sections and what pydantic adds."""
+    kinds = loc[1:2] if loc and loc[0] in ("data", "partition", "model") and len(loc) > 2 else ()
+    added = lambda part: isinstance(part, str) and ("constrained" in part or part == "options")
+    return [str(part) for i, part in enumerate(loc) if not added(part) and not (i == 1 and kinds)]
+
+
+def _no_such(where: str, name: str, known: Iterable[str], what: str = "setting") -> str:
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    return f"`{where}` has no {what} `{name}`.{hint} There are: {', '.join(known)}."
+
+
+def _settings_at(place: Sequence[Any]) -> list[str]:
+    """The names of the settings of the section at this place, whose path has the kinds of sections in it."""
+    sections: list[Any] = [Config]
+    for part in place:
+        annotations = {name: kind for section in sections for name, kind in _types(section).items()}
+        if part in annotations:
+            sections = _classes(annotations[part])
+        else:  # a kind, or the name of an algorithm
+            sections = [one for one in sections if part in get_args(_types(one).get("kind"))] or sections
+    return [name for section in sections for name in _types(section)]
+
+
+def _types(section: Any) -> dict[str, Any]:
+    return {field.name: field.type for field in dataclasses.fields(section)}
+
+
+def _classes(annotation: Any) -> list[Any]:
+    """The sections in an annotation."""
+    if dataclasses.is_dataclass(annotation):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _classes(part)]

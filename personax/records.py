@@ -1,0 +1,165 @@
+"""What a run folder holds, as data: the schema of `results.json` and of the tables beside it.
+
+    config.toml       the resolved configuration; running it again gives the same numbers
+    results.json      a `RunRecord`
+    metrics.jsonl     one line for each evaluation, written while the run goes on
+    clients.parquet   one row for each client, seed and score at the end of a run
+    checkpoints/      the last two states of each algorithm
+    report.html       all of it for people
+
+Numbers "for each seed" are lists in the order of `seeds`.
+"""
+
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+Numbers = list[float]
+
+_record = dataclass(frozen=True, config=ConfigDict(extra="forbid", ser_json_inf_nan="constants"))
+
+
+@_record
+class EvaluationRecord:
+    """One evaluation under one protocol: statistics over clients by metric, each for each seed."""
+
+    round: int  # rounds, or updates divided by the cohort's size where there are none
+    events: list[int]
+    time: Numbers  # virtual
+    seconds: float  # of wall-clock time since the run began, compilation left out
+    mean: dict[str, Numbers]
+    std: dict[str, Numbers]
+    worst_decile: dict[str, Numbers]
+    best_decile: dict[str, Numbers]
+    mix: Numbers | None = None  # APFL: the mean mixing weight over clients
+
+
+@_record
+class BestRecord:
+    """The best evaluation of each seed by one metric: chosen by what it scores, so only beside the last."""
+
+    events: list[int]
+    mean: Numbers
+
+
+@_record
+class AdaptationRecord:
+    """Newcomers: mean metrics against the number of adaptation steps, [steps][seeds]."""
+
+    words: str
+    steps: list[int]
+    mean: dict[str, list[Numbers]]
+
+
+@_record
+class ScoreRecord:
+    """One protocol applied to one algorithm, from the first evaluation to the last.
+
+    The last evaluation's numbers of each client are the rows of `clients.parquet` with this `score`.
+    """
+
+    name: str
+    protocol: dict[str, Any]
+    words: str
+    flag: str
+    evaluations: list[EvaluationRecord]
+    best: dict[str, BestRecord]
+    newcomers: AdaptationRecord | None = None
+
+
+@_record
+class AlgorithmRecord:
+    """One algorithm of a run: what it was, how long it took, how it was scored."""
+
+    name: str
+    recipe: str
+    definition: dict[str, Any]
+    citations: list[str]  # keys of BibTeX entries
+    mode: Literal["synchronous", "asynchronous"]
+    num_rounds: int
+    num_events: int
+    seconds: dict[Literal["compile", "train", "evaluate"], float]
+    bytes_up: float  # for each seed, in total
+    bytes_down: float
+    num_dropped: list[int]  # updates too stale, for each seed
+    num_skipped: list[int]  # updates not finite
+    scores: list[ScoreRecord]
+    staleness: dict[str, list[int]] = field(default_factory=dict)  # "staleness" and "count", of the first seed
+    active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, of the first seed
+
+
+@_record
+class TableRow:
+    """One score at the end of a run, by one metric: a row of the headline table."""
+
+    algorithm: str
+    score: str
+    metric: str
+    mean: float
+    low: float | None  # the 95 % t-interval over seeds; none for one seed
+    high: float | None
+    std: float  # across clients
+    worst_decile: float
+    best_decile: float
+    over_local: float | None  # paired differences of means, with their intervals
+    over_local_low: float | None
+    over_local_high: float | None
+    over_global: float | None
+    over_global_low: float | None
+    over_global_high: float | None
+    better_than_local: float | None  # share of clients
+    better_than_global: float | None
+    flag: str
+
+
+@_record
+class FederationRecord:
+    """The data in words and numbers."""
+
+    num_clients: int
+    num_held_out: int
+    num_samples: int
+    num_test_samples: int
+    summary: str
+    citations: list[str]
+
+
+@_record
+class RunRecord:
+    """`results.json`."""
+
+    schema_version: Literal[1]
+    personax: str
+    name: str
+    started: str  # ISO 8601, UTC
+    machine: dict[str, str]
+    seeds: list[int]
+    metrics: list[str]
+    headline: str  # the metric of the headline table
+    federation: FederationRecord
+    algorithms: list[AlgorithmRecord]
+    local: str | None  # the scores that stand for local training and for the global model of all
+    together: str | None
+    table: list[TableRow]
+
+
+RUN = TypeAdapter(RunRecord)
+
+
+def read_results(folder: Path) -> RunRecord:
+    """The results of a run folder; an error says what is wrong with it."""
+    path = folder / "results.json"
+    if not path.exists():
+        raise ValueError(
+            f"{folder} has no results.json. Give the folder of a finished run, or finish it: personax resume {folder}"
+        )
+    try:
+        return RUN.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path} is not what a run writes: {where}: {first['msg']}. Run it again.") from None

@@ -1,0 +1,63 @@
+"""Single clients at the end of a run: their numbers in order, and their differences to a baseline."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+MOST_POINTS = 200
+
+
+class Sorted(NamedTuple):
+    """Numbers of clients in ascending order: at `at[j]` % of the clients, client `names[j]` has `values[j]`."""
+
+    at: np.ndarray
+    values: np.ndarray
+    names: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """The rows of `clients.parquet` of one score: one for each client and seed."""
+
+    rows: pa.Table
+
+    def numbers(self, column: str) -> np.ndarray | None:
+        """A column, NaN where it is empty; None where there is nothing at all."""
+        if column not in self.rows.column_names or self.rows[column].null_count == len(self.rows):
+            return None
+        return self.rows[column].to_numpy()
+
+    def sorted(self, metric: str) -> Sorted | None:
+        """Each client's mean over seeds, in ascending order."""
+        values = self.numbers(metric)
+        return None if values is None else self._sorted(np.arange(len(values)), values)
+
+    def sorted_change(self, other: "Clients", metric: str) -> Sorted | None:
+        """Each client's mean difference to another score over the seeds that both have, in ascending order."""
+        mine, theirs = self.numbers(metric), other.numbers(metric)
+        if mine is None or theirs is None:
+            return None
+        _, here, there = np.intersect1d(self._keys(), other._keys(), assume_unique=True, return_indices=True)
+        return self._sorted(here, mine[here] - theirs[there]) if len(here) else None
+
+    def _keys(self) -> np.ndarray:
+        """One number for each pair of a client and a seed."""
+        client, seed = (self.rows[name].to_numpy().astype(np.int64) for name in ("client", "seed"))
+        return (client << 32) ^ seed
+
+    def _sorted(self, rows: np.ndarray, values: np.ndarray) -> Sorted:
+        """Average over the rows of each client, sort, and keep enough points to draw; NaN comes last."""
+        client = self.rows["client"].to_numpy()[rows]
+        _, first, place = np.unique(client, return_index=True, return_inverse=True)
+        means = np.bincount(place, values) / np.bincount(place)
+        order = np.argsort(means, kind="stable")
+        kept = thinned(len(order))
+        names = self.rows["name"].take(pa.array(rows[first[order[kept]]])).to_pylist()
+        return Sorted(100 * (kept + 1) / len(order), means[order[kept]], names)
+
+
+def thinned(num: int, most: int = MOST_POINTS) -> np.ndarray:
+    """Positions to draw of `num`: all of few, evenly chosen ones of many, always both ends."""
+    return np.unique(np.linspace(0, num - 1, min(num, most)).round().astype(int))

@@ -1,0 +1,199 @@
+"""The figures of a report, as Plotly graph objects with captions."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+import plotly.graph_objects as go
+
+from personax.records import EvaluationRecord
+from personax.report.clients import Sorted, thinned
+from personax.report.runs import Run, Score, algorithm_labels
+from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, steps
+from personax.report.words import ROLES, is_share
+from personax.scores import higher_is_better
+
+AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
+    "rounds": ("round", lambda e: e.round),
+    "virtual time": ("virtual time", lambda e: float(np.mean(e.time))),
+    "seconds": ("wall-clock seconds", lambda e: e.seconds),
+}
+IN_ORDER = "share of clients, %"
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A figure with its words. `choices` are what its selectors offer, `views` one for each combination of them."""
+
+    name: str
+    title: str
+    words: str
+    alt: str
+    views: list[go.Figure]
+    choices: dict[str, list[str]] = field(default_factory=dict)
+
+
+def learning_curves(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
+    """Means over clients along the runs, with bands over seeds."""
+    views = []
+    for metric, (title, at) in product(metrics, AXES.values()):
+        traces = []
+        for score in scores:
+            told = [e for e in score.record.evaluations if metric in e.mean]
+            told = [told[i] for i in thinned(len(told))]
+            x, y = [at(e) for e in told], [e.mean[metric] for e in told]
+            traces += band_and_line(score.look, score.label, x, y, metric) if told else []
+        views.append(figure(traces, title, f"mean {metric}{_percent(metric)}"))
+    words = (
+        "Mean over clients. Lines are means over seeds, bands their 95 % t-intervals; one seed has no band. Rounds of "
+        "asynchronous runs are updates divided by the cohort's size. Virtual time is the simulated clock, averaged over "
+        "seeds. Wall-clock seconds are those of all seeds together, compilation left out."
+    )
+    alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} against rounds, virtual time or seconds."
+    choices = {"metric": list(metrics), "against": list(AXES)}
+    return Figure("curves", "Learning curves", words, alt, views, choices)
+
+
+def distribution(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
+    """The numbers of single clients, sorted."""
+    views = []
+    for metric in metrics:
+        found = [(score, score.clients.sorted(metric)) for score in scores]
+        traces = [sorted_line(score.look, score.label, numbers, metric) for score, numbers in found if numbers]
+        views.append(figure(traces, IN_ORDER, f"{metric}{_percent(metric)}"))
+    words = (
+        "Each client's mean over seeds at the end of the run, in ascending order: at 10 %, a tenth of the clients are "
+        "at or below the curve."
+    )
+    alt = f"Sorted {metrics[0]} of every client, one curve for each of {_many(scores)}."
+    return Figure("clients", "How clients differ", words, alt, views, {"metric": list(metrics)})
+
+
+def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
+    """What each client gains or loses against the baselines of its run; None where there are none."""
+    found: dict[tuple[str, str], list[tuple[Score, Sorted]]] = {}
+    for metric, role, score in product(metrics, ("global", "local"), scores):
+        pairs = _change(score, role, scores, metric)
+        if pairs is not None:
+            found.setdefault((metric, role), []).append((score, pairs))
+    metrics = [metric for metric in metrics if any(metric == has for has, _ in found)]
+    roles = [role for role in ("global", "local") if any(role == has for _, has in found)]
+    shown = [score for score in scores if any(score is has for pairs in found.values() for has, _ in pairs)]
+    if not shown:
+        return None
+    views = []
+    for metric, role, only in product(metrics, roles, (None, *shown)):
+        pairs = found.get((metric, role), [])
+        if only is None:
+            traces = [sorted_line(score.look, score.label, numbers, metric) for score, numbers in pairs]
+        else:
+            traces = [bar for score, numbers in pairs if score is only for bar in signed_bars(numbers, metric)]
+        side = "higher" if higher_is_better(metric) else "lower"
+        title = f"change of {metric}{', points' if is_share(metric) else ''} ({side} is better)"
+        views.append(figure(traces, IN_ORDER, title, zeroline=True))
+    choices = {
+        "metric": list(metrics),
+        "against": [ROLES[role] for role in roles],
+        "score": ["all scores", *(score.label for score in shown)],
+    }
+    words = (
+        "Each client's difference to the baseline of its run, on the same seeds and averaged over them, in ascending "
+        "order: where a curve crosses zero, those that lose end and those that gain begin, or the other way round "
+        "where lower is better. Choose one score to see its clients one by one."
+    )
+    alt = f"Sorted change of {metrics[0]} of every client against {ROLES[roles[0]]}, for {_many(shown)}."
+    return Figure("changes", "Who gains and who loses", words, alt, views, choices)
+
+
+def mixing(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
+    """APFL's mixing weights: of the clients at the end, and their mean along the run."""
+    at_end, along = [], []
+    for label, score in _of_algorithms(runs, scores):
+        weights = score.clients.numbers("mix")
+        if weights is not None:
+            num, edges = np.histogram(weights[np.isfinite(weights)], 20, (0, 1))
+            middle, part = (edges[1:] + edges[:-1]) / 2, 100 * num / max(num.sum(), 1)
+            at_end.append(bars(score.look, label, middle, part, "%{y:.1f} % of clients near %{x:.3f}"))
+        told = [(e.round, e.mix) for e in score.record.evaluations if e.mix]
+        if told:
+            along += band_and_line(score.look, label, [at for at, _ in told], [mix for _, mix in told], "")
+    if at_end:
+        view = figure(at_end, "mixing weight (1: only the client's own model)", "clients, %", rangemode="tozero")
+        view.update_xaxes(range=[0, 1])
+        words = "All clients and seeds at the end of the run."
+        yield Figure("mix", "Mixing weights at the end", words, "Histogram of the clients' mixing weights.", [view])
+    if along:
+        view = figure(along, "round", "mean mixing weight")
+        words = "Mean over clients; the band is the 95 % t-interval over seeds."
+        alt = "Mean mixing weight over clients against rounds."
+        yield Figure("mix-curve", "Mixing weights along the run", words, alt, [view])
+
+
+def asynchrony(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
+    """How stale updates were and how many clients were at work, of the first seed."""
+    stale, active = [], []
+    for label, score in _of_algorithms(runs, scores):
+        algorithm = score.algorithm
+        if algorithm.staleness.get("count"):
+            num = np.asarray(algorithm.staleness["count"], float)
+            part = 100 * num / max(num.sum(), 1)
+            stale.append(
+                bars(score.look, label, algorithm.staleness["staleness"], part, "%{y:.1f} % of staleness %{x}")
+            )
+        if algorithm.active.get("time"):
+            time, part = (np.asarray(algorithm.active[name]) for name in ("time", "share"))
+            at = thinned(len(time))
+            active.append(steps(score.look, label, time[at], 100 * part[at], "%{y:.1f} % at time %{x:.4g}"))
+    if stale:
+        view = figure(stale, "staleness, in versions of the shared model", "updates, %", rangemode="tozero")
+        words = "How many versions the shared model had moved on when an update arrived; first seed."
+        yield Figure("staleness", "Staleness", words, "Histogram of the staleness of updates.", [view])
+    if active:
+        view = figure(active, "virtual time", "active clients, %", rangemode="tozero")
+        words = "The share of clients at work along the run; first seed."
+        yield Figure("active", "Active clients", words, "Share of active clients against virtual time.", [view])
+
+
+def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
+    """Clients that no training saw, against the number of adaptation steps; None where there are none."""
+    having = [(score, score.record.newcomers) for score in scores if score.record.newcomers is not None]
+    metrics = [metric for metric in metrics if any(metric in record.mean for _, record in having)]
+    if not metrics:
+        return None
+    views, ticks = [], sorted({step for _, record in having for step in record.steps})
+    for metric in metrics:
+        traces = []
+        for score, record in having:
+            if metric in record.mean:
+                traces += band_and_line(score.look, score.label, record.steps, record.mean[metric], metric)
+        view = figure(traces, "adaptation steps", f"mean {metric}{_percent(metric)}")
+        views.append(view.update_xaxes(tickvals=ticks) if len(ticks) <= 12 else view)
+    told: dict[str, list[str]] = {}
+    for score, record in having:
+        told.setdefault(record.words.rstrip("."), []).append(score.label)
+    words = " ".join(["Clients held out of training."] + [f"{', '.join(who)}: {what}." for what, who in told.items()])
+    alt = f"Mean {metrics[0]} of held-out clients against adaptation steps, for {_many([s for s, _ in having])}."
+    return Figure("newcomers", "New clients", words, alt, views, {"metric": metrics})
+
+
+def _change(score: Score, role: str, scores: Sequence[Score], metric: str) -> Sorted | None:
+    """The change of a score's clients against a baseline of the same run, if both score the same clients."""
+    other = next((s for s in scores if s.run is score.run and s.role == role and s.group == score.group), None)
+    return None if other is None or other is score else score.clients.sorted_change(other.clients, metric)
+
+
+def _of_algorithms(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[tuple[str, Score]]:
+    """Each algorithm's label and its first score, whose look stands for it."""
+    for label, _, algorithm in algorithm_labels(runs):
+        first = next((score for score in scores if score.algorithm is algorithm), None)
+        if first is not None:
+            yield label, first
+
+
+def _percent(metric: str) -> str:
+    return ", %" if is_share(metric) else ""
+
+
+def _many(scores: Sequence[Score]) -> str:
+    return f"{len(scores)} score{'' if len(scores) == 1 else 's'}"

@@ -1,0 +1,166 @@
+"""Run folders as a report shows them: read, told apart by their labels, each score with a look of its own."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from personax.records import AlgorithmRecord, RunRecord, ScoreRecord, TableRow, read_results
+from personax.report.clients import Clients
+
+# Told apart under the common colour blindnesses; the second of a pair is for dark pages.
+PALETTE = (
+    ("#0072b2", "#4fa8e0"),
+    ("#d55e00", "#f0813a"),
+    ("#009e73", "#2fbf95"),
+    ("#b8589a", "#d98fc0"),
+    ("#b07a00", "#e6ac2e"),
+    ("#3a9fd6", "#8cd0f5"),
+    ("#882255", "#c76a98"),
+    ("#7f7f1f", "#b9b950"),
+)
+GREYS = {"local": ("#6b7280", "#9aa3af"), "global": ("#4b5563", "#c3c9d1")}
+DASHES = {"local": ("dash", "longdash"), "global": ("dot", "dashdot"), "": ("solid", "dashdot", "longdash")}
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon", "star")
+NEEDED = ("algorithm", "score", "seed", "client", "name")
+
+
+class Look(NamedTuple):
+    """How a score is drawn, the same in every figure."""
+
+    colour: str
+    dash: str
+    symbol: str
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder."""
+
+    label: str
+    record: RunRecord
+    config: str
+    clients: pa.Table
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """One score of one algorithm of a run. `role` is "local" or "global" where it is one of the run's baselines."""
+
+    label: str
+    run: Run
+    algorithm: AlgorithmRecord
+    record: ScoreRecord
+    clients: Clients
+    role: str
+    look: Look
+
+    def row(self, metric: str) -> TableRow | None:
+        """Its row in the table of a metric."""
+        mine = (self.algorithm.name, self.record.name, metric)
+        return next((row for row in self.run.record.table if (row.algorithm, row.score, row.metric) == mine), None)
+
+    @property
+    def group(self) -> str:
+        """Whose data is scored: only scores of the same clients can be compared."""
+        return str(self.record.protocol.get("clients", "all"))
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read run folders; where several have one name, the folder's name or a number tells them apart."""
+    if not folders:
+        raise ValueError("A report needs at least one run folder, got none.")
+    twice = [folder for folder, num in Counter(folder.resolve() for folder in folders).items() if num > 1]
+    if twice:
+        raise ValueError(f"{twice[0]} is given twice. Give each run folder once.")
+    runs = [_read(folder) for folder in folders]
+    labels = _distinct([run.label for run in runs], [folder.resolve().name for folder in folders])
+    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
+
+
+def scores_of(runs: Sequence[Run]) -> list[Score]:
+    """The scores of all runs, in order, with labels that tell them apart."""
+    found = [
+        (run, algorithm, score) for run in runs for algorithm in run.record.algorithms for score in algorithm.scores
+    ]
+    num = Counter(score.name for _, _, score in found)
+    in_run = Counter((run.label, score.name) for run, _, score in found)
+    looks, scores = _Looks(), []
+    for run, algorithm, score in found:
+        own = f"{algorithm.name}: {score.name}" if in_run[run.label, score.name] > 1 else score.name
+        label = f"{run.label}: {own}" if num[score.name] > in_run[run.label, score.name] else own
+        role = {run.record.local: "local", run.record.together: "global"}.get(score.name, "")
+        clients = _clients_of(run, algorithm.name, score.name)
+        scores.append(Score(label, run, algorithm, score, clients, role, looks.next(role)))
+    return scores
+
+
+def algorithm_labels(runs: Sequence[Run]) -> Iterator[tuple[str, Run, AlgorithmRecord]]:
+    """Every algorithm, with a label that tells it from those of other runs."""
+    num = Counter(algorithm.name for run in runs for algorithm in run.record.algorithms)
+    for run in runs:
+        for algorithm in run.record.algorithms:
+            yield f"{run.label}: {algorithm.name}" if num[algorithm.name] > 1 else algorithm.name, run, algorithm
+
+
+class _Looks:
+    """Hands out looks: greys to baselines, the palette to the others; dashes change when the colours are used up."""
+
+    def __init__(self) -> None:
+        self.num = {"local": count(), "global": count(), "": count()}
+
+    def next(self, role: str) -> Look:
+        at, dashes = next(self.num[role]), DASHES[role]
+        if role:
+            return Look(GREYS[role][0], dashes[at % len(dashes)], f"{SYMBOLS[at % len(SYMBOLS)]}-open")
+        return Look(PALETTE[at % len(PALETTE)][0], dashes[at // len(PALETTE) % len(dashes)], SYMBOLS[at % len(SYMBOLS)])
+
+
+def _read(folder: Path) -> Run:
+    record = read_results(folder)
+    remedy = f"Give the folder of a finished run, or finish it: personax resume {folder}"
+    config, clients = folder / "config.toml", folder / "clients.parquet"
+    for path in (config, clients):
+        if not path.exists():
+            raise ValueError(f"{folder} has no {path.name}. {remedy}")
+    try:
+        text = config.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{config} is not UTF-8 text: {error.reason}. Run it again.") from None
+    try:
+        table = pq.read_table(clients, read_dictionary=["algorithm", "score", "name"])
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{clients} cannot be read: {reason} Run it again, or copy the file again.") from None
+    missing = [name for name in (*NEEDED, record.headline) if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{clients} is not what a run writes: it has no column {missing[0]!r}. Run it again.")
+    return Run(record.name, record, text, table)
+
+
+def _distinct(names: list[str], second: list[str]) -> list[str]:
+    num = Counter(names)
+    named = [f"{name} ({other})" if num[name] > 1 else name for name, other in zip(names, second, strict=True)]
+    again, seen = Counter(named), Counter[str]()
+    for i, name in enumerate(named):
+        if again[name] > 1:
+            seen[name] += 1
+            named[i] = f"{name} {seen[name]}"
+    return named
+
+
+def _clients_of(run: Run, algorithm: str, score: str) -> Clients:
+    mine = pc.and_(pc.equal(run.clients["algorithm"], algorithm), pc.equal(run.clients["score"], score))
+    rows = run.clients.filter(mine)
+    if not len(rows):
+        raise ValueError(
+            f"The clients.parquet of run {run.label!r} has no rows for score {score!r} of algorithm {algorithm!r}, "
+            "which its results.json has. The two are not of one run: run it again."
+        )
+    return Clients(rows)

@@ -1,0 +1,130 @@
+"""Lines, bands and bars of Plotly, in the look of a score. Text is escaped: Plotly reads a part of HTML in it."""
+
+from collections.abc import Sequence
+from html import escape
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from personax.report.clients import Sorted
+from personax.report.runs import PALETTE, Look
+from personax.report.words import is_share, unit
+from personax.scores import higher_is_better, interval
+
+BAND = "26"  # the alpha of a band, in hexadecimal
+LONGEST = 34  # characters of a name in a legend
+
+
+def figure(traces: Sequence[Any], x: str, y: str, **axis_y: Any) -> go.Figure:
+    """A figure of traces and the titles of its axes; colours, margins and the height are the page's."""
+    layout = {
+        "template": go.layout.Template(),
+        "xaxis": {"title": {"text": x}, "automargin": True, "zeroline": False},
+        "yaxis": {"title": {"text": y}, "automargin": True, "zeroline": False, **axis_y},
+        "hovermode": "closest",
+        "bargap": 0.12,
+        "showlegend": True,
+    }
+    if not traces:
+        nothing = {"text": "No numbers for this choice.", "showarrow": False, "xref": "paper", "yref": "paper"}
+        layout["annotations"] = [{**nothing, "x": 0.5, "y": 0.5}]
+    return go.Figure(list(traces), layout)
+
+
+def band_and_line(look: Look, label: str, x: Sequence[float], of_seeds: Sequence[Any], metric: str) -> list[go.Scatter]:
+    """A mean over seeds, and where there are several its 95 % t-interval as a band behind it."""
+    found = [interval(_scale(metric) * np.asarray(numbers)) for numbers in of_seeds]
+    known = [(at, one) for at, one in zip(x, found, strict=True) if isfinite(one.low)]
+    traces = []
+    if known:
+        along, ends = [at for at, _ in known], [one for _, one in known]
+        outline = [one.low for one in ends] + [one.high for one in reversed(ends)]
+        drawn = {"fill": "toself", "fillcolor": look.colour + BAND, "line": {"width": 0}, "mode": "lines"}
+        more = {"hoverinfo": "skip", "showlegend": False, "legendgroup": text(label)}
+        traces.append(go.Scatter(x=tidy(along + along[::-1]), y=tidy(outline), **drawn, **more))
+    half = [f" ± {one.high - one.mean:.3g}" if isfinite(one.high) else "" for one in found]
+    line = go.Scatter(
+        x=tidy(x),
+        y=tidy([one.mean for one in found]),
+        name=text(label),
+        legendgroup=text(label),
+        mode="lines+markers",
+        line={"color": look.colour, "dash": look.dash, "width": 2},
+        marker={"symbol": look.symbol, "size": 7, "maxdisplayed": 12},
+        customdata=half,
+        hovertemplate=_hover(f"{_form(metric)}%{{customdata}}{unit(metric)} at %{{x:.4g}}"),
+    )
+    return [*traces, line]
+
+
+def sorted_line(look: Look, label: str, clients: Sorted, metric: str) -> go.Scatter:
+    """The numbers of clients in order."""
+    return go.Scatter(
+        x=tidy(clients.at),
+        y=tidy(_scale(metric) * clients.values),
+        name=text(label),
+        mode="lines" if len(clients.at) > 1 else "markers",
+        line={"color": look.colour, "dash": look.dash, "width": 2},
+        marker={"symbol": look.symbol, "size": 7},
+        customdata=[text(name) for name in clients.names],
+        hovertemplate=_hover(f"{_form(metric)}{unit(metric)}, %{{customdata}}"),
+    )
+
+
+def signed_bars(clients: Sorted, metric: str) -> list[go.Bar]:
+    """Differences of clients in order, those that gain and those that lose in colours of their own."""
+    sign = 1 if higher_is_better(metric) else -1
+    parts = (
+        ("worse off", sign * clients.values < 0, PALETTE[1][0]),
+        ("no change", clients.values == 0, PALETTE[4][0]),
+        ("better off", sign * clients.values > 0, PALETTE[0][0]),
+    )
+    return [
+        go.Bar(
+            x=tidy(clients.at[mask]),
+            y=tidy(_scale(metric) * clients.values[mask]),
+            name=f"{name} ({mask.mean():.0%})",
+            width=0.9 * 100 / len(clients.at),
+            marker={"color": colour},
+            customdata=[text(clients.names[i]) for i in np.flatnonzero(mask)],
+            hovertemplate=_hover(f"{_form(metric)}{unit(metric)}, %{{customdata}}"),
+        )
+        for name, mask, colour in parts
+        if mask.any()
+    ]
+
+
+def bars(look: Look, label: str, x: Sequence[float] | np.ndarray, y: np.ndarray, hover: str) -> go.Bar:
+    """A histogram."""
+    style = {"name": text(label), "marker": {"color": look.colour}, "hovertemplate": _hover(hover)}
+    return go.Bar(x=tidy(x), y=tidy(y), **style)
+
+
+def steps(look: Look, label: str, x: np.ndarray, y: np.ndarray, hover: str) -> go.Scatter:
+    """A number that stays until it changes."""
+    line = {"color": look.colour, "dash": look.dash, "shape": "hv", "width": 2}
+    return go.Scatter(x=tidy(x), y=tidy(y), name=text(label), mode="lines", line=line, hovertemplate=_hover(hover))
+
+
+def tidy(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """Numbers as JSON has them, to six digits; nothing for what is not finite."""
+    return [float(f"{value:.6g}") if isfinite(value) else None for value in np.asarray(values, float).tolist()]
+
+
+def text(name: str) -> str:
+    """A name as Plotly may show it."""
+    return escape(name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…")
+
+
+def _scale(metric: str) -> int:
+    return 100 if is_share(metric) else 1
+
+
+def _form(metric: str) -> str:
+    return "%{y:.1f}" if is_share(metric) else "%{y:.4g}"
+
+
+def _hover(words: str) -> str:
+    return f"<b>%{{fullData.name}}</b><br>{words}<extra></extra>"

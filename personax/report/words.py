@@ -1,0 +1,172 @@
+"""Numbers and findings in words."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from math import isfinite
+
+from personax.records import ScoreRecord, TableRow
+from personax.report.runs import Run, Score
+from personax.scores import Interval, higher_is_better, interval, show
+
+MINUS = "\N{MINUS SIGN}"
+ROLES = {"local": "local training", "global": "the global model"}
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is shown in %."""
+    return metric.endswith("accuracy")
+
+
+def unit(metric: str) -> str:
+    """What stands behind a number of a metric."""
+    return " %" if is_share(metric) else ""
+
+
+def mean_of(row: TableRow) -> Interval:
+    """A row's mean and interval."""
+    return _interval(row.mean, row.low, row.high)
+
+
+def difference_of(row: TableRow, role: str) -> Interval | None:
+    """A row's paired difference to a baseline, "local" or "global"."""
+    mean, low, high = (getattr(row, f"over_{role}{end}") for end in ("", "_low", "_high"))
+    return None if mean is None else _interval(mean, low, high)
+
+
+def number(value: Interval | float | None, metric: str, signed: bool = False) -> str:
+    """A number of a metric for people, with half its interval where it has one; a dash for none."""
+    if value is None:
+        return "–"
+    mean = value.mean if isinstance(value, Interval) else value
+    if not isfinite(mean):
+        return "not finite"
+    text = show(value, metric)
+    if signed:
+        text = text if text.startswith("-") else f"+{text}"
+    return text.replace("-", MINUS, 1) if text.startswith("-") else text
+
+
+def share(value: float | None) -> str:
+    """A share of clients in %."""
+    return "–" if value is None else "not finite" if not isfinite(value) else f"{value:.0%}"
+
+
+def best_round(score: ScoreRecord, metric: str) -> tuple[Interval, str] | None:
+    """The best mean of each seed, over seeds, and at which rounds it was."""
+    best = score.best.get(metric)
+    if best is None:
+        return None
+    at = set()
+    for seed, events in enumerate(best.events):
+        at |= {e.round for e in score.evaluations if seed < len(e.events) and e.events[seed] == events}
+    when = f"round {min(at)}" if len(at) == 1 else f"rounds {min(at)} to {max(at)}" if at else ""
+    return interval(best.mean), when  # pyright: ignore[reportArgumentType]
+
+
+def seconds(value: float) -> str:
+    """A time for people.
+
+    >>> seconds(0.25), seconds(75), seconds(7500)
+    ('0.25 s', '75.0 s', '2.1 h')
+    """
+    return (
+        f"{value:.2f} s"
+        if value < 10
+        else f"{value:.1f} s"
+        if value < 600
+        else (f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h")
+    )
+
+
+def size(num_bytes: float) -> str:
+    """A number of bytes for people.
+
+    >>> size(0), size(1536), size(3.2e9)
+    ('0 B', '1.54 kB', '3.2 GB')
+    """
+    for name in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {name}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def moment(iso: str) -> str:
+    """A time stamp for people; as it is where it is none.
+
+    >>> moment("2026-03-05T14:07:31+00:00")
+    '5 March 2026, 14:07 UTC'
+    """
+    try:
+        at = datetime.fromisoformat(iso)
+    except ValueError:
+        return iso
+    zone = at.tzname() or ""
+    return f"{at.day} {at:%B %Y, %H:%M} {zone}".rstrip()
+
+
+def best_score(scores: Sequence[Score], metric: str) -> Score | None:
+    """The best mean of one run, among scores of the same clients that carry no flag; none of a single score."""
+    baseline = next((score for score in scores if score.role), scores[0])
+    ranked = _ranked(scores, metric, baseline.group)
+    return ranked[0][0] if len(ranked) > 1 else None
+
+
+def verdict(run: Run, scores: Sequence[Score], metric: str) -> str:
+    """What the table says in one or two sentences, no more than its numbers carry."""
+    best = best_score(scores, metric)
+    if best is None:
+        return ""
+    if len(run.record.seeds) == 1:
+        return "One seed: there are no intervals, so the order of the scores is no finding."
+    row = best.row(metric)
+    assert row is not None
+    order, side = ("highest", "above") if higher_is_better(metric) else ("lowest", "below")
+    told = f"{_subject(best)} has the {order} mean {metric}, {number(mean_of(row), metric)}{unit(metric)}"
+    against = [_against(best, other, metric, side) for other in scores if other.role and other is not best]
+    against = [text for text in against if text]
+    told += f"; its 95 % interval {', and '.join(against)}." if against else "."
+    second = _ranked(scores, metric, best.group)[1][0]
+    if not second.role and _overlap(row, second.row(metric)):
+        told += (
+            f" The intervals of {best.label} and of the runner-up, {second.label}, overlap: their order may be chance."
+        )
+    return told
+
+
+def _ranked(scores: Sequence[Score], metric: str, group: str) -> list[tuple[Score, float]]:
+    rows = [(score, score.row(metric)) for score in scores if score.group == group and not score.record.flag]
+    means = [(score, row.mean) for score, row in rows if row is not None and isfinite(row.mean)]
+    return sorted(means, key=lambda pair: pair[1], reverse=higher_is_better(metric))
+
+
+def _against(best: Score, other: Score, metric: str, side: str) -> str:
+    mine, theirs = best.row(metric), other.row(metric)
+    if mine is None or theirs is None or other.group != best.group:
+        return ""
+    where = "overlaps" if _overlap(mine, theirs) else f"lies {side}"
+    text = f"{where} that of {ROLES[other.role]}"
+    change = difference_of(mine, other.role)
+    if change is None:
+        return text
+    if not isfinite(change.low):
+        return f"{text} (paired difference {number(change, metric, signed=True)})"
+    zero = "includes" if change.low <= 0 <= change.high else "excludes"
+    return f"{text} (paired difference {number(change, metric, signed=True)}, which {zero} 0)"
+
+
+def _subject(score: Score) -> str:
+    plain = not score.role or score.label == ROLES[score.role]
+    return score.label if plain else f"{score.label} ({ROLES[score.role]})"
+
+
+def _overlap(one: TableRow, other: TableRow | None) -> bool:
+    """Whether two intervals have a point in common; unknown ones count as if they had."""
+    if other is None or None in (one.low, one.high, other.low, other.high):
+        return True
+    return one.low <= other.high and other.low <= one.high  # pyright: ignore[reportOptionalOperand]
+
+
+def _interval(mean: float, low: float | None, high: float | None) -> Interval:
+    known = low is not None and high is not None and isfinite(low) and isfinite(high)
+    return Interval(mean, low, high, 2) if known else Interval(mean, float("nan"), float("nan"), 1)  # pyright: ignore[reportArgumentType]

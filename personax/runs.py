@@ -1,0 +1,375 @@
+"""A run folder from a configuration: train each algorithm, score it as it goes, and lose nothing when interrupted."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter
+
+from personax import checkpoint
+from personax.build import Plan, Training, build, make_schedules
+from personax.catalogue import citations_of, data_citations
+from personax.config import Config, dump, load
+from personax.evaluate import adaptation_curve, evaluate
+from personax.objectives import Mixture
+from personax.records import (
+    RUN,
+    SCHEMA_VERSION,
+    AdaptationRecord,
+    AlgorithmRecord,
+    EvaluationRecord,
+    RunRecord,
+)
+from personax.results import Result, Snapshot
+from personax.schedules import Schedule
+from personax.scores import Evaluation, show
+from personax.simulate import simulate, state_shapes
+from personax.summarise import (
+    activity_of,
+    adaptation_record,
+    client_rows,
+    evaluation_of,
+    evaluation_record,
+    federation_record,
+    headline_of,
+    machine,
+    mean_mix,
+    newcomer_protocol,
+    score_record,
+    staleness_of,
+    table_rows,
+)
+from personax.values import to_dict
+
+_PART = TypeAdapter(AlgorithmRecord)
+_COMPILED = [0.0]  # seconds that XLA has compiled in this process
+
+
+def _count_compilation(event: str, seconds: float, **_: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        _COMPILED[0] += seconds
+
+
+jax.monitoring.register_event_duration_secs_listener(_count_compilation)
+
+
+class Watch(Protocol):
+    """Who is told how a run goes on."""
+
+    def begin(self, name: str, num_rounds: int, done: int) -> None: ...
+    def advance(self, name: str, done: int, latest: str) -> None: ...
+    def end(self, name: str, seconds: dict[str, float]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Silent:
+    """A watch that says nothing."""
+
+    def begin(self, name: str, num_rounds: int, done: int) -> None: ...
+    def advance(self, name: str, done: int, latest: str) -> None: ...
+    def end(self, name: str, seconds: dict[str, float]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Folder(NamedTuple):
+    """The paths of a run."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results.json"
+
+    @property
+    def clients(self) -> Path:
+        return self.root / "clients.parquet"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def checkpoints(self, name: str) -> Path:
+        """Where the states of one algorithm are."""
+        return self.root / "checkpoints" / slug(name)
+
+    @property
+    def parts(self) -> Path:
+        return self.root / "parts"
+
+    def part(self, name: str) -> Path:
+        """The results of one algorithm that has ended, until all have."""
+        return self.parts / f"{slug(name)}.json"
+
+    def part_clients(self, name: str) -> Path:
+        """Its clients' numbers."""
+        return self.parts / f"{slug(name)}.parquet"
+
+
+def slug(name: str) -> str:
+    """A file name for a name; different names that look alike get different ones."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    return f"{plain}-{sum(ord(c) * 31**i for i, c in enumerate(name)) % 36**4:04x}"
+
+
+def start(config: Config, root: Path) -> Folder:
+    """A new run folder with the resolved configuration in it."""
+    folder = Folder(root)
+    if folder.config.exists():
+        raise ValueError(
+            f"{root} has a run already. Continue it with `personax resume {root}`, or choose another folder."
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_atomically(folder.config, dump(config).encode())
+    return folder
+
+
+def execute(folder: Folder, watch: Watch = Silent(), checkpoint_seconds: float = 10.0) -> RunRecord:
+    """Do what is left of a run, from wherever it stands, and write its results."""
+    config = load(folder.config)
+    plan = build(config)
+    schedules = {t.name: make_schedules(config, t.algorithm, plan.federation.num_clients) for t in plan.trainings}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    folder.metrics.write_bytes(b"")
+    for training in plan.trainings:
+        if folder.part(training.name).exists():
+            for score in _part(folder, training.name).scores:
+                _append_metrics(folder, training.name, score.name, score.evaluations)
+        else:
+            _train(config, plan, training, schedules[training.name], folder, watch, checkpoint_seconds)
+    parts = [_part(folder, training.name) for training in plan.trainings]
+    tables = {training.name: pq.read_table(folder.part_clients(training.name)) for training in plan.trainings}
+    record = _record(config, plan, parts, tables, started)
+    _write_table(folder.clients, pa.concat_tables(tables.values(), promote_options="default"))
+    checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))
+    shutil.rmtree(folder.parts)
+    return record
+
+
+class _Session:
+    """What a run calls between its waves: score, record, save."""
+
+    def __init__(self, ask: Callable[[Snapshot, str], Evaluation], training: Training, cohort: int) -> None:
+        self.ask, self.training, self.cohort = ask, training, cohort
+        self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.protocols}
+        self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
+        self.found: dict[str, Evaluation] = {}
+        self.snapshot: Snapshot | None = None
+        self.began = self.compiled = 0.0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self.began, self.compiled = time.perf_counter(), _COMPILED[0]
+
+    def spend(self, on: str) -> None:
+        """Count the time since the last call; what XLA compiled meanwhile is counted as that."""
+        compiled = _COMPILED[0] - self.compiled
+        self.seconds["compile"] += compiled
+        self.seconds[on] += max(time.perf_counter() - self.began - compiled, 0.0)
+        self.restart_clock()
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Score the run where it stands."""
+        jax.block_until_ready(snapshot.params)
+        self.spend("train")
+        self.found = {name: self.ask(snapshot, name) for name in self.training.protocols}
+        self.spend("evaluate")
+        mix = mean_mix(self.training.algorithm, snapshot)
+        for name, found in self.found.items():
+            record = evaluation_record(found, snapshot, self.cohort, self.seconds["train"], mix)
+            self.history[name].append(record)
+        self.snapshot = snapshot
+
+    def about(self) -> dict[str, Any]:
+        """All that a checkpoint says beside the state."""
+        assert self.snapshot is not None  # there is nothing to save before the first observation
+        return {
+            "wave": self.snapshot.wave,
+            "events": np.asarray(self.snapshot.num_events).tolist(),
+            "time": np.asarray(self.snapshot.time).tolist(),
+            "seconds": self.seconds,
+            "history": {name: [asdict(one) for one in records] for name, records in self.history.items()},
+        }
+
+
+def _train(
+    config: Config,
+    plan: Plan,
+    training: Training,
+    schedules: list[Schedule],
+    folder: Folder,
+    watch: Watch,
+    checkpoint_seconds: float,
+) -> None:
+    """Train one algorithm from its last checkpoint to the end, and write its part of the results."""
+    name, algorithm = training.name, training.algorithm
+    run = (algorithm, plan.task, plan.federation)
+    cohort = schedules[0].num_events // config.schedule.num_rounds
+    ask = lambda snapshot, score: evaluate(*run, snapshot, training.protocols[score], key=plan.keys)
+    session = _Session(ask, training, cohort)
+    begin = _restore(session, run, schedules, plan.keys, folder.checkpoints(name), watch)
+    for score, history in session.history.items():
+        _append_metrics(folder, name, score, history)
+    watch.begin(name, config.schedule.num_rounds, 0 if begin is None else int(np.min(begin.num_events)) // cohort)
+    saved = time.monotonic()
+
+    def save() -> None:
+        nonlocal saved
+        snapshot = session.snapshot
+        if snapshot is not None:
+            checkpoint.save(folder.checkpoints(name), snapshot.wave, snapshot.state, session.about())
+        saved = time.monotonic()
+
+    def observe(snapshot: Snapshot) -> None:
+        session.observe(snapshot)
+        for score, history in session.history.items():
+            _append_metrics(folder, name, score, history[-1:])
+        if time.monotonic() - saved >= checkpoint_seconds:
+            save()
+        watch.advance(name, next(iter(session.history.values()))[-1].round, _latest(session.found))
+        session.restart_clock()
+
+    every = config.evaluation.every * (1 if schedules[0].has_rounds else cohort)
+    try:
+        result = simulate(*run, schedules, key=plan.keys, every=every, observe=observe, start=begin)
+    except KeyboardInterrupt:
+        save()
+        raise
+    if not session.found:  # the checkpoint was of the end
+        session.found = {score: ask(result.snapshot, score) for score in training.protocols}
+    session.snapshot = result.snapshot
+    save()
+    _write_part(config, plan, training, schedules, folder, session, result)
+    watch.end(name, session.seconds)
+
+
+def _restore(
+    session: _Session, run: tuple, schedules: list[Schedule], keys: Any, place: Path, watch: Watch
+) -> Snapshot | None:
+    """The snapshot of the last checkpoint, if there is one, with the session's history up to it."""
+    if not place.exists():
+        return None
+    saved = checkpoint.load(place, state_shapes(*run, schedules, key=keys), told=watch.say)
+    if saved is None:
+        return None
+    session.history = {
+        name: [EvaluationRecord(**one) for one in records] for name, records in saved.about["history"].items()
+    }
+    session.seconds = saved.about["seconds"]
+    events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
+    return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(schedules))
+
+
+def _write_part(
+    config: Config,
+    plan: Plan,
+    training: Training,
+    schedules: list[Schedule],
+    folder: Folder,
+    session: _Session,
+    result: Result,
+) -> None:
+    """The results of one algorithm: its record, and its clients' numbers."""
+    name, algorithm = training.name, training.algorithm
+    curves = {score: _newcomers(config, plan, training, score, result) for score in training.protocols}
+    session.spend("evaluate")
+    protocols = training.protocols.items()
+    record = AlgorithmRecord(
+        name=name,
+        recipe=training.recipe,
+        definition=to_dict(algorithm),
+        citations=citations_of(training.recipe, algorithm),
+        mode="synchronous" if algorithm.server.buffer_size is None else "asynchronous",
+        num_rounds=config.schedule.num_rounds,
+        num_events=schedules[0].num_events,
+        seconds=session.seconds,  # pyright: ignore[reportArgumentType]
+        bytes_up=float(result.bytes_up[0].sum()),
+        bytes_down=float(result.bytes_down[0].sum()),
+        num_dropped=np.atleast_1d(result.num_dropped).tolist(),
+        num_skipped=np.atleast_1d(result.num_skipped).tolist(),
+        scores=[score_record(score, protocol, session.history[score], curves[score]) for score, protocol in protocols],
+        staleness=staleness_of(algorithm, schedules[0]),
+        active=activity_of(schedules[0]),
+    )
+    mix = np.asarray(result.personal.mix) if isinstance(algorithm.objective, Mixture) else None
+    about = lambda found: (config.seed_list, plan.federation, found, mix)
+    rows = [client_rows(name, score, *about(found)) for score, found in session.found.items()]
+    folder.parts.mkdir(exist_ok=True)
+    _write_table(folder.part_clients(name), pa.concat_tables(rows, promote_options="default"))
+    checkpoint.write_atomically(folder.part(name), _PART.dump_json(record))
+
+
+def _newcomers(config: Config, plan: Plan, training: Training, score: str, result: Result) -> AdaptationRecord | None:
+    protocol = newcomer_protocol(training.protocols[score])
+    if plan.federation.newcomers is None or protocol is None:
+        return None
+    run = (training.algorithm, plan.task, plan.federation, result)
+    curve = adaptation_curve(*run, protocol, config.evaluation.adaptation_steps, key=plan.keys)
+    return adaptation_record(protocol, curve)
+
+
+def _record(
+    config: Config, plan: Plan, parts: list[AlgorithmRecord], tables: dict[str, pa.Table], started: str
+) -> RunRecord:
+    found = {
+        score: evaluation_of(tables[training.name], score, protocol, len(config.seed_list))
+        for training in plan.trainings
+        for score, protocol in training.protocols.items()
+    }
+    metrics = list(dict.fromkeys(name for one in found.values() for name in one.metrics))
+    algorithm_of = {score.name: part.name for part in parts for score in part.scores}
+    return RunRecord(
+        schema_version=SCHEMA_VERSION,
+        personax=version("personax"),
+        name=config.name,
+        started=started,
+        machine=machine(),
+        seeds=config.seed_list,
+        metrics=metrics,
+        headline=headline_of(metrics),
+        federation=federation_record(plan.federation, data_citations(config)),
+        algorithms=parts,
+        local=plan.local,
+        together=plan.together,
+        table=table_rows(algorithm_of, found, plan.local, plan.together),
+    )
+
+
+def _part(folder: Folder, name: str) -> AlgorithmRecord:
+    return _PART.validate_json(folder.part(name).read_bytes())
+
+
+def _append_metrics(folder: Folder, algorithm: str, score: str, history: list[EvaluationRecord]) -> None:
+    lines = [json.dumps({"algorithm": algorithm, "score": score, **asdict(one)}) + "\n" for one in history]
+    with folder.metrics.open("a", encoding="utf-8") as file:
+        file.write("".join(lines))
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer)
+    checkpoint.write_atomically(path, buffer.getvalue().to_pybytes())
+
+
+def _latest(found: dict[str, Evaluation]) -> str:
+    """The last numbers, for a progress bar."""
+    metric = headline_of(list(next(iter(found.values())).metrics))
+    return ", ".join(f"{show(float(np.mean(one.mean(metric))), metric)}" for one in found.values())

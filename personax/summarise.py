@@ -1,0 +1,208 @@
+"""From evaluations to records: what `results.json`, `metrics.jsonl` and `clients.parquet` say."""
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from personax.algorithms import Algorithm
+from personax.federation import Federation
+from personax.objectives import Mixture
+from personax.protocol import Protocol
+from personax.records import (
+    AdaptationRecord,
+    BestRecord,
+    EvaluationRecord,
+    FederationRecord,
+    ScoreRecord,
+    TableRow,
+)
+from personax.results import Snapshot
+from personax.schedules import Schedule
+from personax.scores import Evaluation, Interval, Row, higher_is_better, row_of
+from personax.values import to_dict
+
+_STATISTICS = ("mean", "std", "worst_decile", "best_decile")
+
+
+def headline_of(metrics: Sequence[str]) -> str:
+    """The metric of the headline table: accuracy where there is one, or the error."""
+    return next((name for name in ("accuracy", "error") if name in metrics), metrics[0])
+
+
+def evaluation_record(found: Evaluation, snapshot: Snapshot, cohort: int, seconds: float, mix: Any) -> EvaluationRecord:
+    """One evaluation's statistics over clients."""
+    events = _numbers(found.num_events)
+    of_metrics = lambda statistic: {name: _numbers(getattr(found, statistic)(name)) for name in found.metrics}
+    return EvaluationRecord(
+        round=int(events[0]) // cohort,
+        events=[int(num) for num in events],
+        time=_numbers(snapshot.time),
+        seconds=seconds,
+        mix=mix,
+        **{statistic: of_metrics(statistic) for statistic in _STATISTICS},
+    )
+
+
+def mean_mix(algorithm: Algorithm, snapshot: Snapshot) -> list[float] | None:
+    """APFL's mean mixing weight over clients, for each seed."""
+    return _numbers(np.mean(snapshot.personal.mix, axis=-1)) if isinstance(algorithm.objective, Mixture) else None
+
+
+def score_record(
+    name: str, protocol: Protocol, history: list[EvaluationRecord], newcomers: AdaptationRecord | None
+) -> ScoreRecord:
+    """All evaluations under one protocol, the best of each metric beside the last."""
+    best = {}
+    for metric in history[-1].mean:
+        means = np.array([one.mean[metric] for one in history])
+        at = means.argmax(axis=0) if higher_is_better(metric) else means.argmin(axis=0)
+        seeds = range(means.shape[1])
+        best[metric] = BestRecord([history[at[s]].events[s] for s in seeds], [float(means[at[s], s]) for s in seeds])
+    return ScoreRecord(name, to_dict(protocol), protocol.describe(), protocol.flag, history, best, newcomers)
+
+
+def adaptation_record(protocol: Protocol, curve: dict[int, Evaluation]) -> AdaptationRecord:
+    """Newcomers' mean metrics against the number of adaptation steps."""
+    metrics = next(iter(curve.values())).metrics
+    means = {name: [_numbers(found.mean(name)) for found in curve.values()] for name in metrics}
+    return AdaptationRecord(protocol.describe(), list(curve), means)
+
+
+def newcomer_protocol(protocol: Protocol) -> Protocol | None:
+    """How clients that nobody has seen get the model that this protocol scores; None where they do not adapt."""
+    how = {"adapted": "adapted", "recomputed": "recomputed", "personal": "recomputed"}.get(protocol.model)
+    if how is None or protocol.flag:
+        return None
+    return Protocol(how, max(protocol.num_steps, 1), protocol.lr, protocol.batch_size, clients="held_out")  # pyright: ignore[reportArgumentType]
+
+
+def staleness_of(algorithm: Algorithm, schedule: Schedule) -> dict[str, list[int]]:
+    """A histogram of how many server versions old the updates of an asynchronous run were."""
+    if algorithm.server.buffer_size is None:
+        return {}
+    values, counts = np.unique(schedule.staleness(algorithm.server.buffer_size), return_counts=True)
+    return {"staleness": values.tolist(), "count": counts.tolist()}
+
+
+def activity_of(schedule: Schedule, num_times: int = 200) -> dict[str, list[float]]:
+    """The share of active clients over virtual time, where there is any."""
+    end = float(schedule.time.max())
+    if end <= 0:
+        return {}
+    times = np.linspace(0, end, num_times, endpoint=False)
+    return {"time": times.tolist(), "share": schedule.active_share(times).tolist()}
+
+
+def client_rows(
+    algorithm: str, score: str, seeds: Sequence[int], federation: Federation, found: Evaluation, mix: np.ndarray | None
+) -> pa.Table:
+    """One row for each client and seed."""
+    shape = found.clients.shape
+    whose = federation.newcomers if found.protocol.clients == "held_out" else federation
+    assert whose is not None  # or there would be no scores of theirs
+    at = found.clients.ravel()
+    num = len(at)
+    own = np.take_along_axis(mix, found.clients, axis=-1).ravel() if mix is not None else None
+    columns = {
+        "algorithm": pa.array([algorithm] * num).dictionary_encode(),
+        "score": pa.array([score] * num).dictionary_encode(),
+        "seed": np.repeat(np.asarray(seeds), shape[-1]),
+        "client": np.asarray(whose.ids)[at],
+        "name": [whose.names[i] for i in at],
+        "num_samples": found.num_samples.ravel(),
+        **{name: np.asarray(values, float).ravel() for name, values in found.metrics.items()},
+        "mix": pa.nulls(num, pa.float64()) if own is None else pa.array(np.asarray(own, float)),
+    }
+    return pa.table(columns)
+
+
+def evaluation_of(rows: pa.Table, score: str, protocol: Protocol, num_seeds: int) -> Evaluation:
+    """The evaluation whose clients' numbers these rows are; its `clients` are their stable ids."""
+    own = rows.filter(pc.equal(rows["score"].cast(pa.string()), score))
+    column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
+    known = ("algorithm", "score", "seed", "client", "name", "num_samples", "mix")
+    metrics = {name: column(name) for name in own.column_names if name not in known and not own[name].null_count}
+    return Evaluation(protocol, metrics, column("client"), column("num_samples"), 0, 0.0)
+
+
+def table_rows(
+    algorithm_of: dict[str, str], found: dict[str, Evaluation], local: str | None, together: str | None
+) -> list[TableRow]:
+    """The headline table, for every metric that all scores have."""
+    common = set.intersection(*(set(one.metrics) for one in found.values()))
+    metrics = [name for name in next(iter(found.values())).metrics if name in common]
+    pick = lambda name, one: found[name] if name is not None and _comparable(found[name], one) else None
+    rows = lambda metric: (row_of(n, one, pick(local, one), pick(together, one), metric) for n, one in found.items())
+    return [_table_row(algorithm_of[row.name], metric, row) for metric in metrics for row in rows(metric)]
+
+
+def _comparable(one: Evaluation, other: Evaluation) -> bool:
+    """Whether two evaluations are of the same clients."""
+    same = (one.protocol.clients == "held_out") == (other.protocol.clients == "held_out")
+    return same and np.array_equal(one.clients, other.clients)
+
+
+def _table_row(algorithm: str, metric: str, row: Row) -> TableRow:
+    ends = lambda found, name: {
+        name: found.mean,
+        f"{name}_low": _or_none(found.low),
+        f"{name}_high": _or_none(found.high),
+    }
+    nothing = Interval(None, None, None, 0)  # pyright: ignore[reportArgumentType]
+    return TableRow(
+        algorithm=algorithm,
+        score=row.name,
+        metric=metric,
+        mean=row.mean.mean,
+        low=_or_none(row.mean.low),
+        high=_or_none(row.mean.high),
+        std=row.std,
+        worst_decile=row.worst_decile,
+        best_decile=row.best_decile,
+        **ends(row.over_local or nothing, "over_local"),
+        **ends(row.over_global or nothing, "over_global"),
+        better_than_local=row.better_than_local,
+        better_than_global=row.better_than_global,
+        flag=row.flag,
+    )
+
+
+def _or_none(number: float | None) -> float | None:
+    return None if number is None or np.isnan(number) else number
+
+
+def federation_record(federation: Federation, citations: list[str]) -> FederationRecord:
+    """The data in words and numbers."""
+    return FederationRecord(
+        num_clients=federation.num_clients,
+        num_held_out=0 if federation.newcomers is None else federation.newcomers.num_clients,
+        num_samples=len(federation.x),
+        num_test_samples=0 if federation.test_x is None else len(federation.test_x),
+        summary=str(federation),
+        citations=citations,
+    )
+
+
+def machine() -> dict[str, str]:
+    """What the run ran on."""
+    device = jax.devices()[0]
+    return {
+        "backend": jax.default_backend(),
+        "device": f"{device.device_kind}, {jax.device_count()} of them"
+        if jax.device_count() > 1
+        else device.device_kind,
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "jax": version("jax"),
+    }
+
+
+def _numbers(values: Any) -> list[float]:
+    return [float(number) for number in np.atleast_1d(values)]

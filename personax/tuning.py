@@ -1,0 +1,103 @@
+"""Options picked on validation data that is cut from the clients' training data, never on what is reported."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from personax.build import Plan, build, make_schedules, make_training, option_names
+from personax.config import Config, ConfigError, Entry
+from personax.evaluate import evaluate
+from personax.federation import Federation
+from personax.results import NonFiniteUpdate
+from personax.scores import higher_is_better
+from personax.simulate import simulate
+from personax.summarise import headline_of
+
+VALIDATION_SHARE = 0.2
+
+
+class Trial(NamedTuple):
+    """One choice of options for one algorithm, and its mean score on validation data: none where it diverged."""
+
+    algorithm: str
+    options: dict[str, Any]
+    metric: str
+    score: float | None
+
+
+def tune(config: Config, told: Callable[[str], None] = lambda text: None) -> tuple[Config, list[Trial]]:
+    """A resolved configuration with the best options of its `[tune]` table for each algorithm, and all that was tried.
+
+    Each algorithm is trained, with all seeds, on 80 % of every client's training data and scored on the rest by its
+    first protocol. Test data and newcomers are not looked at.
+    """
+    _check(config)
+    plan = build(config)
+    plan = plan._replace(federation=_validation(plan.federation, config))
+    trials: list[Trial] = []
+    entries = {}
+    for name, entry in config.algorithms.items():
+        found = [_try(config, plan, name, entry, options) for options in _grid(config, entry)]
+        entries[name] = _with_best(name, entry, found, told)
+        trials += found
+    return dataclasses.replace(config, algorithms=entries, tune={}), trials
+
+
+def _check(config: Config) -> None:
+    if not config.tune:
+        raise ConfigError("There is nothing to tune. Add a table `[tune]` with lists, such as `lr = [0.01, 0.1]`.")
+    for name in config.tune:
+        recipes = sorted({entry.recipe for entry in config.algorithms.values()})
+        if not any(name in option_names(recipe) for recipe in recipes):
+            raise ConfigError(f"`tune.{name}` is an option of none of {', '.join(recipes)}. Remove it.")
+    for name, entry in config.algorithms.items():  # all combinations must make sense before the first is tried
+        for options in _grid(config, entry):
+            make_training(name, _with(entry, options))
+
+
+def _validation(federation: Federation, config: Config) -> Federation:
+    """The same clients, without their tests: a part of their training data takes the place."""
+    train = Federation(federation.x, federation.y, federation.offsets, ids=federation.ids, names=federation.names)
+    return train.split_tests(VALIDATION_SHARE, key=jax.random.key(config.split.seed))
+
+
+def _grid(config: Config, entry: Entry) -> list[dict[str, Any]]:
+    """Every combination of the options that this recipe takes."""
+    names = [name for name in config.tune if name in option_names(entry.recipe)]
+    values = itertools.product(*(config.tune[name] for name in names))
+    return [dict(zip(names, chosen, strict=True)) for chosen in values] if names else []
+
+
+def _with(entry: Entry, options: dict[str, Any]) -> Entry:
+    return dataclasses.replace(entry, options={**entry.options, **options})
+
+
+def _try(config: Config, plan: Plan, name: str, entry: Entry, options: dict[str, Any]) -> Trial:
+    training = make_training(name, _with(entry, options))
+    run = (training.algorithm, plan.task, plan.federation)
+    protocol = dataclasses.replace(next(iter(training.protocols.values())), clients="all", score_on="test")
+    schedules = make_schedules(config, training.algorithm, plan.federation.num_clients)
+    try:
+        result = simulate(*run, schedules, key=plan.keys)
+    except NonFiniteUpdate:
+        return Trial(name, options, "", None)
+    found = evaluate(*run, result, protocol, key=plan.keys)
+    metric = headline_of(list(found.metrics))
+    score = float(np.mean(found.mean(metric)))
+    return Trial(name, options, metric, score if np.isfinite(score) else None)
+
+
+def _with_best(name: str, entry: Entry, found: list[Trial], told: Callable[[str], None]) -> Entry:
+    finite = [trial for trial in found if trial.score is not None]
+    if not found:
+        return entry
+    if not finite:
+        raise ConfigError(f"`{name}` diverged with every choice of `[tune]`. Add smaller step sizes.")
+    sign = 1 if higher_is_better(finite[0].metric) else -1
+    best = max(finite, key=lambda trial: sign * trial.score)  # pyright: ignore[reportOperatorIssue]
+    told(f"{name}: {', '.join(f'{key} = {item}' for key, item in best.options.items())}")
+    return _with(entry, best.options)
