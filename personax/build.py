@@ -80,7 +80,7 @@ def build(config: Config) -> Plan:
     """The values of a resolved configuration, checked against each other."""
     trainings = [make_training(name, entry) for name, entry in config.algorithms.items()]
     federation = make_federation(config)
-    task = make_task(config, federation)
+    task = make_task(config, outputs_of(config, federation))
     keys = jnp.stack([jax.random.key(seed) for seed in config.seed_list])
     first = lambda recipe, model: next(
         (s for t in trainings for s, p in t.protocols.items() if t.recipe == recipe and p.model == model), None
@@ -159,18 +159,29 @@ def _read(config: Config, key: Array) -> Federation:
     return datasets.synthetic(*spreads, **options, test_share=config.split.test_share, key=key)
 
 
-def make_task(config: Config, federation: Federation) -> Task:
-    """The model and its loss; a classifier has one output for each class up to the largest label."""
+class Outputs(NamedTuple):
+    """What a model is to predict."""
+
+    kind: str  # "classification" or "regression"
+    num: int
+
+
+def outputs_of(config: Config, federation: Federation) -> Outputs:
+    """One output for each class up to the largest label, or for each target."""
     integers = np.issubdtype(federation.y.dtype, np.integer)
     kind = config.task.kind if config.task.kind != "auto" else "classification" if integers else "regression"
-    if kind == "classification" and not integers:
+    if kind == "regression":
+        return Outputs(kind, int(np.prod(federation.y.shape[1:])))
+    if not integers:
         raise ConfigError(f"Classification needs whole-number labels, got {federation.y.dtype}. Use `regression`.")
-    labels = [part for part in (federation.y, federation.test_y) if part is not None]
-    labels += [] if federation.newcomers is None else [federation.newcomers.y]
-    if kind == "classification":
-        model = _model(config, 1 + max(int(part.max()) for part in labels))
-        return classification(model, config.task.l2)
-    return regression(_model(config, int(np.prod(federation.y.shape[1:]))), config.task.l2)
+    parts = [federation.y, federation.test_y, federation.newcomers and federation.newcomers.y]
+    return Outputs(kind, 1 + max(int(part.max()) for part in parts if part is not None))
+
+
+def make_task(config: Config, outputs: Outputs) -> Task:
+    """The model and its loss."""
+    make = classification if outputs.kind == "classification" else regression
+    return make(_model(config, outputs.num), config.task.l2)
 
 
 def _model(config: Config, num_outputs: int) -> Model:
@@ -272,8 +283,8 @@ def _value(where: str, key: str, item: Any) -> Any:
         return tuple(_value(where, key, entry) for entry in item)
     if not isinstance(item, dict):
         return item
-    kind, options = item.get("kind"), {name: entry for name, entry in item.items() if name != "kind"}
-    check_names(where, [str(kind)], [*KINDS, *SHORT], "kind")
+    kind, options = str(item.get("kind")), {name: entry for name, entry in item.items() if name != "kind"}
+    check_names(where, [kind], [*KINDS, *SHORT], "kind")
     if kind in SHORT:
         own = {"buffered": _names(Server), "exact": [], "first_order": []}.get(kind, _names(Server)[:1] + _SERVER)
         return _call(where, SHORT[kind], options, own)

@@ -146,7 +146,7 @@ PARTITIONS = (
 _WHAT = {entry.name: entry.description for entry in ENTRIES}
 
 DATASETS = (
-    Entry("digits", _WHAT["digits"], "Alpaydin and Kaynak 1998, test part", ("alpaydin1998",)),
+    Entry("digits", _WHAT["digits"], "Alpaydin 1998, test part", ("alpaydin1998",)),
     Entry("mnist", _WHAT["mnist"], "LeCun 1998", ("lecun1998",)),
     Entry("cifar10", _WHAT["cifar10"], "Krizhevsky 2009", ("krizhevsky2009",)),
     Entry("synthetic", _WHAT["synthetic"], "APFL 2020, appendix B.1, after Li 2020", ("deng2020", "li2020")),

@@ -153,14 +153,7 @@ def export(path: Path, params: PyTree, about: Mapping[str, str]) -> None:
     for key, text in about.items():
         if not (isinstance(key, str) and isinstance(text, str)):
             raise ValueError(f"`about` must map strings to strings, got {key!r}: {text!r}. Convert it with `str`.")
-    named = {}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        parts = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-        name = ".".join(parts) or "params"
-        if name in named or name == "__metadata__" or any("." in part for part in parts):
-            what = "Keys of parameters must be different as text, without dots, and not `__metadata__`"
-            raise ValueError(f"{what}, got {jax.tree_util.keystr(keys)}. Rename it.")
-        named[name] = _array(f"Parameter {name}", leaf)
+    named = {name: _array(f"Parameter {name}", leaf) for name, leaf in _named(params).items()}
     write_atomically(Path(path), safetensors.numpy.save(named, metadata=dict(about)))
 
 
@@ -183,6 +176,31 @@ def read_model(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             place = place.setdefault(parent, {})
         place[last] = array
     return params, header.get("__metadata__", {})
+
+
+def in_structure_of(template: PyTree, params: Any) -> PyTree:
+    """What `read_model` gave, in the structure of a template of the same names and shapes."""
+    names, given = _named(template), _named(params)
+    for name, leaf in names.items():
+        got = np.shape(given[name]) if name in given else "none"
+        if got != np.shape(leaf):
+            what = f"Parameter {name} must have shape {np.shape(leaf)}"
+            raise ValueError(f"{what}, got {got}. Use the configuration that the model was trained with.")
+    leaves = [np.asarray(given[name], _dtype(leaf)) for name, leaf in names.items()]
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    """The leaves by their keys, in the order of the tree."""
+    named: dict[str, Any] = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        parts = [jax.tree_util.keystr((key,), simple=True) for key in keys]
+        name = ".".join(parts) or "params"
+        if name in named or name == "__metadata__" or any("." in part for part in parts):
+            what = "Keys of parameters must be different as text, without dots, and not `__metadata__`"
+            raise ValueError(f"{what}, got {jax.tree_util.keystr(keys)}. Rename it.")
+        named[name] = leaf
+    return named
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:

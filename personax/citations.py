@@ -135,7 +135,7 @@ BIBTEX = {
   year = {2009}
 }""",
     "alpaydin1998": """@misc{alpaydin1998,
-  author = {Ethem Alpaydin and Cenk Kaynak},
+  author = {E. Alpaydin and C. Kaynak},
   title = {Optical Recognition of Handwritten Digits},
   howpublished = {UCI Machine Learning Repository},
   doi = {10.24432/C50P49},

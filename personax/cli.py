@@ -1,7 +1,12 @@
-"""The command line. Each group of commands is a Typer of its own, added to `app`."""
+"""The command line."""
 
 import contextlib
+import json
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,43 +15,209 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from personax import catalogue, handover
+from personax.build import resolve
+from personax.citations import cite
+from personax.config import Config, ConfigError, check_names, load
 from personax.datasets.fetch import CannotFetch, fetch, find_source
 from personax.datasets.registry import ENTRIES
+from personax.progress import Bars
+from personax.records import RunRecord, TableRow, read_results
+from personax.report import write_report
+from personax.results import NonFiniteUpdate
+from personax.runs import Folder, execute, start
+from personax.scores import Interval, show
+from personax.tuning import tune
 
+_PLAIN = {"rich_markup_mode": None, "no_args_is_help": True}
 app = typer.Typer(
     name="personax",
-    help="Personalized federated learning in JAX.",
-    epilog="Example: personax data fetch mnist",
-    no_args_is_help=True,
+    help="Personalized federated learning in JAX: train, compare, hand a personal model to anyone.",
+    epilog="Begin with: personax compare",
     add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    **_PLAIN,
 )
-data = typer.Typer(
-    help="Get datasets, and see which there are.",
-    epilog="Example: personax data list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+data = typer.Typer(help="Get datasets, and see which there are.", epilog="Example: personax data list", **_PLAIN)
 app.add_typer(data, name="data")
+out, err = Console(), Console(stderr=True)
 
-
-@app.callback()
-def _root() -> None:
-    """Personalized federated learning in JAX."""
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set schedule.num_rounds=50")
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder. By default a new one under runs/.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
 @contextlib.contextmanager
 def plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
-    """Around a command: an error is one message, without a traceback. Exit status 1, or 130 for Ctrl-C."""
+    """Around a command: an error is one message, without a traceback. Exit status 1, or 130 for Ctrl-C and SIGTERM."""
     try:
         yield
     except KeyboardInterrupt:
         typer.echo(interrupted, err=True)
         raise typer.Exit(130) from None
-    except (ValueError, OSError, CannotFetch) as error:
+    except (ValueError, OSError, CannotFetch, NonFiniteUpdate) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+@app.command(epilog="Examples: personax compare | personax compare mine.toml --set seeds=5 --out runs/mine")
+def compare(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file. By default the embedded digits.")] = None,
+    overrides: Overrides = None,
+    folder: Out = None,
+    tuned: Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")] = False,
+) -> None:
+    """Train several algorithms on the same federation, cohorts and batches, and see who wins, and for whom."""
+    with plain_errors():
+        _new_run(resolve(load(config, overrides or ()), baselines=True), folder, tuned)
+
+
+@app.command(epilog="Example: personax run mine.toml --algorithm FedAvg")
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
+    overrides: Overrides = None,
+    folder: Out = None,
+    tuned: Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")] = False,
+) -> None:
+    """Train one algorithm."""
+    with plain_errors():
+        given = load(config, overrides or ())
+        names = list(given.algorithms)
+        if algorithm is None and len(names) > 1:
+            raise ConfigError(f"{config} has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
+        check_names(str(config), [algorithm or names[0]], names, "algorithm")
+        chosen = {name: entry for name, entry in given.algorithms.items() if name == (algorithm or names[0])}
+        _new_run(resolve(replace(given, algorithms=chosen), baselines=False), folder, tuned)
+
+
+@app.command(epilog="Example: personax resume runs/digits")
+def resume(run: Run) -> None:
+    """Continue an interrupted run; it ends as if it had never been interrupted."""
+    with plain_errors():
+        folder = Folder(run)
+        if not folder.config.exists():
+            raise ValueError(f"{run} is not a run folder: it has no config.toml. Start one with `personax compare`.")
+        if folder.results.exists():
+            typer.echo(f"{run} is finished.")
+            _show(read_results(run))
+        else:
+            _finish(folder)
+
+
+@app.command(epilog="Example: personax personalize runs/digits --data patient.csv --out patient.safetensors")
+def personalize(
+    run: Run,
+    data: Annotated[Path, typer.Option(help="The client's samples: npz, CSV or Parquet with a label column.")],
+    algorithm: Annotated[str | None, typer.Option(help="By default the run's best that adapts.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Adaptation steps. By default the run's.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="Their size. By default the run's.")] = None,
+    path: Annotated[Path, typer.Option("--out", "-o", help="The personal model.")] = Path("personal.safetensors"),
+) -> None:
+    """Adapt a trained model to a client that nobody has seen, and write its personal model."""
+    with plain_errors():
+        record = read_results(run)
+        name = algorithm or handover.choose(record)
+        found = handover.hand_over(Folder(run), data, name, num_steps=steps, lr=lr)
+        handover.write(found, path)
+        typer.echo(f"{name}: {found.words.split(';')[0]}, from {found.num_train} samples")
+        typer.echo(f"on {found.num_test} others:")
+        for metric, before in found.before.items():
+            typer.echo(f"  {metric:10}{show(before, metric):>8} before{show(found.after[metric], metric):>8} after")
+        typer.echo(f"The model is in {path}")
+
+
+@app.command(epilog="Example: personax report runs/digits runs/mnist --out both.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; also of runs made apart.")],
+    path: Annotated[
+        Path | None, typer.Option("--out", "-o", help="By default report.html in the first folder.")
+    ] = None,
+) -> None:
+    """Write one HTML page about one run or several, which opens offline."""
+    with plain_errors():
+        typer.echo(f"The report is in {write_report(runs, path or Folder(runs[0]).report)}")
+
+
+@app.command("list", epilog="Example: personax list")
+def list_all() -> None:
+    """Show the algorithms, objectives, partitions and datasets, with their papers."""
+    kinds = {
+        "algorithms": catalogue.ALGORITHMS,
+        "objectives": catalogue.OBJECTIVES,
+        "partitions": catalogue.PARTITIONS,
+        "datasets": catalogue.DATASETS,
+    }
+    for title, entries in kinds.items():
+        table = Table(title, "what", "source", box=SIMPLE, pad_edge=False)
+        for entry in entries:
+            table.add_row(entry.name, entry.what, entry.source)
+        out.print(table)
+
+
+@app.command("cite", epilog="Example: personax cite runs/digits > used.bib")
+def cite_run(run: Run) -> None:
+    """Print BibTeX for exactly what a run used."""
+    with plain_errors():
+        record = read_results(run)
+        used = [key for algorithm in record.algorithms for key in algorithm.citations]
+        typer.echo(cite(dict.fromkeys([*used, *record.federation.citations, "jax"])))
+
+
+@app.command(epilog="Example: personax init mine.toml")
+def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("personax.toml")) -> None:
+    """Write a commented starter configuration."""
+    with plain_errors():
+        if path.exists():
+            raise ValueError(f"{path} exists. Choose another name, or remove it.")
+        path.write_text(Path(__file__).with_name("default.toml").read_text(encoding="utf-8"), encoding="utf-8")
+        typer.echo(f"Wrote {path}. Change it, then: personax compare {path}")
+
+
+def _new_run(config: Config, path: Path | None, tuned: bool) -> None:
+    trials = []
+    if tuned:
+        err.print("Tuning on validation data cut from the clients' training data.", highlight=False)
+        config, trials = tune(config, lambda text: err.print(f"  {text}", highlight=False))
+    folder = start(config, path or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    if trials:
+        (folder.root / "tuning.json").write_text(json.dumps([trial._asdict() for trial in trials], indent=1))
+    _finish(folder)
+
+
+def _finish(folder: Folder) -> None:
+    """Do what is left of a run, show its table and write its report."""
+    with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
+        signal.signal(signal.SIGTERM, _interrupt)
+        with Bars(err) as bars:
+            record = execute(folder, bars)
+        _show(record)
+        typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(record: RunRecord) -> None:
+    """The headline table, and what each row measured."""
+    table = Table("", record.headline, "std", "worst", "best", "> local", "> global", box=SIMPLE, pad_edge=False)
+    for row in record.table:
+        if row.metric == record.headline:
+            table.add_row(row.score + (" (!)" if row.flag else ""), *_cells(row, len(record.seeds)))
+    out.print(table)
+    for algorithm in record.algorithms:
+        for score in algorithm.scores:
+            typer.echo(f"{score.name}: {score.words}")
+
+
+def _cells(row: TableRow, num_seeds: int) -> list[str]:
+    mean = Interval(row.mean, row.low or row.mean, row.high or row.mean, num_seeds)
+    share = lambda part: "" if part is None else f"{part:.0%}"
+    spread = [show(number, row.metric) for number in (row.std, row.worst_decile, row.best_decile)]
+    return [show(mean, row.metric), *spread, share(row.better_than_local), share(row.better_than_global)]
 
 
 def _fetchable(name: str) -> str:
@@ -60,33 +231,29 @@ def _fetchable(name: str) -> str:
 
 
 @data.command("fetch", epilog="Example: personax data fetch mnist")
-@plain_errors("Interrupted. Run the same command again to go on from here.")
 def fetch_command(name: Annotated[str, typer.Argument(help="mnist or cifar10", callback=_fetchable)]) -> None:
     """Get a dataset from the network, verify it, and keep it.
 
     It goes to the folder PERSONAX_DATA, or else to the user's cache. What is there already is not fetched again.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    screen = Console(stderr=True)
-    with Progress(
-        *columns, TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal
-    ) as bar:
-        tasks = {}
+    with plain_errors("Interrupted. Run the same command again to go on from here."):
+        with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+            tasks = {}
 
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
+            def progress(what: str, done: int, total: int | None) -> None:
+                if what not in tasks:
+                    tasks[what] = bar.add_task(what, total=total)
+                bar.update(tasks[what], completed=done, total=total)
 
-        path = fetch(name, progress=show)
-    typer.echo(f"{name} is in {path}")
+            path = fetch(name, progress=progress)
+        typer.echo(f"{name} is in {path}")
 
 
 @data.command("list", epilog="Example: personax data list")
-@plain_errors()
 def list_command() -> None:
     """Show the datasets, their sizes, and whether they are here."""
     table = Table("name", "what", "size", "where", "citation", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for entry in ENTRIES:
         table.add_row(entry.name, entry.description, entry.size, entry.where, entry.citation)
-    Console().print(table)
+    out.print(table)

@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import tomllib
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -12,7 +11,7 @@ import tomli_w
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-_section = partial(dataclass, frozen=True, config=ConfigDict(extra="forbid"))
+_KNOWN = ConfigDict(extra="forbid")  # an unknown key is an error
 Count = Annotated[int, Field(ge=1, strict=True)]
 Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -27,14 +26,14 @@ class ConfigError(ValueError):
     """A configuration that cannot be run: what is wrong, what was given, what to do."""
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Pooled:
     """`[data]` that a partition divides: `digits` (embedded), `mnist` or `cifar10`."""
 
     kind: Literal["digits", "mnist", "cifar10"] = "digits"
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Synthetic:
     """`[data] kind = "synthetic"`: APFL's synthetic(model_spread, input_spread)."""
 
@@ -47,7 +46,7 @@ class Synthetic:
     num_samples: AtLeastTwo | None = None
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Leaf:
     """`[data] kind = "leaf"` or `"femnist"`: a folder in LEAF's format."""
 
@@ -56,7 +55,7 @@ class Leaf:
     digits_only: Flag = False
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class File:
     """`[data] kind = "file"`: your own npz, CSV or Parquet file with a client column."""
 
@@ -68,7 +67,7 @@ class File:
     shape: list[Count] | None = None
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Iid:
     """`[partition] kind = "iid"`."""
 
@@ -77,7 +76,7 @@ class Iid:
     num_per_client: Count | None = None
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Shards:
     """`[partition] kind = "shards"`: McMahan's."""
 
@@ -86,7 +85,7 @@ class Shards:
     num_shards_each: Count = 2
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class ClassesPerClient:
     """`[partition] kind = "classes_per_client"`: exactly so many classes for each client."""
 
@@ -96,7 +95,7 @@ class ClassesPerClient:
     num_per_client: Count | None = None
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Dirichlet:
     """`[partition] kind = "dirichlet"`: a class distribution for each client (Hsu, gMeta)."""
 
@@ -106,7 +105,7 @@ class Dirichlet:
     num_per_client: Count
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class DirichletByClass:
     """`[partition] kind = "dirichlet_by_class"`: each class of the pool divided (Yurochkin)."""
 
@@ -116,7 +115,7 @@ class DirichletByClass:
     least: Count = 2
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class FallahHalves:
     """`[partition] kind = "fallah_halves"`: the test clients are cut from the published test set with `test_each`."""
 
@@ -127,7 +126,7 @@ class FallahHalves:
     without_first: Flag = False
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Split:
     """`[split]`: the test share of clients without tests of their own, newcomers, and the split's own seed."""
 
@@ -136,7 +135,7 @@ class Split:
     seed: Natural = 0
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Mlp:
     """`[model] kind = "mlp"`: fully connected."""
 
@@ -145,14 +144,14 @@ class Mlp:
     activation: Literal["elu", "relu", "tanh"] = "elu"
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Named:
     """`[model]` without settings of its own: `logistic_regression`, or the papers' networks `cnn2` and `cnn3`."""
 
     kind: Literal["logistic_regression", "cnn2", "cnn3"]
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Imported:
     """`[model] kind = "import"`: `path = "package.module:function"`, called with `num_outputs` and `options`."""
 
@@ -161,7 +160,7 @@ class Imported:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class TaskSection:
     """`[task]`: classification or regression (by default what the labels suggest), and an l2 penalty."""
 
@@ -169,7 +168,7 @@ class TaskSection:
     l2: Amount = 0.0
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class ScheduleSection:
     """`[schedule]`: rounds and cohorts; asynchronous algorithms get as many updates, one by one."""
 
@@ -178,7 +177,7 @@ class ScheduleSection:
     delays: Literal["none", "persafl"] = "none"
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class EvaluationSection:
     """`[evaluation]`: how often, in rounds, and how far newcomers adapt."""
 
@@ -186,7 +185,7 @@ class EvaluationSection:
     adaptation_steps: list[Natural] = dataclasses.field(default_factory=lambda: [0, 1, 2, 5, 10])
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Entry:
     """`[algorithms.NAME]`: a recipe, its options, and the protocols that score it (by name; by default one)."""
 
@@ -202,7 +201,7 @@ PartitionSection = Annotated[
 ModelSection = Annotated[Mlp | Named | Imported, Field(discriminator="kind")]
 
 
-@_section()
+@dataclass(frozen=True, config=_KNOWN)
 class Config:
     """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from personax.protocol import Protocol
 from personax.results import Result, Snapshot
 from personax.sampling import Client, Draw, draw_rows, gather
 from personax.scores import Evaluation
-from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Shared, Task
+from personax.typing import Array, Batch, Metrics, Params, Personal, PyTree, Scalar, Shared, Task
 
 _CHUNK = 64  # clients, and rows, that are scored at once
 
@@ -28,21 +28,21 @@ class _Program:
     """What is compiled in, beside the shapes and the protocol's static parts."""
 
     task: Task
-    has_personal: bool  # whether the clients have states of their own, or start anew
+    has_seeds: bool
     max_train: int
     max_test: int
 
 
 class _Run(NamedTuple):
-    """What a run left, of one seed or of several."""
+    """What a run left, of one seed or of several. A protocol that does not ask for the last four goes without."""
 
     params: Params
-    shared: Shared
-    personal: Personal  # of all clients
-    version: Array
-    visits: Array
     positions: Array  # of the clients to score
     key: Array
+    shared: Shared = ()
+    personal: Personal = ()  # of these clients
+    version: Any = ()
+    visits: Any = ()
 
 
 def evaluate(
@@ -61,30 +61,71 @@ def evaluate(
     """
     snapshot = result.snapshot if isinstance(result, Result) else result
     _check_model(algorithm, snapshot, protocol)
-    held_out = protocol.clients == "held_out"
-    scored = _newcomers(federation) if held_out else federation
+    scored = _newcomers(federation) if protocol.clients == "held_out" else federation
     at = np.broadcast_to(np.arange(scored.num_clients), (*np.shape(snapshot.num_events), scored.num_clients))
     positions = snapshot.cohort if protocol.clients == "cohort" else at
-    key = typed_key(key)
-    run = _Run(
-        snapshot.params,
-        snapshot.shared,
-        () if held_out else snapshot.personal,
-        snapshot.state.server.version,
-        jnp.asarray(np.zeros_like(at) if held_out else snapshot.visits, jnp.int32),
-        jnp.asarray(positions, jnp.int32),
-        key,
-    )
     needs_test = protocol.score_on != "training" or protocol.adapt_on == "test"
-    test = scored.test if needs_test else scored.train
-    largest = [int(data.num_samples.max()) for data in (scored.train, test)]
-    score = partial(_score, _Program(task, not held_out, *largest), algorithm, protocol, scored.train, test)
-    if snapshot.has_seeds:
-        run = run._replace(key=jnp.broadcast_to(key, np.shape(snapshot.num_events)))
-        score = jax.vmap(score)
-    metrics = {name: np.asarray(values) for name, values in score(run).items()}
-    num_samples = np.asarray((scored.train if protocol.score_on == "training" else test).num_samples)[positions]
+    train, test = scored.train, scored.test if needs_test else scored.train
+    run = _run_of(algorithm, snapshot, protocol, positions, key)
+    program = _Program(task, snapshot.has_seeds, int(train.num_samples.max()), int(test.num_samples.max()))
+    drawn = _draw_all(protocol, test if protocol.adapt_on == "test" else train, run) if protocol.adapts else ()
+    # A model that is the shared one, or steps from it, is the same program for every algorithm.
+    whose = None if protocol.model in ("global", "adapted") else algorithm
+    found = _score(program, whose, protocol, train, test, run, drawn)
+    metrics = {name: np.asarray(values) for name, values in found.items()}
+    num_samples = np.asarray((train if protocol.score_on == "training" else test).num_samples)[positions]
     return Evaluation(protocol, metrics, positions, num_samples, snapshot.num_events, snapshot.time)
+
+
+def _run_of(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positions: np.ndarray, key: Array) -> _Run:
+    """What the protocol needs of a run."""
+    keys = jnp.broadcast_to(typed_key(key), np.shape(snapshot.num_events))
+    run = _Run(snapshot.params, jnp.asarray(positions, jnp.int32), keys)
+    if protocol.model in ("global", "adapted"):
+        return run
+    if protocol.clients == "held_out":
+        init = lambda params: _repeat(algorithm.objective.init_personal(params), positions.shape[-1])
+        personal = jax.vmap(init)(snapshot.params) if snapshot.has_seeds else init(snapshot.params)
+        visits = np.zeros_like(positions)
+    elif protocol.clients == "all":
+        personal, visits = snapshot.personal, snapshot.visits
+    else:
+        pick = lambda tree, at: jax.tree.map(lambda leaf: leaf[at], tree)
+        personal = (jax.vmap(pick) if snapshot.has_seeds else pick)(snapshot.personal, run.positions)
+        visits = np.take_along_axis(snapshot.visits, positions, axis=-1)
+    version = snapshot.state.server.version
+    return run._replace(
+        shared=snapshot.shared, personal=personal, version=version, visits=jnp.asarray(visits, jnp.int32)
+    )
+
+
+def _repeat(tree: PyTree, num: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), tree)
+
+
+def _draw_all(protocol: Protocol, data: ClientData, run: _Run) -> tuple[Array, Array, Array]:
+    """The rows, weights and dropout keys of every client's adaptation batches, [..., clients, steps, batch].
+
+    Step by step, so that one small program serves protocols of any length: it costs more to compile than a model.
+    """
+    steps = [_draw_step(protocol.batch_size, data, run.positions, run.key, step) for step in range(protocol.num_steps)]
+    axis = run.positions.ndim
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *steps)
+
+
+@partial(jax.jit, static_argnums=0)
+def _draw_step(batch_size: int, data: ClientData, positions: Array, key: Array, step: Array) -> tuple:
+    def of_seed(positions: Array, key: Array) -> tuple:
+        return jax.vmap(lambda at: _draw(batch_size, _client(data, at), key, step[None]))(positions)
+
+    drawn = jax.vmap(of_seed)(positions, key) if key.ndim else of_seed(positions, key)
+    return jax.tree.map(lambda leaf: jnp.squeeze(leaf, positions.ndim), drawn)
+
+
+def _draw(batch_size: int, where: Client, key: Array, steps: Array) -> tuple[Array, Array, Array]:
+    draws = (Draw("adapt", 0, batch_size),)
+    rows, weight, keys = draw_rows(run_stream(typed_key(key), ADAPTATION), where, steps, draws, "shuffled")
+    return rows, weight, keys[:, 0]
 
 
 def observer(
@@ -139,7 +180,8 @@ def personalize(
     objective = algorithm.objective
     own = objective.init_personal(params) if personal is None else personal
     common = objective.init_shared(params) if shared is None else shared
-    return _adapted(algorithm, task, protocol, data, _client(data, 0), params, common, own, key)
+    drawn = _draw(protocol.batch_size, _client(data, 0), key, jnp.arange(protocol.num_steps)) if protocol.adapts else ()
+    return _adapted(algorithm, task, protocol, data, drawn, params, common, own)
 
 
 def _check_model(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol) -> None:
@@ -160,10 +202,17 @@ def _newcomers(federation: Federation) -> Federation:
 
 @partial(jax.jit, static_argnames=("program",))
 def _score(
-    program: _Program, algorithm: Algorithm, protocol: Protocol, train: ClientData, test: ClientData, run: _Run
+    program: _Program,
+    algorithm: Algorithm | None,
+    protocol: Protocol,
+    train: ClientData,
+    test: ClientData,
+    run: _Run,
+    drawn: tuple,
 ) -> Metrics:
-    def one(position: Array) -> Metrics:
-        model = _client_model(program, algorithm, protocol, train, test, run, position)
+    def one(run: _Run, client: tuple) -> Metrics:
+        position = client[0]
+        model = _client_model(program, algorithm, protocol, train, test, run, *client)
         found: Metrics = {}
         if protocol.score_on != "training":
             found |= _metrics(program.task, test, _client(test, position), model, program.max_test)
@@ -172,33 +221,38 @@ def _score(
             found |= {f"train_{name}": values for name, values in on_train.items()}
         return found
 
-    return jax.lax.map(one, run.positions, batch_size=_CHUNK)
+    def all_clients(run: _Run, drawn: tuple) -> Metrics:
+        clients = (run.positions, run.personal, run.visits, drawn)
+        return jax.lax.map(partial(one, run), clients, batch_size=_CHUNK)
+
+    return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, drawn)
 
 
 def _client_model(
     program: _Program,
-    algorithm: Algorithm,
+    algorithm: Algorithm | None,
     protocol: Protocol,
     train: ClientData,
     test: ClientData,
     run: _Run,
     position: Scalar,
+    personal: Personal,
+    visits: Any,
+    drawn: tuple,
 ) -> Params:
     """The model of one client that the protocol asks for."""
-    objective, loss = algorithm.objective, program.task.loss
-    if program.has_personal:
-        own = jax.tree.map(lambda leaf: leaf[position], run.personal)
-    else:
-        own = objective.init_personal(run.params)
-    if protocol.model == "localized":
-        where = _client(train, position)._replace(update=run.visits[position])
-        visit = partial(local_update, objective, algorithm.local, loss, train, program.max_train, where)
-        return visit(run.params, run.shared, own, run.version, run_stream(run.key)).end
+    if protocol.model == "global":
+        return run.params
     if protocol.model in ("adapted", "recomputed"):
         data = test if protocol.adapt_on == "test" else train
-        where = _client(data, position)
-        return _adapted(algorithm, program.task, protocol, data, where, run.params, run.shared, own, run.key)
-    return objective.models(run.params, own)[protocol.model]
+        return _adapted(algorithm, program.task, protocol, data, drawn, run.params, run.shared, personal)
+    assert algorithm is not None  # only the models above can go without
+    if protocol.model == "localized":
+        where = _client(train, position)._replace(update=visits)
+        visit = partial(local_update, algorithm.objective, algorithm.local, program.task.loss)
+        begin = (run.params, run.shared, personal, run.version, run_stream(run.key))
+        return visit(train, program.max_train, where, *begin).end
+    return algorithm.objective.models(run.params, personal)[protocol.model]
 
 
 def _client(data: ClientData, position: Scalar) -> Client:
@@ -206,23 +260,20 @@ def _client(data: ClientData, position: Scalar) -> Client:
 
 
 def _adapted(
-    algorithm: Algorithm,
+    algorithm: Algorithm | None,
     task: Task,
     protocol: Protocol,
     data: ClientData,
-    where: Client,
+    drawn: tuple,
     params: Params,
     shared: Shared,
     personal: Personal,
-    key: Array,
 ) -> Params:
-    """The shared model after adaptation to a client's data, by gradient steps or by the objective's own way."""
+    """The shared model after adaptation to a client's data, by gradient steps or in the objective's own way."""
     if not protocol.adapts:
         return params
-    steps, draws = jnp.arange(protocol.num_steps), (Draw("adapt", 0, protocol.batch_size),)
-    rows, weight, keys = draw_rows(run_stream(typed_key(key), ADAPTATION), where, steps, draws, "shuffled")
-    batches: Batch = gather(data, rows, weight, keys[:, 0])
-    if protocol.model == "adapted":
+    batches: Batch = gather(data, *drawn)
+    if protocol.model == "adapted" or algorithm is None:
         return descend(task.loss, params, batches, protocol.lr)[0]
     return algorithm.objective.personalize(task.loss, params, personal, shared, batches, protocol.lr)
 

@@ -20,10 +20,10 @@ from pydantic.dataclasses import dataclass
 SCHEMA_VERSION = 1
 Numbers = list[float]
 
-_record = dataclass(frozen=True, config=ConfigDict(extra="forbid", ser_json_inf_nan="constants"))
+_KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class EvaluationRecord:
     """One evaluation under one protocol: statistics over clients by metric, each for each seed."""
 
@@ -38,7 +38,7 @@ class EvaluationRecord:
     mix: Numbers | None = None  # APFL: the mean mixing weight over clients
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class BestRecord:
     """The best evaluation of each seed by one metric: chosen by what it scores, so only beside the last."""
 
@@ -46,7 +46,7 @@ class BestRecord:
     mean: Numbers
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class AdaptationRecord:
     """Newcomers: mean metrics against the number of adaptation steps, [steps][seeds]."""
 
@@ -55,7 +55,7 @@ class AdaptationRecord:
     mean: dict[str, list[Numbers]]
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class ScoreRecord:
     """One protocol applied to one algorithm, from the first evaluation to the last.
 
@@ -71,7 +71,7 @@ class ScoreRecord:
     newcomers: AdaptationRecord | None = None
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class AlgorithmRecord:
     """One algorithm of a run: what it was, how long it took, how it was scored."""
 
@@ -92,7 +92,7 @@ class AlgorithmRecord:
     active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, of the first seed
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class TableRow:
     """One score at the end of a run, by one metric: a row of the headline table."""
 
@@ -116,7 +116,7 @@ class TableRow:
     flag: str
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class FederationRecord:
     """The data in words and numbers."""
 
@@ -128,7 +128,7 @@ class FederationRecord:
     citations: list[str]
 
 
-@_record
+@dataclass(frozen=True, config=_KNOWN)
 class RunRecord:
     """`results.json`."""
 

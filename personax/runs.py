@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,8 +19,7 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from personax import checkpoint
-from personax.build import Plan, Training, build, make_schedules
-from personax.catalogue import citations_of, data_citations
+from personax.build import Plan, Training, build, make_schedules, outputs_of
 from personax.config import Config, dump, load
 from personax.evaluate import adaptation_curve, evaluate
 from personax.objectives import Mixture
@@ -38,7 +38,9 @@ from personax.simulate import simulate, state_shapes
 from personax.summarise import (
     activity_of,
     adaptation_record,
+    citations_of,
     client_rows,
+    data_citations,
     evaluation_of,
     evaluation_record,
     federation_record,
@@ -56,9 +58,9 @@ _PART = TypeAdapter(AlgorithmRecord)
 _COMPILED = [0.0]  # seconds that XLA has compiled in this process
 
 
-def _count_compilation(event: str, seconds: float, **_: Any) -> None:
+def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
-        _COMPILED[0] += seconds
+        _COMPILED[0] += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_count_compilation)
@@ -112,6 +114,14 @@ class Folder(NamedTuple):
         return self.root / "checkpoints" / slug(name)
 
     @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    def model(self, name: str) -> Path:
+        """The shared model that one algorithm ended with."""
+        return self.models / f"{slug(name)}.safetensors"
+
+    @property
     def parts(self) -> Path:
         return self.root / "parts"
 
@@ -127,7 +137,7 @@ class Folder(NamedTuple):
 def slug(name: str) -> str:
     """A file name for a name; different names that look alike get different ones."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    return f"{plain}-{sum(ord(c) * 31**i for i, c in enumerate(name)) % 36**4:04x}"
+    return f"{plain}-{zlib.crc32(name.encode()):08x}"
 
 
 def start(config: Config, root: Path) -> Folder:
@@ -225,7 +235,7 @@ def _train(
     cohort = schedules[0].num_events // config.schedule.num_rounds
     ask = lambda snapshot, score: evaluate(*run, snapshot, training.protocols[score], key=plan.keys)
     session = _Session(ask, training, cohort)
-    begin = _restore(session, run, schedules, plan.keys, folder.checkpoints(name), watch)
+    begin = _restore(session, plan, schedules, folder.checkpoints(name), watch)
     for score, history in session.history.items():
         _append_metrics(folder, name, score, history)
     watch.begin(name, config.schedule.num_rounds, 0 if begin is None else int(np.min(begin.num_events)) // cohort)
@@ -261,13 +271,13 @@ def _train(
     watch.end(name, session.seconds)
 
 
-def _restore(
-    session: _Session, run: tuple, schedules: list[Schedule], keys: Any, place: Path, watch: Watch
-) -> Snapshot | None:
+def _restore(session: _Session, plan: Plan, schedules: list[Schedule], place: Path, watch: Watch) -> Snapshot | None:
     """The snapshot of the last checkpoint, if there is one, with the session's history up to it."""
     if not place.exists():
         return None
-    saved = checkpoint.load(place, state_shapes(*run, schedules, key=keys), told=watch.say)
+    algorithm = session.training.algorithm
+    shapes = state_shapes(algorithm, plan.task, plan.federation, schedules, key=plan.keys)
+    saved = checkpoint.load(place, shapes, told=watch.say)
     if saved is None:
         return None
     session.history = {
@@ -310,11 +320,34 @@ def _write_part(
         active=activity_of(schedules[0]),
     )
     mix = np.asarray(result.personal.mix) if isinstance(algorithm.objective, Mixture) else None
-    about = lambda found: (config.seed_list, plan.federation, found, mix)
-    rows = [client_rows(name, score, *about(found)) for score, found in session.found.items()]
+    rows = [
+        client_rows(name, score, config.seed_list, plan.federation, found, mix)
+        for score, found in session.found.items()
+    ]
     folder.parts.mkdir(exist_ok=True)
     _write_table(folder.part_clients(name), pa.concat_tables(rows, promote_options="default"))
+    _export(config, plan, training, folder, result)
     checkpoint.write_atomically(folder.part(name), _PART.dump_json(record))
+
+
+def _export(config: Config, plan: Plan, training: Training, folder: Folder, result: Result) -> None:
+    """The first seed's shared model, for `personax personalize` and for anyone who reads safetensors."""
+    shared = dict(enumerate(jax.tree.leaves(result.shared)))
+    first = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf[0]), tree)
+    outputs = outputs_of(config, plan.federation)
+    about = {
+        "personax": version("personax"),
+        "run": config.name,
+        "algorithm": training.name,
+        "seed": str(config.seed_list[0]),
+        "task": outputs.kind,
+        "num_outputs": str(outputs.num),
+        "input_shape": json.dumps(plan.federation.x.shape[1:]),
+        "input_dtype": str(plan.federation.x.dtype),
+    }
+    trees = {"params": first(result.params), "shared": {str(i): first(leaf) for i, leaf in shared.items()}}
+    folder.models.mkdir(exist_ok=True)
+    checkpoint.export(folder.model(training.name), trees, about)
 
 
 def _newcomers(config: Config, plan: Plan, training: Training, score: str, result: Result) -> AdaptationRecord | None:

@@ -173,9 +173,18 @@ def row_of(name: str, found: Evaluation, local: Evaluation | None, together: Eva
     number: Callable[[np.ndarray], float] = lambda of_seeds: float(np.mean(of_seeds))
     over = lambda other: None if other is None else found.difference(other, metric)
     better = lambda other: None if other is None else number(found.share_better(other, metric))
-    spread = (found.std(metric), found.worst_decile(metric), found.best_decile(metric))
-    compared = (over(local), over(together), better(local), better(together))
-    return Row(name, found.interval(metric), *map(number, spread), *compared, found.protocol.flag)
+    return Row(
+        name,
+        found.interval(metric),
+        number(found.std(metric)),
+        number(found.worst_decile(metric)),
+        number(found.best_decile(metric)),
+        over(local),
+        over(together),
+        better(local),
+        better(together),
+        found.protocol.flag,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from personax.algorithms import Algorithm
+from personax.catalogue import ALGORITHMS, DATASETS, OBJECTIVES, PARTITIONS
+from personax.config import Config
 from personax.federation import Federation
 from personax.objectives import Mixture
 from personax.protocol import Protocol
@@ -125,7 +126,7 @@ def client_rows(
 
 def evaluation_of(rows: pa.Table, score: str, protocol: Protocol, num_seeds: int) -> Evaluation:
     """The evaluation whose clients' numbers these rows are; its `clients` are their stable ids."""
-    own = rows.filter(pc.equal(rows["score"].cast(pa.string()), score))
+    own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
     known = ("algorithm", "score", "seed", "client", "name", "num_samples", "mix")
     metrics = {name: column(name) for name in own.column_names if name not in known and not own[name].null_count}
@@ -172,6 +173,22 @@ def _table_row(algorithm: str, metric: str, row: Row) -> TableRow:
         better_than_global=row.better_than_global,
         flag=row.flag,
     )
+
+
+def citations_of(recipe: str, algorithm: Algorithm) -> list[str]:
+    """The keys of what to cite for an algorithm: its recipe, and the objective that it was given."""
+    return _cited((ALGORITHMS, recipe), (OBJECTIVES, type(algorithm.objective).__name__))
+
+
+def data_citations(config: Config) -> list[str]:
+    """The keys of what to cite for the data and its partition."""
+    section = config.partition
+    return _cited((DATASETS, config.data.kind), *([] if section is None else [(PARTITIONS, section.kind)]))
+
+
+def _cited(*places: tuple[Sequence[Any], str]) -> list[str]:
+    keys = [key for entries, name in places for entry in entries if entry.name == name for key in entry.citations]
+    return list(dict.fromkeys(keys))
 
 
 def _or_none(number: float | None) -> float | None:

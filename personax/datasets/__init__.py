@@ -7,7 +7,7 @@
 from personax.datasets.cifar10 import cifar10
 from personax.datasets.digits import digits
 from personax.datasets.fetch import CannotFetch, fetch
-from personax.datasets.files import read_table
+from personax.datasets.files import read_client, read_table
 from personax.datasets.leaf import femnist, read_leaf
 from personax.datasets.mnist import mnist
 from personax.datasets.pool import Pool
@@ -24,6 +24,7 @@ __all__ = [
     "femnist",
     "fetch",
     "mnist",
+    "read_client",
     "read_leaf",
     "read_table",
     "synthetic",

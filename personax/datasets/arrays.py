@@ -9,17 +9,21 @@ from numpy.lib.npyio import NpzFile
 from personax.datasets.columns import Column, Columns, Words, require_column, which_are_tests, words
 
 
-def read_arrays(path: Path, client: str, label: str, split: str | None) -> Columns:
-    """`x`, labels and clients. Test samples are in arrays with `test_` before their names, or told by `split`."""
+def read_arrays(path: Path, client: str | None, label: str, split: str | None) -> Columns:
+    """`x`, labels and clients. Test samples are in arrays with `test_` before their names, or told by `split`.
+
+    Without a `client` all samples are of one.
+    """
     try:
         with path.open("rb") as opened, NpzFile(opened) as file:
             label = label if label in file.files else "y"
-            names = ["x", label, client, *([split] if split else [])]
-            for role, name in zip(("x", "label", "client", "split"), names, strict=False):
-                require_column("an array", role, name, file.files, path.name)
-            tests = [f"test_{name}" for name in names[:3]]
+            for role, name in (("x", "x"), ("label", label), ("client", client), ("split", split)):
+                if name is not None:
+                    require_column("an array", role, name, file.files, path.name)
+            names = ["x", label, *([client] if client else [])]
+            tests = [f"test_{name}" for name in names]
             has_test = _has_test(file, tests, split, path.name)
-            return _read(file, [names[:3], tests] if has_test else [names[:3]], split, path.name)
+            return _read(file, [names, tests] if has_test else [names], split, path.name)
     except (BadZipFile, EOFError, OSError) as error:
         raise ValueError(f"{path} is not an npz file that can be read ({error}).") from error
 
@@ -36,10 +40,11 @@ def _has_test(file: NpzFile, tests: list[str], split: str | None, where: str) ->
 
 def _read(file: NpzFile, parts: list[list[str]], split: str | None, where: str) -> Columns:
     xs = [_features(file, part[0], where) for part in parts]
-    y, client = ([_array(file, part[i], where) for part in parts] for i in (1, 2))
+    y, *client = ([_array(file, name, where) for name in column] for column in list(zip(*parts, strict=True))[1:])
+    client = client[0] if client else [np.zeros(len(x), int) for x in xs]
     for part, *arrays in zip(parts, xs, y, client, strict=True):
         if len({len(array) for array in arrays}) > 1:
-            got = ", ".join(f"{len(array)} of {name!r}" for name, array in zip(part, arrays, strict=True))
+            got = ", ".join(f"{len(array)} of {name!r}" for name, array in zip(part, arrays, strict=False))
             raise ValueError(f"{where}: the arrays must have an entry for each sample, got {got}.")
     is_test = np.repeat([False, True], [len(x) for x in xs]) if len(xs) == 2 else None
     if split:

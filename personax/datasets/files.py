@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from zipfile import is_zipfile
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _SUFFIXES = (".npz", ".csv", ".parquet")
 def read_table(
     path: str | Path,
     *,
-    client: str = "client",
+    client: str | None = "client",
     label: str = "label",
     split: str | None = None,
     shape: tuple[int, ...] | None = None,
@@ -32,7 +33,7 @@ def read_table(
 
     Args:
         path: the file.
-        client: the column of client ids.
+        client: the column of client ids; None where all samples are of one client.
         label: the column of labels.
         split: a column that says "train" or "test".
         shape: the shape of a sample, for example (28, 28); None keeps a row of features.
@@ -49,6 +50,33 @@ def read_table(
 
         columns = read_columns(path, client, label, split)
     return _federation(columns, path, shape)
+
+
+def read_client(
+    path: str | Path, *, client: str = "client", label: str = "label", shape: tuple[int, ...] | None = None
+) -> Federation:
+    """The one client whose samples a file holds; the client column may be missing."""
+    path = Path(path)
+    there = _names(path)
+    found = read_table(path, client=client if client in there else None, label=label, shape=shape)
+    if found.num_clients > 1:
+        raise ValueError(
+            f"{path.name} must hold the samples of one client, got {found.num_clients} in the column {client!r}. "
+            "Write a file for each."
+        )
+    return found
+
+
+def _names(path: Path) -> list[str]:
+    """The names of a file's columns; none where it cannot be read, which reading it then explains."""
+    if path.suffix in (".csv", ".parquet") and path.is_file():
+        from personax.datasets.tables import column_names
+
+        return column_names(path)
+    if path.suffix == ".npz" and is_zipfile(path):
+        with np.load(path) as file:
+            return file.files
+    return []
 
 
 def _federation(columns: Columns, path: Path, shape: tuple[int, ...] | None) -> Federation:

@@ -17,8 +17,13 @@ _BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
 _NOT_COUNTED = "counted from 0, without the header"
 
 
-def read_columns(path: Path, client: str, label: str, split: str | None) -> Columns:
-    """Client, label and split columns by name; all others are features."""
+def column_names(path: Path) -> list[str]:
+    """The names of a file's columns."""
+    return _schema(path).names
+
+
+def read_columns(path: Path, client: str | None, label: str, split: str | None) -> Columns:
+    """Client, label and split columns by name; all others are features. Without a `client` all rows are of one."""
     special = [name for name in (client, label, split) if name is not None]
     schema = _schema(path)
     for role, name in (("client", client), ("label", label), ("split", split)):
@@ -38,7 +43,8 @@ def read_columns(path: Path, client: str, label: str, split: str | None) -> Colu
         raise ValueError(f"{path.name} must have rows, got a header alone.")
     is_test = None if split is None else which_are_tests(_words(told.pop(split)), split, path.name)
     infer = path.suffix == ".csv"  # types are known in a Parquet file
-    columns = Columns([x[:done]], _labels(told.pop(label), infer), _clients(told.pop(client), infer), is_test)
+    clients = np.zeros(done, int) if client is None else _clients(told.pop(client), infer)
+    columns = Columns([x[:done]], _labels(told.pop(label), infer), clients, is_test)
     pa.default_memory_pool().release_unused()
     return columns
 

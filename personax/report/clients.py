@@ -10,11 +10,16 @@ MOST_POINTS = 200
 
 
 class Sorted(NamedTuple):
-    """Numbers of clients in ascending order: at `at[j]` % of the clients, client `names[j]` has `values[j]`."""
+    """Numbers of clients in ascending order: at `at[j]` % of the clients, client `names[j]` has `values[j]`.
+
+    These are enough points to draw; `below` and `above` are the shares of all clients on either side of zero.
+    """
 
     at: np.ndarray
     values: np.ndarray
     names: list[str]
+    below: float
+    above: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +48,19 @@ class Clients:
         return self._sorted(here, mine[here] - theirs[there]) if len(here) else None
 
     def _keys(self) -> np.ndarray:
-        """One number for each pair of a client and a seed."""
-        client, seed = (self.rows[name].to_numpy().astype(np.int64) for name in ("client", "seed"))
-        return (client << 32) ^ seed
+        """One complex number for each pair of a client and a seed."""
+        return self.rows["client"].to_numpy() + 1j * self.rows["seed"].to_numpy()
 
     def _sorted(self, rows: np.ndarray, values: np.ndarray) -> Sorted:
-        """Average over the rows of each client, sort, and keep enough points to draw; NaN comes last."""
+        """Average over the rows of each client and sort; NaN comes last."""
         client = self.rows["client"].to_numpy()[rows]
         _, first, place = np.unique(client, return_index=True, return_inverse=True)
         means = np.bincount(place, values) / np.bincount(place)
         order = np.argsort(means, kind="stable")
         kept = thinned(len(order))
         names = self.rows["name"].take(pa.array(rows[first[order[kept]]])).to_pylist()
-        return Sorted(100 * (kept + 1) / len(order), means[order[kept]], names)
+        shares = float(np.mean(means < 0)), float(np.mean(means > 0))
+        return Sorted(100 * (kept + 1) / len(order), means[order[kept]], names, *shares)
 
 
 def thinned(num: int, most: int = MOST_POINTS) -> np.ndarray:

@@ -19,7 +19,8 @@ AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
     "virtual time": ("virtual time", lambda e: float(np.mean(e.time))),
     "seconds": ("wall-clock seconds", lambda e: e.seconds),
 }
-IN_ORDER = "share of clients, %"
+MOST_BARS = 40
+IN_ORDER, IN_FULL = "share of clients, %", [-1, 101]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +48,8 @@ def learning_curves(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
         views.append(figure(traces, title, f"mean {metric}{_percent(metric)}"))
     words = (
         "Mean over clients. Lines are means over seeds, bands their 95 % t-intervals; one seed has no band. Rounds of "
-        "asynchronous runs are updates divided by the cohort's size. Virtual time is the simulated clock, averaged over "
-        "seeds. Wall-clock seconds are those of all seeds together, compilation left out."
+        "asynchronous algorithms are updates divided by the cohort's size. Virtual time is the simulated clock, "
+        "averaged over seeds. Wall-clock seconds are those of all seeds together, compilation left out."
     )
     alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} against rounds, virtual time or seconds."
     choices = {"metric": list(metrics), "against": list(AXES)}
@@ -61,7 +62,7 @@ def distribution(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
     for metric in metrics:
         found = [(score, score.clients.sorted(metric)) for score in scores]
         traces = [sorted_line(score.look, score.label, numbers, metric) for score, numbers in found if numbers]
-        views.append(figure(traces, IN_ORDER, f"{metric}{_percent(metric)}"))
+        views.append(figure(traces, IN_ORDER, f"{metric}{_percent(metric)}").update_xaxes(range=IN_FULL))
     words = (
         "Each client's mean over seeds at the end of the run, in ascending order: at 10 %, a tenth of the clients are "
         "at or below the curve."
@@ -89,9 +90,9 @@ def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
             traces = [sorted_line(score.look, score.label, numbers, metric) for score, numbers in pairs]
         else:
             traces = [bar for score, numbers in pairs if score is only for bar in signed_bars(numbers, metric)]
-        side = "higher" if higher_is_better(metric) else "lower"
-        title = f"change of {metric}{', points' if is_share(metric) else ''} ({side} is better)"
-        views.append(figure(traces, IN_ORDER, title, zeroline=True))
+        points, better = ", points" if is_share(metric) else "", "↑" if higher_is_better(metric) else "↓"
+        title = f"change of {metric}{points} ({better} better)"
+        views.append(figure(traces, IN_ORDER, title, zeroline=True).update_xaxes(range=IN_FULL))
     choices = {
         "metric": list(metrics),
         "against": [ROLES[role] for role in roles],
@@ -99,8 +100,7 @@ def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
     }
     words = (
         "Each client's difference to the baseline of its run, on the same seeds and averaged over them, in ascending "
-        "order: where a curve crosses zero, those that lose end and those that gain begin, or the other way round "
-        "where lower is better. Choose one score to see its clients one by one."
+        "order. Choose one score to see its clients one by one."
     )
     alt = f"Sorted change of {metrics[0]} of every client against {ROLES[roles[0]]}, for {_many(shown)}."
     return Figure("changes", "Who gains and who loses", words, alt, views, choices)
@@ -130,29 +130,48 @@ def mixing(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
         yield Figure("mix-curve", "Mixing weights along the run", words, alt, [view])
 
 
-def asynchrony(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
+def activity(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
     """How stale updates were and how many clients were at work, of the first seed."""
-    stale, active = [], []
-    for label, score in _of_algorithms(runs, scores):
-        algorithm = score.algorithm
-        if algorithm.staleness.get("count"):
-            num = np.asarray(algorithm.staleness["count"], float)
-            part = 100 * num / max(num.sum(), 1)
-            stale.append(
-                bars(score.look, label, algorithm.staleness["staleness"], part, "%{y:.1f} % of staleness %{x}")
-            )
-        if algorithm.active.get("time"):
-            time, part = (np.asarray(algorithm.active[name]) for name in ("time", "share"))
-            at = thinned(len(time))
-            active.append(steps(score.look, label, time[at], 100 * part[at], "%{y:.1f} % at time %{x:.4g}"))
+    of_algorithms = list(_of_algorithms(runs, scores))
+    stale = _staleness([(label, score) for label, score in of_algorithms if score.algorithm.staleness.get("count")])
     if stale:
         view = figure(stale, "staleness, in versions of the shared model", "updates, %", rangemode="tozero")
         words = "How many versions the shared model had moved on when an update arrived; first seed."
         yield Figure("staleness", "Staleness", words, "Histogram of the staleness of updates.", [view])
-    if active:
-        view = figure(active, "virtual time", "active clients, %", rangemode="tozero")
-        words = "The share of clients at work along the run; first seed."
+    alike: dict[tuple[float, ...], list[tuple[str, Score]]] = {}
+    for label, score in of_algorithms:
+        active = score.algorithm.active
+        if active.get("time"):
+            alike.setdefault((*active["time"], *active["share"]), []).append((label, score))
+    if alike:
+        view = figure(map(_active, alike.values()), "virtual time", "active clients, %", rangemode="tozero")
+        words = "The share of clients at work along the run; first seed. Algorithms on one schedule share a line."
         yield Figure("active", "Active clients", words, "Share of active clients against virtual time.", [view])
+
+
+def _staleness(found: Sequence[tuple[str, Score]]) -> list[go.Bar]:
+    """Shares of updates by staleness, of ranges of it where it goes far."""
+    largest = max((max(score.algorithm.staleness["staleness"]) for _, score in found), default=0)
+    width = largest // MOST_BARS + 1
+    made = []
+    for label, score in found:
+        at = np.asarray(score.algorithm.staleness["staleness"]) // width
+        num = np.bincount(at, score.algorithm.staleness["count"])
+        first = width * np.arange(len(num))
+        hover = "%{y:.1f} % of updates" + (
+            f", staleness %{{x}} and {width} wide" if width > 1 else " at staleness %{x}"
+        )
+        middle = first + (width - 1) / 2
+        made.append(bars(score.look, label, middle, 100 * num / max(num.sum(), 1), hover))
+    return made
+
+
+def _active(alike: Sequence[tuple[str, Score]]) -> go.Scatter:
+    """The active clients of algorithms that ran on one schedule."""
+    label, score = alike[0]
+    time, part = (np.asarray(score.algorithm.active[name]) for name in ("time", "share"))
+    at, more = thinned(len(time)), f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    return steps(score.look, f"{label}{more}", time[at], 100 * part[at], "%{y:.1f} % at time %{x:.4~g}")
 
 
 def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
@@ -172,7 +191,7 @@ def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
     told: dict[str, list[str]] = {}
     for score, record in having:
         told.setdefault(record.words.rstrip("."), []).append(score.label)
-    words = " ".join(["Clients held out of training."] + [f"{', '.join(who)}: {what}." for what, who in told.items()])
+    words = " ".join(f"{' · '.join(who)}: {what}." for what, who in told.items())
     alt = f"Mean {metrics[0]} of held-out clients against adaptation steps, for {_many([s for s, _ in having])}."
     return Figure("newcomers", "New clients", words, alt, views, {"metric": metrics})
 

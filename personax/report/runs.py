@@ -51,8 +51,12 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One score of one algorithm of a run. `role` is "local" or "global" where it is one of the run's baselines."""
+    """One score of one algorithm of a run, by its name in the run and by its label among all that are shown.
 
+    `role` is "local" or "global" where it is one of the run's baselines.
+    """
+
+    name: str
     label: str
     run: Run
     algorithm: AlgorithmRecord
@@ -93,11 +97,11 @@ def scores_of(runs: Sequence[Run]) -> list[Score]:
     in_run = Counter((run.label, score.name) for run, _, score in found)
     looks, scores = _Looks(), []
     for run, algorithm, score in found:
-        own = f"{algorithm.name}: {score.name}" if in_run[run.label, score.name] > 1 else score.name
-        label = f"{run.label}: {own}" if num[score.name] > in_run[run.label, score.name] else own
+        name = f"{algorithm.name}: {score.name}" if in_run[run.label, score.name] > 1 else score.name
+        label = f"{run.label}: {name}" if num[score.name] > in_run[run.label, score.name] else name
         role = {run.record.local: "local", run.record.together: "global"}.get(score.name, "")
         clients = _clients_of(run, algorithm.name, score.name)
-        scores.append(Score(label, run, algorithm, score, clients, role, looks.next(role)))
+        scores.append(Score(name, label, run, algorithm, score, clients, role, looks.next(role)))
     return scores
 
 
@@ -156,8 +160,7 @@ def _distinct(names: list[str], second: list[str]) -> list[str]:
 
 
 def _clients_of(run: Run, algorithm: str, score: str) -> Clients:
-    mine = pc.and_(pc.equal(run.clients["algorithm"], algorithm), pc.equal(run.clients["score"], score))
-    rows = run.clients.filter(mine)
+    rows = run.clients.filter((pc.field("algorithm") == algorithm) & (pc.field("score") == score))
     if not len(rows):
         raise ValueError(
             f"The clients.parquet of run {run.label!r} has no rows for score {score!r} of algorithm {algorithm!r}, "

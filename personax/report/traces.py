@@ -1,6 +1,6 @@
 """Lines, bands and bars of Plotly, in the look of a score. Text is escaped: Plotly reads a part of HTML in it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from math import isfinite
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from personax.report.clients import Sorted
-from personax.report.runs import PALETTE, Look
+from personax.report.runs import GREYS, PALETTE, Look
 from personax.report.words import is_share, unit
 from personax.scores import higher_is_better, interval
 
@@ -17,8 +17,9 @@ BAND = "26"  # the alpha of a band, in hexadecimal
 LONGEST = 34  # characters of a name in a legend
 
 
-def figure(traces: Sequence[Any], x: str, y: str, **axis_y: Any) -> go.Figure:
+def figure(traces: Iterable[Any], x: str, y: str, **axis_y: Any) -> go.Figure:
     """A figure of traces and the titles of its axes; colours, margins and the height are the page's."""
+    data = list(traces)
     layout = {
         "template": go.layout.Template(),
         "xaxis": {"title": {"text": x}, "automargin": True, "zeroline": False},
@@ -27,10 +28,10 @@ def figure(traces: Sequence[Any], x: str, y: str, **axis_y: Any) -> go.Figure:
         "bargap": 0.12,
         "showlegend": True,
     }
-    if not traces:
+    if not data:
         nothing = {"text": "No numbers for this choice.", "showarrow": False, "xref": "paper", "yref": "paper"}
         layout["annotations"] = [{**nothing, "x": 0.5, "y": 0.5}]
-    return go.Figure(list(traces), layout)
+    return go.Figure(data, layout)
 
 
 def band_and_line(look: Look, label: str, x: Sequence[float], of_seeds: Sequence[Any], metric: str) -> list[go.Scatter]:
@@ -44,7 +45,8 @@ def band_and_line(look: Look, label: str, x: Sequence[float], of_seeds: Sequence
         drawn = {"fill": "toself", "fillcolor": look.colour + BAND, "line": {"width": 0}, "mode": "lines"}
         more = {"hoverinfo": "skip", "showlegend": False, "legendgroup": text(label)}
         traces.append(go.Scatter(x=tidy(along + along[::-1]), y=tidy(outline), **drawn, **more))
-    half = [f" ± {one.high - one.mean:.3g}" if isfinite(one.high) else "" for one in found]
+    digits = ".1f" if is_share(metric) else ".2g"
+    half = [f" ± {one.high - one.mean:{digits}}" if isfinite(one.high) else "" for one in found]
     line = go.Scatter(
         x=tidy(x),
         y=tidy([one.mean for one in found]),
@@ -54,7 +56,7 @@ def band_and_line(look: Look, label: str, x: Sequence[float], of_seeds: Sequence
         line={"color": look.colour, "dash": look.dash, "width": 2},
         marker={"symbol": look.symbol, "size": 7, "maxdisplayed": 12},
         customdata=half,
-        hovertemplate=_hover(f"{_form(metric)}%{{customdata}}{unit(metric)} at %{{x:.4g}}"),
+        hovertemplate=_hover(f"{_form(metric)}%{{customdata}}{unit(metric)} at %{{x:.4~g}}"),
     )
     return [*traces, line]
 
@@ -65,9 +67,9 @@ def sorted_line(look: Look, label: str, clients: Sorted, metric: str) -> go.Scat
         x=tidy(clients.at),
         y=tidy(_scale(metric) * clients.values),
         name=text(label),
-        mode="lines" if len(clients.at) > 1 else "markers",
+        mode="lines+markers",
         line={"color": look.colour, "dash": look.dash, "width": 2},
-        marker={"symbol": look.symbol, "size": 7},
+        marker={"symbol": look.symbol, "size": 7, "maxdisplayed": 8},
         customdata=[text(name) for name in clients.names],
         hovertemplate=_hover(f"{_form(metric)}{unit(metric)}, %{{customdata}}"),
     )
@@ -75,23 +77,25 @@ def sorted_line(look: Look, label: str, clients: Sorted, metric: str) -> go.Scat
 
 def signed_bars(clients: Sorted, metric: str) -> list[go.Bar]:
     """Differences of clients in order, those that gain and those that lose in colours of their own."""
-    sign = 1 if higher_is_better(metric) else -1
+    lost, won = ("below", "above") if higher_is_better(metric) else ("above", "below")
+    masks = {"below": clients.values < 0, "above": clients.values > 0}
+    equal, rest = clients.values == 0, 1 - clients.below - clients.above
     parts = (
-        ("worse off", sign * clients.values < 0, PALETTE[1][0]),
-        ("no change", clients.values == 0, PALETTE[4][0]),
-        ("better off", sign * clients.values > 0, PALETTE[0][0]),
+        ("worse off", masks[lost], getattr(clients, lost), PALETTE[1][0]),
+        ("no change", equal, rest, GREYS["local"][0]),
+        ("better off", masks[won], getattr(clients, won), PALETTE[0][0]),
     )
     return [
         go.Bar(
             x=tidy(clients.at[mask]),
             y=tidy(_scale(metric) * clients.values[mask]),
-            name=f"{name} ({mask.mean():.0%})",
+            name=f"{name} ({100 * part:.0f} %)",
             width=0.9 * 100 / len(clients.at),
             marker={"color": colour},
             customdata=[text(clients.names[i]) for i in np.flatnonzero(mask)],
             hovertemplate=_hover(f"{_form(metric)}{unit(metric)}, %{{customdata}}"),
         )
-        for name, mask, colour in parts
+        for name, mask, part, colour in parts
         if mask.any()
     ]
 
@@ -123,7 +127,7 @@ def _scale(metric: str) -> int:
 
 
 def _form(metric: str) -> str:
-    return "%{y:.1f}" if is_share(metric) else "%{y:.4g}"
+    return "%{y:.1f}" if is_share(metric) else "%{y:.4~g}"
 
 
 def _hover(words: str) -> str:

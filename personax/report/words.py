@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from math import isfinite
+from math import floor, isfinite, log10
 
-from personax.records import ScoreRecord, TableRow
+from personax.records import RunRecord, ScoreRecord, TableRow
 from personax.report.runs import Run, Score
 from personax.scores import Interval, higher_is_better, interval, show
 
@@ -40,15 +40,28 @@ def number(value: Interval | float | None, metric: str, signed: bool = False) ->
     mean = value.mean if isinstance(value, Interval) else value
     if not isfinite(mean):
         return "not finite"
-    text = show(value, metric)
+    text = _rounded(value) if isinstance(value, Interval) and not is_share(metric) else show(value, metric)
     if signed:
         text = text if text.startswith("-") else f"+{text}"
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
 
 
+def _rounded(value: Interval) -> str:
+    """A mean to the two digits that half its interval supports.
+
+    >>> _rounded(Interval(0.638712, 0.5915, 0.6859, 3)), _rounded(Interval(0.638712, float("nan"), float("nan"), 1))
+    ('0.639 ± 0.047', '0.6387')
+    """
+    half = value.high - value.mean
+    if not 1e-6 < half < 1e5:
+        return show(value, "")
+    digits = max(0, 1 - floor(log10(half)))
+    return f"{value.mean:.{digits}f} ± {half:.{digits}f}"
+
+
 def share(value: float | None) -> str:
     """A share of clients in %."""
-    return "–" if value is None else "not finite" if not isfinite(value) else f"{value:.0%}"
+    return "–" if value is None else "not finite" if not isfinite(value) else f"{100 * value:.0f} %"
 
 
 def best_round(score: ScoreRecord, metric: str) -> tuple[Interval, str] | None:
@@ -105,6 +118,12 @@ def moment(iso: str) -> str:
     return f"{at.day} {at:%B %Y, %H:%M} {zone}".rstrip()
 
 
+def facts(record: RunRecord) -> dict[str, str]:
+    """When, where and with what a run was made."""
+    seeds = ", ".join(map(str, record.seeds))
+    return {"started": moment(record.started), **record.machine, "personax": record.personax, "seeds": seeds}
+
+
 def best_score(scores: Sequence[Score], metric: str) -> Score | None:
     """The best mean of one run, among scores of the same clients that carry no flag; none of a single score."""
     baseline = next((score for score in scores if score.role), scores[0])
@@ -122,16 +141,12 @@ def verdict(run: Run, scores: Sequence[Score], metric: str) -> str:
     row = best.row(metric)
     assert row is not None
     order, side = ("highest", "above") if higher_is_better(metric) else ("lowest", "below")
-    told = f"{_subject(best)} has the {order} mean {metric}, {number(mean_of(row), metric)}{unit(metric)}"
-    against = [_against(best, other, metric, side) for other in scores if other.role and other is not best]
-    against = [text for text in against if text]
-    told += f"; its 95 % interval {', and '.join(against)}." if against else "."
+    told = f"{_subject(best)} has the {order} mean {metric}, {number(mean_of(row), metric)}{unit(metric)}."
     second = _ranked(scores, metric, best.group)[1][0]
-    if not second.role and _overlap(row, second.row(metric)):
-        told += (
-            f" The intervals of {best.label} and of the runner-up, {second.label}, overlap: their order may be chance."
-        )
-    return told
+    rivals = [score for score in scores if score.role and score is not best]
+    against = [_against(best, other, metric, side) for other in (*rivals, *([] if second.role else [second]))]
+    against = [text for text in against if text]
+    return f"{told} Its 95 % interval {_list(against)}." if against else told
 
 
 def _ranked(scores: Sequence[Score], metric: str, group: str) -> list[tuple[Score, float]]:
@@ -141,30 +156,39 @@ def _ranked(scores: Sequence[Score], metric: str, group: str) -> list[tuple[Scor
 
 
 def _against(best: Score, other: Score, metric: str, side: str) -> str:
+    """How the interval of the best lies to that of a baseline or of the runner-up; nothing if they cannot compare."""
     mine, theirs = best.row(metric), other.row(metric)
-    if mine is None or theirs is None or other.group != best.group:
+    if mine is None or theirs is None or other.group != best.group or theirs.low is None:
         return ""
-    where = "overlaps" if _overlap(mine, theirs) else f"lies {side}"
-    text = f"{where} that of {ROLES[other.role]}"
+    overlap = _overlap(mine, theirs)
+    where = "overlaps" if overlap else f"lies {side}"
+    if not other.role:
+        chance = ", so that their order may be chance" if overlap else ""
+        return f"{where} that of the runner-up, {other.name}{chance}"
     change = difference_of(mine, other.role)
     if change is None:
-        return text
-    if not isfinite(change.low):
-        return f"{text} (paired difference {number(change, metric, signed=True)})"
-    zero = "includes" if change.low <= 0 <= change.high else "excludes"
-    return f"{text} (paired difference {number(change, metric, signed=True)}, which {zero} 0)"
+        return f"{where} that of {ROLES[other.role]}"
+    includes = change.low <= 0 <= change.high
+    zero = ", which includes 0" if includes else ", which excludes 0" if overlap else ""
+    points = " points" if is_share(metric) else ""
+    paired = f"paired difference {number(change, metric, signed=True)}{points}{zero}"
+    return f"{where} that of {ROLES[other.role]} ({paired})"
 
 
 def _subject(score: Score) -> str:
-    plain = not score.role or score.label == ROLES[score.role]
-    return score.label if plain else f"{score.label} ({ROLES[score.role]})"
+    plain = not score.role or score.name == ROLES[score.role]
+    return score.name if plain else f"{score.name} ({ROLES[score.role]})"
+
+
+def _list(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
 
 
 def _overlap(one: TableRow, other: TableRow | None) -> bool:
     """Whether two intervals have a point in common; unknown ones count as if they had."""
-    if other is None or None in (one.low, one.high, other.low, other.high):
+    if other is None or one.low is None or one.high is None or other.low is None or other.high is None:
         return True
-    return one.low <= other.high and other.low <= one.high  # pyright: ignore[reportOptionalOperand]
+    return one.low <= other.high and other.low <= one.high
 
 
 def _interval(mean: float, low: float | None, high: float | None) -> Interval:

@@ -1,0 +1,119 @@
+"""A personal model for a client that nobody has seen in training, from a run and the client's own file."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax import checkpoint, datasets
+from personax.build import Outputs, Training, make_task, make_training
+from personax.config import Config, ConfigError, File, check_names, load
+from personax.evaluate import personalize
+from personax.federation import Federation
+from personax.protocol import Protocol
+from personax.records import RunRecord, TableRow
+from personax.runs import Folder
+from personax.scores import higher_is_better
+from personax.summarise import newcomer_protocol
+from personax.tasks import as_inputs
+from personax.typing import Batch, Params, Task
+
+_WHERE = "the run"
+
+
+class Handover(NamedTuple):
+    """A personal model, the protocol that made it, and its metrics before and after on data kept apart."""
+
+    params: Params
+    algorithm: str
+    words: str
+    num_train: int
+    num_test: int
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def choose(record: RunRecord) -> str:
+    """The algorithm with the best mean among those that newcomers can adapt, and that are not flagged."""
+    able = {
+        score.name
+        for algorithm in record.algorithms
+        for score in algorithm.scores
+        if algorithm.recipe != "local_only" and score.protocol["model"] not in ("global", "local", "localized")
+    }
+    rows = [row for row in record.table if row.metric == record.headline and row.score in able and not row.flag]
+    if not rows:
+        raise ConfigError(f"{record.name} has no algorithm that adapts to newcomers. Name one with --algorithm.")
+    sign = 1 if higher_is_better(record.headline) else -1
+    best: TableRow = max(rows, key=lambda row: sign * row.mean)
+    return best.algorithm
+
+
+def hand_over(
+    folder: Folder, data: Path, algorithm: str, *, num_steps: int | None, lr: float | None, seed: int = 0
+) -> Handover:
+    """Adapt one algorithm's shared model to the client whose samples a file holds.
+
+    A fifth of the samples is kept apart to score the model before and after.
+    """
+    config = load(folder.config)
+    check_names(_WHERE, [algorithm], config.algorithms, "algorithm")
+    training = make_training(algorithm, config.algorithms[algorithm])
+    protocol = _protocol(training, num_steps, lr)
+    trees, about = checkpoint.read_model(folder.model(algorithm))
+    task = make_task(config, Outputs(about["task"], int(about["num_outputs"])))
+    client = _client(data, config, about, seed)
+    params = _restored(task, trees["params"], about)
+    objective = training.algorithm.objective
+    shared = jax.tree.unflatten(
+        jax.tree.structure(objective.init_shared(params)),
+        [jnp.asarray(leaf) for _, leaf in sorted(trees.get("shared", {}).items(), key=lambda item: int(item[0]))],
+    )
+    adapted = personalize(
+        training.algorithm, task, params, client.client(0), protocol, shared=shared, key=jax.random.key(seed)
+    )
+    score = lambda model: _metrics(task, model, *client.client_test(0))
+    sizes = (len(client.x), len(client.client_test(0)[1]))
+    return Handover(adapted, algorithm, protocol.describe(), *sizes, score(params), score(adapted))
+
+
+def write(found: Handover, path: Path) -> None:
+    """The personal model as one safetensors file."""
+    numbers = {"before": json.dumps(found.before), "after": json.dumps(found.after)}
+    checkpoint.export(path, found.params, {"algorithm": found.algorithm, "protocol": found.words, **numbers})
+
+
+def _protocol(training: Training, num_steps: int | None, lr: float | None) -> Protocol:
+    first = next(iter(training.protocols.values()))
+    base = newcomer_protocol(first) or Protocol("adapted", max(first.num_steps, 1), first.lr, first.batch_size)
+    steps, size = base.num_steps if num_steps is None else num_steps, base.lr if lr is None else lr
+    return Protocol(base.model, steps, size, base.batch_size)
+
+
+def _client(path: Path, config: Config, about: dict[str, str], seed: int) -> Federation:
+    """The file's samples as one client, a fifth of them kept apart, in the shape that the model was trained on."""
+    names = {"client": config.data.client, "label": config.data.label} if isinstance(config.data, File) else {}
+    read = datasets.read_client(path, **names, shape=tuple(json.loads(about["input_shape"])))
+    if about["input_dtype"] == "uint8" and read.x.dtype != np.uint8:
+        if read.x.min() < 0 or read.x.max() > 255 or np.any(read.x % 1):
+            raise ConfigError(
+                f"{path.name}: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."
+            )
+        read = replace(read, x=read.x.astype(np.uint8))
+    return read.split_tests(0.2, key=jax.random.key(seed))
+
+
+def _restored(task: Task, tree: dict[str, Any], about: dict[str, str]) -> Params:
+    """The parameters in the structure that the task's model has."""
+    x = jnp.zeros((1, *json.loads(about["input_shape"])), about["input_dtype"])
+    shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(x)))
+    return checkpoint.in_structure_of(shapes, tree)
+
+
+def _metrics(task: Task, params: Params, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y)), jax.random.key(0))
+    return {name: float(number) for name, number in task.metrics(params, batch).items()}
