@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test test-slow check lint bench clean
 
 demo: .venv/base
-	$(BIN)/python examples/compare.py
+	$(BIN)/personax compare
 
 test: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"

@@ -1,6 +1,7 @@
 """Who wins, and for whom: personalized and plain algorithms on one non-IID federation, same cohorts and batches.
 
-Run it with `make demo`, or `python examples/compare.py`. No download: the digits are embedded.
+`python examples/compare.py`, without a download: the digits are embedded. `personax compare` does the same from a file,
+and more: progress, resuming, a report.
 """
 
 import time

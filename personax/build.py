@@ -152,11 +152,8 @@ def _read(config: Config, key: Array) -> Federation:
         if section.kind == "femnist":
             return datasets.femnist(folder, digits_only=section.digits_only)
         return datasets.read_leaf(folder)
-    options = {
-        k: v for k, v in dataclasses.asdict(section).items() if k not in ("kind", "model_spread", "input_spread")
-    }
-    spreads = (section.model_spread, section.input_spread)
-    return datasets.synthetic(*spreads, **options, test_share=config.split.test_share, key=key)
+    options: dict[str, Any] = {name: item for name, item in dataclasses.asdict(section).items() if name != "kind"}
+    return datasets.synthetic(**options, test_share=config.split.test_share, key=key)
 
 
 class Outputs(NamedTuple):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from personax.report import write_report
 from personax.results import NonFiniteUpdate
 from personax.runs import Folder, execute, start
 from personax.scores import Interval, show
+from personax.tensorboard import Events
 from personax.tuning import tune
 
 _PLAIN = {"rich_markup_mode": None, "no_args_is_help": True}
@@ -47,6 +49,16 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder. By default a new one under runs/.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Tune = Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder, too.")]
+
+
+@app.callback()
+def _root() -> None:
+    # A resumed run ends in the same bits; on a GPU only with this option, read when the first array is made.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_gpu_deterministic_ops" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
 
 
 @contextlib.contextmanager
@@ -67,11 +79,12 @@ def compare(
     config: Annotated[Path | None, typer.Argument(help="A TOML file. By default the embedded digits.")] = None,
     overrides: Overrides = None,
     folder: Out = None,
-    tuned: Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")] = False,
+    tuned: Tune = False,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Train several algorithms on the same federation, cohorts and batches, and see who wins, and for whom."""
     with plain_errors():
-        _new_run(resolve(load(config, overrides or ()), baselines=True), folder, tuned)
+        _new_run(resolve(load(config, overrides or ()), baselines=True), folder, tuned, tensorboard)
 
 
 @app.command(epilog="Example: personax run mine.toml --algorithm FedAvg")
@@ -80,7 +93,8 @@ def run(
     algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
     overrides: Overrides = None,
     folder: Out = None,
-    tuned: Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")] = False,
+    tuned: Tune = False,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Train one algorithm."""
     with plain_errors():
@@ -90,11 +104,11 @@ def run(
             raise ConfigError(f"{config} has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
         check_names(str(config), [algorithm or names[0]], names, "algorithm")
         chosen = {name: entry for name, entry in given.algorithms.items() if name == (algorithm or names[0])}
-        _new_run(resolve(replace(given, algorithms=chosen), baselines=False), folder, tuned)
+        _new_run(resolve(replace(given, algorithms=chosen), baselines=False), folder, tuned, tensorboard)
 
 
 @app.command(epilog="Example: personax resume runs/digits")
-def resume(run: Run) -> None:
+def resume(run: Run, tensorboard: TensorBoard = False) -> None:
     """Continue an interrupted run; it ends as if it had never been interrupted."""
     with plain_errors():
         folder = Folder(run)
@@ -104,7 +118,7 @@ def resume(run: Run) -> None:
             typer.echo(f"{run} is finished.")
             _show(read_results(run))
         else:
-            _finish(folder)
+            _finish(folder, tensorboard)
 
 
 @app.command(epilog="Example: personax personalize runs/digits --data patient.csv --out patient.safetensors")
@@ -176,7 +190,7 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
         typer.echo(f"Wrote {path}. Change it, then: personax compare {path}")
 
 
-def _new_run(config: Config, path: Path | None, tuned: bool) -> None:
+def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) -> None:
     trials = []
     if tuned:
         err.print("Tuning on validation data cut from the clients' training data.", highlight=False)
@@ -184,15 +198,16 @@ def _new_run(config: Config, path: Path | None, tuned: bool) -> None:
     folder = start(config, path or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}")
     if trials:
         (folder.root / "tuning.json").write_text(json.dumps([trial._asdict() for trial in trials], indent=1))
-    _finish(folder)
+    _finish(folder, tensorboard)
 
 
-def _finish(folder: Folder) -> None:
+def _finish(folder: Folder, tensorboard: bool) -> None:
     """Do what is left of a run, show its table and write its report."""
     with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
         signal.signal(signal.SIGTERM, _interrupt)
+        listeners = [Events(folder.root / "tensorboard")] if tensorboard else []
         with Bars(err) as bars:
-            record = execute(folder, bars)
+            record = execute(folder, bars, listeners=listeners)
         _show(record)
         typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
 

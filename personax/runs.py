@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -152,8 +152,16 @@ def start(config: Config, root: Path) -> Folder:
     return folder
 
 
-def execute(folder: Folder, watch: Watch = Silent(), checkpoint_seconds: float = 10.0) -> RunRecord:
-    """Do what is left of a run, from wherever it stands, and write its results."""
+Listener = Callable[[str, str, EvaluationRecord], None]  # algorithm, score, evaluation
+
+
+def execute(
+    folder: Folder, watch: Watch = Silent(), checkpoint_seconds: float = 10.0, listeners: Sequence[Listener] = ()
+) -> RunRecord:
+    """Do what is left of a run, from wherever it stands, and write its results.
+
+    Listeners are given each new evaluation.
+    """
     config = load(folder.config)
     plan = build(config)
     schedules = {t.name: make_schedules(config, t.algorithm, plan.federation.num_clients) for t in plan.trainings}
@@ -164,7 +172,7 @@ def execute(folder: Folder, watch: Watch = Silent(), checkpoint_seconds: float =
             for score in _part(folder, training.name).scores:
                 _append_metrics(folder, training.name, score.name, score.evaluations)
         else:
-            _train(config, plan, training, schedules[training.name], folder, watch, checkpoint_seconds)
+            _train(config, plan, training, schedules[training.name], folder, watch, checkpoint_seconds, listeners)
     parts = [_part(folder, training.name) for training in plan.trainings]
     tables = {training.name: pq.read_table(folder.part_clients(training.name)) for training in plan.trainings}
     record = _record(config, plan, parts, tables, started)
@@ -228,6 +236,7 @@ def _train(
     folder: Folder,
     watch: Watch,
     checkpoint_seconds: float,
+    listeners: Sequence[Listener],
 ) -> None:
     """Train one algorithm from its last checkpoint to the end, and write its part of the results."""
     name, algorithm = training.name, training.algorithm
@@ -252,6 +261,8 @@ def _train(
         session.observe(snapshot)
         for score, history in session.history.items():
             _append_metrics(folder, name, score, history[-1:])
+            for listen in listeners:
+                listen(name, score, history[-1])
         if time.monotonic() - saved >= checkpoint_seconds:
             save()
         watch.advance(name, next(iter(session.history.values()))[-1].round, _latest(session.found))

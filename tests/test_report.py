@@ -174,6 +174,18 @@ def test_the_verdict_says_what_the_intervals_carry(full, page, tmp_path):
     assert f"overlaps that of the global model (paired difference {over} points, which excludes 0)" in said
 
 
+def test_scores_of_other_clients_are_not_ranked_nor_paired(full, tmp_path):
+    shutil.copytree(full, tmp_path / "run")
+
+    def hold_out(run):
+        run["algorithms"][4]["scores"][0]["protocol"]["clients"] = "held_out"
+
+    edit_results(tmp_path / "run", hold_out)
+    page = page_of(tmp_path / "run")
+    assert verdicts_of(page)[0].startswith("Per-FedAvg (HF) has the highest")
+    assert "APFL" not in lines_of(figures_of(page)["changes"][0])
+
+
 def test_one_seed_has_no_verdict_and_one_score_needs_none(minimal, tmp_path):
     assert verdicts_of(page_of(minimal)) == []
     (said,) = verdicts_of(page_of(write_full(tmp_path, seeds=(5,))))
@@ -235,6 +247,19 @@ def test_what_a_run_has_is_drawn_and_nothing_else(page, minimal, regression):
         assert told in words_of(page)
     for told in ("5 March 2026, 14:07 UTC", "NVIDIA H200", "0.1.0"):
         assert told in words_of(page).split("<main>")[0]
+
+
+def test_a_long_tail_of_staleness_is_told_in_ranges(full, tmp_path):
+    counts = np.arange(1, 301)
+    late = {"staleness": list(range(300)), "count": counts.tolist()}
+    shutil.copytree(full, tmp_path / "run")
+    edit_results(tmp_path / "run", lambda run: [a.update(staleness=late) for a in run["algorithms"] if a["staleness"]])
+    (bars,) = {json.dumps(trace["y"]) for trace in figures_of(page_of(tmp_path / "run"))["staleness"][0]["data"]}
+    width = 299 // 40 + 1
+    sums = [counts[at : at + width].sum() for at in range(0, 300, width)]
+    np.testing.assert_allclose(json.loads(bars), 100 * np.array(sums) / counts.sum(), rtol=1e-5)
+    (active,) = figures_of(page_of(full))["active"][0]["data"]  # both ran on one schedule
+    assert active["name"] == "PersA-FL-MAML and 1 more"
 
 
 def test_many_clients_are_thinned_to_what_can_be_drawn(tmp_path):

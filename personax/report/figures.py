@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import plotly.graph_objects as go
@@ -114,7 +114,8 @@ def mixing(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
         if weights is not None:
             num, edges = np.histogram(weights[np.isfinite(weights)], 20, (0, 1))
             middle, part = (edges[1:] + edges[:-1]) / 2, 100 * num / max(num.sum(), 1)
-            at_end.append(bars(score.look, label, middle, part, "%{y:.1f} % of clients near %{x:.3f}"))
+            told = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(edges)]
+            at_end.append(bars(score.look, label, middle, part, "%{y:.1f} % of clients, %{customdata}", told))
         told = [(e.round, e.mix) for e in score.record.evaluations if e.mix]
         if told:
             along += band_and_line(score.look, label, [at for at, _ in told], [mix for _, mix in told], "")
@@ -158,11 +159,9 @@ def _staleness(found: Sequence[tuple[str, Score]]) -> list[go.Bar]:
         at = np.asarray(score.algorithm.staleness["staleness"]) // width
         num = np.bincount(at, score.algorithm.staleness["count"])
         first = width * np.arange(len(num))
-        hover = "%{y:.1f} % of updates" + (
-            f", staleness %{{x}} and {width} wide" if width > 1 else " at staleness %{x}"
-        )
-        middle = first + (width - 1) / 2
-        made.append(bars(score.look, label, middle, 100 * num / max(num.sum(), 1), hover))
+        told = [str(low) if width == 1 else f"{low} to {low + width - 1}" for low in first]
+        part, middle = 100 * num / max(num.sum(), 1), first + (width - 1) / 2
+        made.append(bars(score.look, label, middle, part, "%{y:.1f} % of updates, staleness %{customdata}", told))
     return made
 
 

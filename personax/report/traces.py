@@ -100,15 +100,15 @@ def signed_bars(clients: Sorted, metric: str) -> list[go.Bar]:
     ]
 
 
-def bars(look: Look, label: str, x: Sequence[float] | np.ndarray, y: np.ndarray, hover: str) -> go.Bar:
-    """A histogram."""
+def bars(look: Look, label: str, x: np.ndarray, y: np.ndarray, hover: str, told: list[str]) -> go.Bar:
+    """A histogram; `told` says what each bar stands for."""
     style = {"name": text(label), "marker": {"color": look.colour}, "hovertemplate": _hover(hover)}
-    return go.Bar(x=tidy(x), y=tidy(y), **style)
+    return go.Bar(x=tidy(x), y=tidy(y), customdata=told, **style)
 
 
 def steps(look: Look, label: str, x: np.ndarray, y: np.ndarray, hover: str) -> go.Scatter:
     """A number that stays until it changes."""
-    line = {"color": look.colour, "dash": look.dash, "shape": "hv", "width": 2}
+    line = {"color": look.colour, "shape": "hv", "width": 2}
     return go.Scatter(x=tidy(x), y=tidy(y), name=text(label), mode="lines", line=line, hovertemplate=_hover(hover))
 
 
