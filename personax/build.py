@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from personax import algorithms, datasets, models, partition
 from personax.algorithms import Algorithm
+from personax.checks import check_model
 from personax.config import Config, ConfigError, Entry, FallahHalves, File, Imported, Leaf, Mlp, Pooled, check_names
 from personax.curvature import exact, first_order
 from personax.federation import Federation
@@ -22,8 +24,8 @@ from personax.objectives import LocalOnly, Meta, Mixture, Moreau
 from personax.protocol import Protocol
 from personax.schedules import Delays, Schedule, arrivals, persafl_delays, rounds
 from personax.server import Server, asynchronous, buffered, synchronous
-from personax.tasks import classification, regression
-from personax.typing import Array, Model, Task
+from personax.tasks import as_inputs, classification, regression
+from personax.typing import Array, Model, Params, Task
 from personax.values import KINDS
 
 RECIPES: dict[str, Callable[..., Algorithm]] = {
@@ -38,6 +40,16 @@ SHORT: dict[str, Callable[..., Any]] = {  # lower-case kinds, and strings that s
     "exact": lambda: exact,
     "first_order": lambda: first_order,
 }
+_KINDS_OF = {  # the settings that can be a table, and of which kinds
+    "batch_size": ("BatchSizes",),
+    "discount": ("Constant", "Hinge", "Polynomial"),
+    "hvp": ("Exact", "FiniteDifference", "FirstOrder", "RelativeDifference", "exact", "first_order"),
+    "lr": ("Decay", "InverseDecay", "InverseSqrt", "StronglyConvex"),
+    "objective": ("Aruba", "Erm", "LocalOnly", "Meta", "Mixture", "Moreau", "Proximal", "Scaffold"),
+    "optimizer": ("Optimizer",),
+    "server": ("Server", "asynchronous", "buffered", "synchronous"),
+}
+_NEVER_NUMBERS = ("discount", "hvp", "objective", "optimizer", "server")
 
 
 class Training(NamedTuple):
@@ -65,10 +77,12 @@ def resolve(config: Config, *, baselines: bool) -> Config:
 
     With `baselines`, local training and FedAvg's global model are added where they are missing.
     """
+    if len(set(config.seed_list)) < len(config.seed_list):
+        raise ConfigError(f"`seeds` must all be different, got {config.seeds}. Remove the repeated ones.")
     entries = {name: _merged(config, name, entry) for name, entry in config.algorithms.items()}
     if baselines:
         entries = _with_baselines(config, entries)
-    scored = {name: _with_scores(name, entry) for name, entry in entries.items()}
+    scored = {name: with_scores(name, entry) for name, entry in entries.items()}
     names = [score for entry in scored.values() for score in entry.scores]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -85,16 +99,30 @@ def build(config: Config) -> Plan:
     first = lambda recipe, model: next(
         (s for t in trainings for s, p in t.protocols.items() if t.recipe == recipe and p.model == model), None
     )
-    newcomers = any(p.clients == "held_out" for t in trainings for p in t.protocols.values())
-    if newcomers and federation.newcomers is None:
-        raise ConfigError("A score of held-out clients needs some. Set `split.num_held_out`.")
+    check_model(task, federation, None)
+    params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.train.x[:1])))
+    for training in trainings:
+        _check_scores(training, federation, params)
     return Plan(federation, task, trainings, keys, first("local_only", "personal"), first("fedavg", "global"))
+
+
+def _check_scores(training: Training, federation: Federation, params: Params) -> None:
+    """Whether a run can give what its scores ask for: said before it has trained."""
+    objective = training.algorithm.objective
+    kept = jax.eval_shape(lambda params: objective.models(params, objective.init_personal(params)), params)
+    for score, protocol in training.protocols.items():
+        where = f"algorithms.{training.name}.scores.{score}"
+        if protocol.clients == "held_out" and federation.newcomers is None:
+            raise ConfigError(f"`{where}` is of held-out clients and needs some. Set `split.num_held_out`.")
+        if protocol.clients == "cohort" and training.algorithm.server.buffer_size is not None:
+            raise ConfigError(f"`{where}` is of a cohort, and an asynchronous server has none. Score all clients.")
+        check_names(where, [protocol.model], [*kept, "localized", "adapted", "recomputed"], "model")
 
 
 def make_schedules(config: Config, algorithm: Algorithm, num_clients: int) -> list[Schedule]:
     """One schedule for each seed: rounds, or as many updates one by one where the server does not wait."""
     section = config.schedule
-    cohort = num_clients if section.cohort_size is None else section.cohort_size
+    cohort = num_clients if section.cohort_size == "all" else section.cohort_size
     if cohort > num_clients:
         raise ConfigError(
             f"`schedule.cohort_size` must be at most the {num_clients} clients that train, got {cohort}. Lower it."
@@ -120,6 +148,10 @@ def make_federation(config: Config) -> Federation:
     if federation.test_x is None:
         federation = federation.split_tests(config.split.test_share, key=key)
     held_out = config.split.num_held_out
+    if held_out >= federation.num_clients:
+        raise ConfigError(
+            f"`split.num_held_out` must leave some of the {federation.num_clients} clients, got {held_out}. Lower it."
+        )
     return federation.hold_out(held_out, key=key) if held_out else federation
 
 
@@ -171,7 +203,8 @@ def outputs_of(config: Config, federation: Federation) -> Outputs:
         return Outputs(kind, int(np.prod(federation.y.shape[1:])))
     if not integers:
         raise ConfigError(f"Classification needs whole-number labels, got {federation.y.dtype}. Use `regression`.")
-    parts = [federation.y, federation.test_y, federation.newcomers and federation.newcomers.y]
+    new = federation.newcomers
+    parts = [federation.y, federation.test_y, *((new.y, new.test_y) if new else ())]
     return Outputs(kind, 1 + max(int(part.max()) for part in parts if part is not None))
 
 
@@ -187,14 +220,22 @@ def _model(config: Config, num_outputs: int) -> Model:
         return models.mlp(section.widths, num_outputs, section.activation)
     if not isinstance(section, Imported):
         return getattr(models, section.kind)(num_outputs)
-    module, _, name = section.path.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)(num_outputs=num_outputs, **section.options)
+        made = _imported(section.path)(num_outputs=num_outputs, **section.options)
+        hash(made)  # as it must be to compile once
     except Exception as error:  # whatever a user's module raises
         raise ConfigError(f"`model.path` {section.path!r} cannot be used: {type(error).__name__}: {error}") from error
     if not isinstance(made, Model):
         raise ConfigError(f"{section.path!r} must return a personax.Model, got {type(made).__name__}. Use an adapter.")
     return made
+
+
+def _imported(path: str) -> Any:
+    """What `module:name` names; modules are looked for in the current folder, too."""
+    module, _, name = path.partition(":")
+    if "" not in sys.path:
+        sys.path.append("")
+    return getattr(importlib.import_module(module), name)
 
 
 def _merged(config: Config, name: str, entry: Entry) -> Entry:
@@ -210,22 +251,32 @@ def _merged(config: Config, name: str, entry: Entry) -> Entry:
 
 def _with_baselines(config: Config, entries: dict[str, Entry]) -> dict[str, Entry]:
     """Entries that have local training and FedAvg's global model among them."""
-    made = {name: _with_scores(name, entry) for name, entry in entries.items()}
+    made = {name: with_scores(name, entry) for name, entry in entries.items()}
     has = lambda recipe, model: any(
         entry.recipe == recipe and any(score.get("model") == model for score in entry.scores.values())
         for entry in made.values()
     )
-    lr = next((entry.options["lr"] for entry in made.values() if "lr" in entry.options), None)
+    taken = {*made, *(score for entry in made.values() for score in entry.scores)}
+    options = _shared_or_first(config, list(made.values()))
     for name, recipe, model in (("Local", "local_only", "personal"), ("FedAvg", "fedavg", "global")):
         if not has(recipe, model):
-            if lr is None:
+            if "lr" not in options:
                 raise ConfigError(f"The comparison needs `{recipe}`, and no `lr` is given for it. Set `local.lr`.")
-            free = next(n for n in (name, f"{name} (baseline)", f"{name} ({recipe})") if n not in made)
-            made[free] = _merged(config, free, Entry(recipe, {"lr": lr}, {free: {"model": model}}))
+            numbered = (f"{name} (baseline {i})" for i in range(2, len(taken) + 2))
+            free = next(n for n in (name, f"{name} (baseline)", *numbered) if n not in taken)
+            made[free] = Entry(recipe, options, {free: {"model": model}})
     return made
 
 
-def _with_scores(name: str, entry: Entry) -> Entry:
+def _shared_or_first(config: Config, entries: list[Entry]) -> dict[str, Any]:
+    """How baselines descend: by the shared options, or else those of the first algorithm that has a step size."""
+    first = next((entry.options for entry in entries if "lr" in entry.options), {})
+    steps = ("num_steps", "num_epochs")
+    settled = (*config.local, "query_share", *(steps if config.local.keys() & set(steps) else ()))
+    return {**{key: first[key] for key in ("lr", *_LOCAL) if key in first and key not in settled}, **config.local}
+
+
+def with_scores(name: str, entry: Entry) -> Entry:
     """An entry with at least one score: what its objective is for."""
     if entry.scores:
         return entry
@@ -270,18 +321,20 @@ def _call(where: str, make: Callable[..., Any], table: dict[str, Any], known: li
 
 def _value(where: str, key: str, item: Any) -> Any:
     """A value from TOML: a number or string as it is, a table by its `kind`."""
-    if isinstance(item, str) and key in ("hvp", "server"):
-        item = {"kind": item}
-    if isinstance(item, str) and key == "optimizer":
-        item = {"kind": "Optimizer", "name": item}
+    if isinstance(item, str) and key in _NEVER_NUMBERS:
+        item = {"kind": "Optimizer", "name": item} if key == "optimizer" else {"kind": item}
     if isinstance(item, list):
-        if key not in ("mean", "options"):
-            raise ConfigError(f"`{where}` must be one value, got the list {item}. To try several use `tune`.")
+        if key != "options":
+            raise ConfigError(f"`{where}` must be one value, got the list {item!s:.80}. To try several use `tune`.")
         return tuple(_value(where, key, entry) for entry in item)
     if not isinstance(item, dict):
+        if key in _NEVER_NUMBERS:
+            raise ConfigError(f"`{where}` must be a kind or a table with a `kind`, got {item!r:.80}. Name one.")
         return item
+    if key not in _KINDS_OF:
+        raise ConfigError(f"`{where}` must be one value, got the table {item!s:.80}. Change it.")
     kind, options = str(item.get("kind")), {name: entry for name, entry in item.items() if name != "kind"}
-    check_names(where, [kind], [*KINDS, *SHORT], "kind")
+    check_names(where, [kind], _KINDS_OF[key], "kind")
     if kind in SHORT:
         own = {"buffered": _names(Server), "exact": [], "first_order": []}.get(kind, _names(Server)[:1] + _SERVER)
         return _call(where, SHORT[kind], options, own)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from jax.errors import JaxRuntimeError
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -18,6 +20,7 @@ from rich.table import Table
 
 from personax import catalogue, handover
 from personax.build import resolve
+from personax.checkpoint import write_atomically
 from personax.citations import cite
 from personax.config import Config, ConfigError, check_names, load
 from personax.datasets.fetch import CannotFetch, fetch, find_source
@@ -25,8 +28,7 @@ from personax.datasets.registry import ENTRIES
 from personax.progress import Bars
 from personax.records import RunRecord, TableRow, read_results
 from personax.report import write_report
-from personax.results import NonFiniteUpdate
-from personax.runs import Folder, execute, start
+from personax.runs import Folder, Work, execute, prepare, refuse_used, start, tidy
 from personax.scores import Interval, show
 from personax.tensorboard import Events
 from personax.tuning import tune
@@ -42,7 +44,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Get datasets, and see which there are.", epilog="Example: personax data list", **_PLAIN)
 app.add_typer(data, name="data")
-out, err = Console(), Console(stderr=True)
+out, err = (Console(stderr=stderr, markup=False, emoji=False) for stderr in (False, True))  # names are not markup
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set schedule.num_rounds=50")
@@ -59,6 +61,7 @@ def _root() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_gpu_deterministic_ops" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+    signal.signal(signal.SIGTERM, _interrupt)
 
 
 @contextlib.contextmanager
@@ -69,7 +72,7 @@ def plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(interrupted, err=True)
         raise typer.Exit(130) from None
-    except (ValueError, OSError, CannotFetch, NonFiniteUpdate) as error:
+    except (ValueError, OSError, CannotFetch, ArithmeticError, MemoryError, JaxRuntimeError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
 
@@ -115,8 +118,9 @@ def resume(run: Run, tensorboard: TensorBoard = False) -> None:
         if not folder.config.exists():
             raise ValueError(f"{run} is not a run folder: it has no config.toml. Start one with `personax compare`.")
         if folder.results.exists():
+            tidy(folder)
             typer.echo(f"{run} is finished.")
-            _show(read_results(run))
+            _tell(folder, read_results(run))
         else:
             _finish(folder, tensorboard)
 
@@ -132,11 +136,9 @@ def personalize(
 ) -> None:
     """Adapt a trained model to a client that nobody has seen, and write its personal model."""
     with plain_errors():
-        record = read_results(run)
-        name = algorithm or handover.choose(record)
-        found = handover.hand_over(Folder(run), data, name, num_steps=steps, lr=lr)
+        found = handover.hand_over(Folder(run), data, algorithm, num_steps=steps, lr=lr)
         handover.write(found, path)
-        typer.echo(f"{name}: {found.words.split(';')[0]}, from {found.num_train} samples")
+        typer.echo(f"{found.algorithm}: {found.words.split(';')[0]}, from {found.num_train} samples")
         typer.echo(f"on {found.num_test} others:")
         for metric, before in found.before.items():
             typer.echo(f"  {metric:10}{show(before, metric):>8} before{show(found.after[metric], metric):>8} after")
@@ -191,25 +193,34 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
 
 
 def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) -> None:
+    plain = re.sub(r"\W+", "-", config.name)
+    path = path or Path("runs") / f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+    refuse_used(path)
     trials = []
     if tuned:
         err.print("Tuning on validation data cut from the clients' training data.", highlight=False)
         config, trials = tune(config, lambda text: err.print(f"  {text}", highlight=False))
-    folder = start(config, path or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    work = prepare(config)  # what cannot be run leaves no folder
+    folder = start(config, path)
     if trials:
-        (folder.root / "tuning.json").write_text(json.dumps([trial._asdict() for trial in trials], indent=1))
-    _finish(folder, tensorboard)
+        tried = json.dumps([trial._asdict() for trial in trials], indent=1)
+        write_atomically(folder.root / "tuning.json", tried.encode())
+    _finish(folder, tensorboard, work)
 
 
-def _finish(folder: Folder, tensorboard: bool) -> None:
-    """Do what is left of a run, show its table and write its report."""
+def _finish(folder: Folder, tensorboard: bool, work: Work | None = None) -> None:
+    """Do what is left of a run, and tell of it."""
     with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
-        signal.signal(signal.SIGTERM, _interrupt)
         listeners = [Events(folder.root / "tensorboard")] if tensorboard else []
         with Bars(err) as bars:
-            record = execute(folder, bars, listeners=listeners)
-        _show(record)
-        typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
+            record = execute(folder, bars, listeners=listeners, work=work)
+        _tell(folder, record)
+
+
+def _tell(folder: Folder, record: RunRecord) -> None:
+    """Show a run's table and write its report."""
+    _show(record)
+    typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,14 +13,15 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 _KNOWN = ConfigDict(extra="forbid")  # an unknown key is an error
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
 Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-AtLeastTwo = Annotated[int, Field(ge=2, strict=True)]
+AtLeastTwo = Annotated[int, Field(ge=2, lt=2**31, strict=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(min_length=1, max_length=80)]
+HowMany = Annotated[int, Field(ge=1, le=1000, strict=True)]
 
 
 class ConfigError(ValueError):
@@ -170,10 +172,10 @@ class TaskSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ScheduleSection:
-    """`[schedule]`: rounds and cohorts; asynchronous algorithms get as many updates, one by one."""
+    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get as many updates, one by one."""
 
     num_rounds: Count = 60
-    cohort_size: Count | None = 10
+    cohort_size: Count | Literal["all"] = 10
     delays: Literal["none", "persafl"] = "none"
 
 
@@ -206,7 +208,7 @@ class Config:
     """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share."""
 
     name: Name = "run"
-    seeds: Count | Annotated[list[Natural], Field(min_length=1)] = 3
+    seeds: HowMany | Annotated[list[Natural], Field(min_length=1, max_length=1000)] = 3
     data: Data = Pooled()
     partition: PartitionSection | None = None
     split: Split = Split()
@@ -226,6 +228,8 @@ class Config:
 
 _CONFIG = TypeAdapter(Config)
 _OF_ENTRY = ("recipe", "scores")
+_ALTERNATIVE = re.compile(r"constrained-int|(list|literal)\[.*\]")  # what pydantic adds to places
+_ASSIGNMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'=])*)=(.*)""", re.DOTALL)
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -235,7 +239,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         table = tomllib.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no file {source}. Write a starter with `personax init {source}`.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of letters, numbers and nesting that cannot be read
         raise ConfigError(f"{source} is not TOML: {error}. Repair that place.") from None
     for override in overrides:
         _override(table, override)
@@ -285,14 +289,14 @@ def _without_none(item: Any) -> Any:
 
 def _override(table: dict[str, Any], override: str) -> None:
     """Put `a.b.c=value` into nested tables; the value is TOML, or else a string."""
-    path, equals, text = override.partition("=")
-    keys = _keys(path)
-    if not equals or not all(keys):
+    parts = _ASSIGNMENT.fullmatch(override)
+    keys = _keys(parts[1]) if parts else []
+    if parts is None or not all(keys):
         raise ConfigError(f"An override must look like `schedule.num_rounds=100`, got {override!r}.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+        value = tomllib.loads(f"value = {parts[2]}")["value"]
+    except (ValueError, RecursionError):
+        value = parts[2]
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
@@ -316,7 +320,7 @@ def _keys(path: str) -> list[str]:
 def _explain(error: Any) -> str:
     """One sentence for one error: what, got, do."""
     place = _in_toml(error["loc"])
-    where, name = ".".join(place[:-1]) or "the file", place[-1] if place else "the file"
+    where, name = ".".join(place[:-1]) or "the file", place[-1]
     path = ".".join(place)
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return _no_such(where, name, _settings_at(error["loc"][:-1]))
@@ -328,14 +332,17 @@ def _explain(error: Any) -> str:
     if error["type"] in ("missing", "missing_argument"):
         return f"`{where}` needs `{name}`. Add it; `personax init` writes an example."
     must = error["msg"][0].lower() + error["msg"][1:]
-    return f"`{path}`: {must}, got {error['input']!r}. Change it; `personax init` writes an example."
+    return f"`{path}`: {must}, got {error['input']!r:.80}. Change it; `personax init` writes an example."
 
 
 def _in_toml(loc: Sequence[Any]) -> list[str]:
-    """A place as it is written in TOML: without the kinds of sections and what pydantic adds."""
-    kinds = loc[1:2] if loc and loc[0] in ("data", "partition", "model") and len(loc) > 2 else ()
-    added = lambda part: isinstance(part, str) and ("constrained" in part or part == "options")
-    return [str(part) for i, part in enumerate(loc) if not added(part) and not (i == 1 and kinds)]
+    """A place as it is written in TOML: without the kinds of sections and the alternatives, which pydantic adds."""
+    first, *rest = map(str, loc)
+    if first in ("data", "partition", "model") and len(rest) > 1:
+        rest = rest[1:]
+    if first in ("seeds", "schedule"):
+        rest = [part for part in rest if not _ALTERNATIVE.fullmatch(part)]
+    return [first, *rest]
 
 
 def _no_such(where: str, name: str, known: Iterable[str], what: str = "setting") -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.algorithms import Algorithm
+from personax.checks import check_model
 from personax.federation import ClientData, Federation
 from personax.keys import ADAPTATION, run_stream, typed_key
 from personax.local import local_update
@@ -21,6 +22,7 @@ from personax.scores import Evaluation
 from personax.typing import Array, Batch, Metrics, Params, Personal, PyTree, Scalar, Shared, Task
 
 _CHUNK = 64  # clients, and rows, that are scored at once
+_MOST = 1 << 14  # clients whose adaptation batches are drawn at once
 
 
 @dataclass(frozen=True)
@@ -61,25 +63,48 @@ def evaluate(
     """
     snapshot = result.snapshot if isinstance(result, Result) else result
     _check_model(algorithm, snapshot, protocol)
-    scored = _newcomers(federation) if protocol.clients == "held_out" else federation
+    scored = _scored(federation, snapshot, protocol)
     at = np.broadcast_to(np.arange(scored.num_clients), (*np.shape(snapshot.num_events), scored.num_clients))
     positions = snapshot.cohort if protocol.clients == "cohort" else at
     needs_test = protocol.score_on != "training" or protocol.adapt_on == "test"
     train, test = scored.train, scored.test if needs_test else scored.train
-    run = _run_of(algorithm, snapshot, protocol, positions, key)
     program = _Program(task, snapshot.has_seeds, int(train.num_samples.max()), int(test.num_samples.max()))
-    drawn = _draw_all(protocol, test if protocol.adapt_on == "test" else train, run) if protocol.adapts else ()
     # A model that is the shared one, or steps from it, is the same program for every algorithm.
     whose = None if protocol.model in ("global", "adapted") else algorithm
-    found = _score(program, whose, protocol, train, test, run, drawn)
-    metrics = {name: np.asarray(values) for name, values in found.items()}
-    num_samples = np.asarray((train if protocol.score_on == "training" else test).num_samples)[positions]
-    return Evaluation(protocol, metrics, positions, num_samples, snapshot.num_events, snapshot.time)
+    found = []
+    for begin in range(0, positions.shape[-1], _MOST):
+        run = _run_of(algorithm, snapshot, protocol, positions[..., begin : begin + _MOST], key)
+        drawn = _draw_all(protocol, test if protocol.adapt_on == "test" else train, run) if protocol.adapts else ()
+        found.append(_score(program, whose, protocol, train, test, run, drawn))
+    metrics = {name: np.concatenate([part[name] for part in found], axis=-1) for name in found[0]}
+    counts = lambda data: np.asarray(data.num_samples)[positions]
+    ids, at = scored.ids[positions], (snapshot.num_events, snapshot.time)
+    return Evaluation(protocol, metrics, ids, counts(test), counts(train), *at)
+
+
+def _scored(federation: Federation, snapshot: Snapshot, protocol: Protocol) -> Federation:
+    """The clients to score; those with a state of their own must be the ones that the run trained."""
+    if protocol.clients == "held_out":
+        if federation.newcomers is None:
+            raise ValueError(
+                "This federation holds no clients out of training. Make one that does with `hold_out(...)`."
+            )
+        return federation.newcomers
+    shares = protocol.clients == "all" and protocol.model in ("global", "adapted")
+    if not shares and not np.array_equal(federation.ids, snapshot.ids):
+        raise ValueError(
+            f"The run trained {len(snapshot.ids)} clients, this federation has {federation.num_clients}, or others, or "
+            "in another order. Score it on the federation that it was trained on."
+        )
+    return federation
 
 
 def _run_of(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positions: np.ndarray, key: Array) -> _Run:
     """What the protocol needs of a run."""
-    keys = jnp.broadcast_to(typed_key(key), np.shape(snapshot.num_events))
+    keys, seeds = typed_key(key), np.shape(snapshot.num_events)
+    if keys.shape not in ((), seeds):
+        raise ValueError(f"`key` must be one, or one for each of the run's seeds, got {keys.shape} for {seeds}.")
+    keys = jnp.broadcast_to(keys, seeds)
     run = _Run(snapshot.params, jnp.asarray(positions, jnp.int32), keys)
     if protocol.model in ("global", "adapted"):
         return run
@@ -87,7 +112,7 @@ def _run_of(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positi
         init = lambda params: _repeat(algorithm.objective.init_personal(params), positions.shape[-1])
         personal = jax.vmap(init)(snapshot.params) if snapshot.has_seeds else init(snapshot.params)
         visits = np.zeros_like(positions)
-    elif protocol.clients == "all":
+    elif protocol.clients == "all" and positions.shape[-1] == len(snapshot.ids):
         personal, visits = snapshot.personal, snapshot.visits
     else:
         pick = lambda tree, at: jax.tree.map(lambda leaf: leaf[at], tree)
@@ -108,9 +133,10 @@ def _draw_all(protocol: Protocol, data: ClientData, run: _Run) -> tuple[Array, A
 
     Step by step, so that one small program serves protocols of any length: it costs more to compile than a model.
     """
-    steps = [_draw_step(protocol.batch_size, data, run.positions, run.key, step) for step in range(protocol.num_steps)]
-    axis = run.positions.ndim
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *steps)
+    draw = partial(_draw_step, protocol.batch_size, data, run.positions, run.key)
+    axis, num = run.positions.ndim, protocol.num_steps
+    drawn = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *map(draw, range(max(num, 1))))
+    return drawn if num else jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (slice(0, 0),)], drawn)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -164,22 +190,27 @@ def personalize(
     *,
     personal: Personal | None = None,
     shared: Shared | None = None,
+    id: int = 0,
     key: Array,
 ) -> Params:
     """One client's model from the shared one and its own (x, y), seen in training or not.
 
     The protocol's `model` is `"adapted"` or `"recomputed"`; its `clients` and what it scores do not matter here. A
-    newcomer has no `personal` state: it gets the one that every client starts from.
+    newcomer has no `personal` state: it gets the one that every client starts from. `shared` is what the server
+    broadcasts beside the model (`result.shared`). Batches follow the key and the client's `id`, as in `evaluate`.
     """
     if protocol.model not in ("adapted", "recomputed") or protocol.adapt_on == "test":
         raise ValueError(
             "A client's model is 'adapted' or 'recomputed' with its training data, got a protocol that scores "
             f"{protocol.describe()}"
         )
-    data = Federation.from_clients([client_data]).train
-    objective = algorithm.objective
+    alone = Federation.from_clients([client_data], ids=[id])
+    check_model(task, alone, params)
+    data, objective = alone.train, algorithm.objective
     own = objective.init_personal(params) if personal is None else personal
     common = objective.init_shared(params) if shared is None else shared
+    if shared is None and jax.tree.leaves(common) and protocol.model == "recomputed":
+        raise ValueError(f"{objective} needs what the server broadcasts beside the model. Give `shared=result.shared`.")
     drawn = _draw(protocol.batch_size, _client(data, 0), key, jnp.arange(protocol.num_steps)) if protocol.adapts else ()
     return _adapted(algorithm, task, protocol, data, drawn, params, common, own)
 
@@ -192,12 +223,6 @@ def _check_model(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol) -
     names = {"localized", "adapted", "recomputed", *kept}
     if protocol.model not in names:
         raise ValueError(f"{algorithm.objective} keeps no {protocol.model!r} model; score one of {sorted(names)}.")
-
-
-def _newcomers(federation: Federation) -> Federation:
-    if federation.newcomers is None:
-        raise ValueError("This federation holds no clients out of training. Make one that does with `hold_out(...)`.")
-    return federation.newcomers
 
 
 @partial(jax.jit, static_argnames=("program",))

@@ -141,6 +141,9 @@ class Federation:
         if test is None:
             return _federation(train, None, origin=origin, **naming)
         test_clients, tests = _by_client("test", *test)
+        if clients.dtype.kind != test_clients.dtype.kind:
+            kinds = f"{clients.dtype} and {test_clients.dtype}"
+            raise ValueError(f"Client columns of training and test data must be of one type, got {kinds}. Convert one.")
         if not np.array_equal(clients, test_clients):
             odd = np.setxor1d(clients, test_clients)
             raise ValueError(
@@ -166,11 +169,18 @@ class Federation:
         `test` divides the same pool, or the pool of `test_x` and `test_y` where they are given.
         """
         notes = dict.fromkeys([*partition.notes, *(test.notes if test else ())])
-        told = " ".join(filter(None, [origin, partition.origin and f"{partition.origin}.", *notes]))
+        origins = [f"{part.origin}." for part in (partition, test) if part is not None and part.origin]
+        told = " ".join(filter(None, [origin, *origins, *notes]))
+        if (test_x is None) != (test_y is None) or (test is None and test_x is not None):
+            raise ValueError("A pool of test samples needs all of `test`, `test_x` and `test_y`. Give all or none.")
+        _check_rows("partition", partition, len(x))
         train = _Part(x, y, partition.offsets).take(partition.rows, partition.offsets)
         if test is None:
             return _federation(train, None, origin=told)
         pool = _Part(x if test_x is None else test_x, y if test_y is None else test_y, test.offsets)
+        _check_rows("test", test, len(pool.x))
+        if test_x is None:
+            _check_disjoint(partition, test)
         return _federation(train, pool.take(test.rows, test.offsets), origin=told)
 
     def split_tests(self, share: float = 0.2, *, key: Array) -> "Federation":
@@ -179,23 +189,31 @@ class Federation:
             raise ValueError("This federation has test data already. Build it without, or use it as it is.")
         whole = Partition(np.arange(len(self.x)), np.asarray(self.offsets))
         train, test = (self._train_part.take(p.rows, p.offsets) for p in whole.split(share, key=key))
-        return _federation(train, test, ids=self.ids, names=self.names, origin=self.origin, newcomers=self.newcomers)
+        new = self.newcomers
+        new = new if new is None or new.test_x is not None else new.split_tests(share, key=key)
+        return _federation(train, test, ids=self.ids, names=self.names, origin=self.origin, newcomers=new)
 
     def select(self, positions: Sequence[int] | np.ndarray) -> "Federation":
-        """These clients alone, in this order."""
-        at = np.asarray(positions)
+        """These clients alone, in this order; without newcomers."""
+        at = np.asarray(positions, int)
+        if at.ndim != 1 or not len(at) or at.min() < 0 or at.max() >= self.num_clients:
+            raise ValueError(f"Positions must lie in 0..{self.num_clients - 1}, at least one, got {positions}.")
         tests = None if self.test_x is None else _take_clients(self._test_part, at)
         names = Numbered(self.ids[at]) if isinstance(self.names, Numbered) else [self.names[i] for i in at]
         train = _take_clients(self._train_part, at)
         return _federation(train, tests, ids=self.ids[at], names=names, origin=self.origin)
 
-    def hold_out(self, clients: int | Sequence[int], *, key: Array | None = None) -> "Federation":
+    def hold_out(self, clients: int | Sequence[int] | np.ndarray, *, key: Array | None = None) -> "Federation":
         """A federation whose `newcomers` are the given clients, or that many drawn at random, and which lacks them."""
-        if isinstance(clients, int):
+        if self.newcomers is not None:
+            raise ValueError("This federation holds clients out already. Hold all of them out at once.")
+        if not isinstance(clients, Sequence | np.ndarray):
             require_count("clients", clients)
             if key is None:
                 raise ValueError(f"Drawing {clients} clients at random needs a `key`. Or give their positions.")
-            chosen = host_generator(key, _HELD_OUT).permutation(self.num_clients)[:clients]
+            if int(clients) >= self.num_clients:
+                raise ValueError(f"Of {self.num_clients} clients at least one must be kept, got {clients} to hold out.")
+            chosen = host_generator(key, _HELD_OUT).permutation(self.num_clients)[: int(clients)]
         else:
             chosen = np.asarray(clients, int)
         mask = np.isin(np.arange(self.num_clients), chosen)
@@ -250,6 +268,7 @@ class Federation:
         return _Part(self.test_x, self.test_y, np.asarray(self.test_offsets))
 
     def _on_device(self, part: _Part) -> ClientData:
+        _check_fits(part, self.names)
         start, count = np.asarray(part.offsets[:-1], np.int32), np.asarray(np.diff(part.offsets), np.int32)
         with jax.ensure_compile_time_eval():  # what is kept must be arrays, even when first read inside a trace
             return ClientData(*map(jnp.asarray, (part.x, part.y, start, count, np.asarray(self.ids, np.uint32))))
@@ -273,6 +292,43 @@ class Federation:
 
 def _federation(train: _Part, test: _Part | None, **about: Any) -> Federation:
     return Federation(*train, *(test or (None, None, None)), **about)
+
+
+def _check_rows(name: str, partition: Partition, num_samples: int) -> None:
+    if len(partition.rows) and partition.rows.max() >= num_samples:
+        raise ValueError(
+            f"`{name}` must divide the {num_samples} samples of its pool, got row {partition.rows.max()}. "
+            "A partition of a test pool needs `test_x` and `test_y`."
+        )
+
+
+def _check_disjoint(train: Partition, test: Partition) -> None:
+    """No client may be tested on a row that it trains on."""
+    if train.num_clients != test.num_clients:
+        return  # the federation says so
+    owned = lambda part: np.repeat(np.arange(part.num_clients), part.counts) << 40 | part.rows
+    both = np.intersect1d(owned(train), owned(test))
+    if len(both):
+        raise ValueError(
+            f"Training and test rows of a client must be disjoint, got {len(both)} in both, first row "
+            f"{both[0] & (2**40 - 1)} of client {both[0] >> 40}. Use `partition.split(...)`."
+        )
+
+
+def _check_fits(part: _Part, names: Sequence[str]) -> None:
+    """Refuse numbers that do not survive the device's narrower types."""
+    for letter, array in (("x", part.x), ("y", part.y)):
+        kind = jax.dtypes.canonicalize_dtype(array.dtype)
+        if kind == array.dtype or not array.size or array.dtype.kind not in "iuf":
+            continue
+        most = (np.iinfo if kind.kind in "iu" else np.finfo)(kind).max
+        if array.max() > most or array.min() < -most:
+            row = int(np.argmax(np.abs(array.reshape(len(array), -1)).max(axis=1)))
+            owner = int(np.searchsorted(part.offsets, row, side="right")) - 1
+            raise ValueError(
+                f"{names[owner]}: {letter} must fit into {kind}, got numbers up to {array.max()}. "
+                "Scale them, or enable 64 bits with `jax.config.update('jax_enable_x64', True)`."
+            )
 
 
 def _by_client(part: str, x: np.ndarray, y: np.ndarray, client: np.ndarray) -> tuple[np.ndarray, _Part]:
@@ -345,6 +401,10 @@ def _check_part(part: str, x: np.ndarray, y: np.ndarray, offsets: np.ndarray, na
         empty = int(np.argmin(counts))
         raise ValueError(f"{names[empty]} has no {part} samples. Leave it out of the federation, or give it some.")
     for letter, array in (("x", x), ("y", y)):
+        if array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{names[0]}: the {part} data must be numbers, got {letter} of type {array.dtype}. Encode it."
+            )
         row = _first_not_finite(array)
         if row is not None:
             owner = int(np.searchsorted(offsets, row, side="right")) - 1

@@ -11,6 +11,8 @@ INIT, BATCHES, ITERATES, ADAPTATION = range(4)  # streams of a run's key
 
 def typed_key(key: Array) -> Array:
     """The key itself; one of the old style, two plain words, becomes a typed one."""
+    if not hasattr(key, "dtype"):
+        raise ValueError(f"A key must be one of JAX's, such as `jax.random.key(0)`, got {key!r}.")
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 

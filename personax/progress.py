@@ -20,12 +20,13 @@ class Bars:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+        plain = lambda field: TextColumn(f"{{task.{field}}}", markup=False)  # names are not markup
+        columns = (BarColumn(24), MofNCompleteColumn(), plain("fields[speed]"), TimeRemainingColumn())
         self.progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            plain("description"),
             *columns,
-            TextColumn("{task.fields[latest]}"),
+            plain("fields[latest]"),
             console=console,
             disable=not console.is_terminal,
         )

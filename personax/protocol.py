@@ -7,9 +7,9 @@ from personax.values import Static, require_count, require_nonnegative, require_
 MODELS = {
     "global": "the shared model as it is",
     "localized": "the client's own iterate after the local steps of its next visit, before any averaging",
-    "adapted": "the shared model after {steps} of size {lr:g}",
+    "adapted": "the shared model after {steps} of size {lr:g}{each}",
     "personal": "the personal model that the client keeps",
-    "recomputed": "the objective's personal model, made anew from the shared model with {batches}",
+    "recomputed": "the objective's personal model, made anew from the shared one in {rounds} of step size {lr:g}{each}",
     "local": "the part of the client's mixture that is its own",
 }
 _ADAPTING = ("adapted", "recomputed")
@@ -28,9 +28,10 @@ class Protocol:
       update". No steps leave it as it is.
     - `"personal"`: the personal model that the client keeps: APFL's mixture, theta of the Moreau envelope, the model of
       local training.
-    - `"recomputed"`: the objective's own personal model, made from the shared one with `num_steps` fresh batches: the
-      Moreau envelope's inner problem (at its own step size), steps of the client's v (APFL (7)), ARUBA's refinement,
-      gradient steps of size `lr` for the others.
+    - `"recomputed"`: the objective's own personal model, made from the shared one, and the client's state where it has
+      one, with `num_steps` fresh batches: the Moreau envelope's inner problem (at its own step size), steps of the
+      client's v (APFL (7); a newcomer's weight is the initial one), ARUBA's refinement (`lr` multiplies its learned
+      step sizes: 1 leaves them), gradient steps of size `lr` for the others.
     - `"local"`: APFL's v alone.
 
     Adaptation takes shuffled batches of `batch_size` of the client's training data. `adapt_on="test"` takes them from
@@ -68,27 +69,26 @@ class Protocol:
     @property
     def adapts(self) -> bool:
         """Whether the client's data changes the model before it is scored."""
-        return self.model in _ADAPTING and self.num_steps > 0
+        return self.model == "recomputed" or (self.model == "adapted" and self.num_steps > 0)
 
     @property
     def flag(self) -> str:
         """What a reader must be warned of, or nothing."""
-        return "adapted on the data that is scored" if self.adapts and self.adapt_on == "test" else ""
+        leaks = self.adapts and self.adapt_on == "test" and self.score_on != "training"
+        return "adapted on the data that is scored" if leaks else ""
 
     def describe(self) -> str:
         """The protocol in words."""
-        words = {"steps": _number(self.num_steps, "gradient step"), "lr": self.lr}
-        model = MODELS[self.model].format(**words, batches=_number(self.num_steps, "fresh batch", "es"))
-        data = f" on batches of {self.batch_size} of its {self.adapt_on} samples" if self.adapts else ""
+        count = lambda thing, plural="s": f"{self.num_steps} {thing}{'' if self.num_steps == 1 else plural}"
+        each = f", each on {self.batch_size} of its {self.adapt_on} samples" if self.num_steps else ""
+        model = MODELS[self.model].format(
+            steps=count("gradient step"), rounds=count("batch", "es"), lr=self.lr, each=each
+        )
         whose = {"all": "all clients", "cohort": "the last cohort", "held_out": "clients held out of training"}
         scored = {"both": "test and training data"}.get(self.score_on, f"{self.score_on} data")
         mean = {"uniform": "each client counts the same", "samples": "clients count by their scored samples"}
         flagged = f" NOTE: {self.flag}." if self.flag else ""
-        return f"{model}{data}; scored on the {scored} of {whose[self.clients]}, {mean[self.weighting]}.{flagged}"
-
-
-def _number(num: int, thing: str, plural: str = "s") -> str:
-    return f"{num} {thing}{'' if num == 1 else plural}"
+        return f"{model}; scored on the {scored} of {whose[self.clients]}, {mean[self.weighting]}.{flagged}"
 
 
 def fallah_protocol(lr: float = 0.01, num_steps: int = 1, batch_size: int = 40) -> Protocol:

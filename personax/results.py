@@ -46,6 +46,7 @@ class Snapshot:
     num_events: int | np.ndarray  # with several seeds, one for each
     time: float | np.ndarray  # virtual
     schedules: tuple[Schedule, ...]  # of each seed
+    ids: np.ndarray  # of the federation's clients, in its order
 
     @property
     def has_seeds(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter
 
 from personax import checkpoint
 from personax.build import Plan, Training, build, make_schedules, outputs_of
+from personax.checks import check_run
 from personax.config import Config, dump, load
 from personax.evaluate import adaptation_curve, evaluate
 from personax.objectives import Mixture
@@ -56,6 +58,7 @@ from personax.values import to_dict
 
 _PART = TypeAdapter(AlgorithmRecord)
 _COMPILED = [0.0]  # seconds that XLA has compiled in this process
+_CUT_OFF = re.compile(r"\..+\.[a-z]+\.[a-z0-9_]{8}(\.tmp)?")
 
 
 def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:
@@ -140,13 +143,36 @@ def slug(name: str) -> str:
     return f"{plain}-{zlib.crc32(name.encode()):08x}"
 
 
-def start(config: Config, root: Path) -> Folder:
-    """A new run folder with the resolved configuration in it."""
-    folder = Folder(root)
-    if folder.config.exists():
+class Work(NamedTuple):
+    """A resolved configuration, and all that follows from it before anything is trained."""
+
+    config: Config
+    plan: Plan
+    schedules: dict[str, list[Schedule]]  # of each algorithm, one for each seed
+
+
+def prepare(config: Config) -> Work:
+    """Build what a run computes with; whatever does not fit together is an error."""
+    plan = build(config)
+    schedules = {}
+    for name, _, algorithm, _ in plan.trainings:
+        schedules[name] = make_schedules(config, algorithm, plan.federation.num_clients)
+        check_run(algorithm, plan.federation, schedules[name], len(plan.keys), None)
+    return Work(config, plan, schedules)
+
+
+def refuse_used(root: Path) -> None:
+    """Refuse a folder that has a run."""
+    if Folder(root).config.exists():
         raise ValueError(
             f"{root} has a run already. Continue it with `personax resume {root}`, or choose another folder."
         )
+
+
+def start(config: Config, root: Path) -> Folder:
+    """A new run folder with the resolved configuration in it."""
+    refuse_used(root)
+    folder = Folder(root)
     root.mkdir(parents=True, exist_ok=True)
     checkpoint.write_atomically(folder.config, dump(config).encode())
     return folder
@@ -156,21 +182,23 @@ Listener = Callable[[str, str, EvaluationRecord], None]  # algorithm, score, eva
 
 
 def execute(
-    folder: Folder, watch: Watch = Silent(), checkpoint_seconds: float = 10.0, listeners: Sequence[Listener] = ()
+    folder: Folder,
+    watch: Watch = Silent(),
+    checkpoint_seconds: float = 10.0,
+    listeners: Sequence[Listener] = (),
+    work: Work | None = None,
 ) -> RunRecord:
     """Do what is left of a run, from wherever it stands, and write its results.
 
-    Listeners are given each new evaluation.
+    Listeners are given each new evaluation. `work` is what `prepare` made of the folder's configuration, if it has.
     """
-    config = load(folder.config)
-    plan = build(config)
-    schedules = {t.name: make_schedules(config, t.algorithm, plan.federation.num_clients) for t in plan.trainings}
+    config, plan, schedules = work or prepare(load(folder.config))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     folder.metrics.write_bytes(b"")
     for training in plan.trainings:
         if folder.part(training.name).exists():
-            for score in _part(folder, training.name).scores:
-                _append_metrics(folder, training.name, score.name, score.evaluations)
+            scores = _part(folder, training.name).scores
+            _append_metrics(folder, training.name, {score.name: score.evaluations for score in scores})
         else:
             _train(config, plan, training, schedules[training.name], folder, watch, checkpoint_seconds, listeners)
     parts = [_part(folder, training.name) for training in plan.trainings]
@@ -178,8 +206,17 @@ def execute(
     record = _record(config, plan, parts, tables, started)
     _write_table(folder.clients, pa.concat_tables(tables.values(), promote_options="default"))
     checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))
-    shutil.rmtree(folder.parts)
+    tidy(folder)
     return record
+
+
+def tidy(folder: Folder) -> None:
+    """Remove the parts of results that are whole now, and files that were cut off while they were written."""
+    shutil.rmtree(folder.parts, ignore_errors=True)
+    for place in (folder.root, folder.models):
+        for path in place.glob(".*"):
+            if _CUT_OFF.fullmatch(path.name):
+                path.unlink()
 
 
 class _Session:
@@ -190,7 +227,7 @@ class _Session:
         self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.protocols}
         self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
         self.found: dict[str, Evaluation] = {}
-        self.snapshot: Snapshot | None = None
+        self.seen: tuple[Snapshot, int] | None = None  # the last, and the number of evaluations up to it
         self.began = self.compiled = 0.0
         self.restart_clock()
 
@@ -210,22 +247,34 @@ class _Session:
         self.spend("train")
         self.found = {name: self.ask(snapshot, name) for name in self.training.protocols}
         self.spend("evaluate")
+        num = self.num_evaluations
         mix = mean_mix(self.training.algorithm, snapshot)
         for name, found in self.found.items():
             record = evaluation_record(found, snapshot, self.cohort, self.seconds["train"], mix)
             self.history[name].append(record)
-        self.snapshot = snapshot
+        self.seen = snapshot, num + 1  # at once: an interrupt may come anywhere, and what is saved has to agree
 
-    def about(self) -> dict[str, Any]:
-        """All that a checkpoint says beside the state."""
-        assert self.snapshot is not None  # there is nothing to save before the first observation
-        return {
-            "wave": self.snapshot.wave,
-            "events": np.asarray(self.snapshot.num_events).tolist(),
-            "time": np.asarray(self.snapshot.time).tolist(),
-            "seconds": self.seconds,
-            "history": {name: [asdict(one) for one in records] for name, records in self.history.items()},
-        }
+    @property
+    def num_evaluations(self) -> int:
+        return min(map(len, self.history.values()))
+
+    @property
+    def round(self) -> int:
+        """Of the last evaluation."""
+        return next(iter(self.history.values()))[-1].round
+
+    def save(self, place: Path) -> None:
+        """Write a checkpoint of the last observation, if there was one."""
+        if self.seen is not None:
+            snapshot, num = self.seen
+            about = {
+                "wave": snapshot.wave,
+                "events": np.asarray(snapshot.num_events).tolist(),
+                "time": np.asarray(snapshot.time).tolist(),
+                "seconds": self.seconds,
+                "history": {name: [asdict(one) for one in records[:num]] for name, records in self.history.items()},
+            }
+            checkpoint.save(place, snapshot.wave, snapshot.state, about)
 
 
 def _train(
@@ -245,27 +294,24 @@ def _train(
     ask = lambda snapshot, score: evaluate(*run, snapshot, training.protocols[score], key=plan.keys)
     session = _Session(ask, training, cohort)
     begin = _restore(session, plan, schedules, folder.checkpoints(name), watch)
-    for score, history in session.history.items():
-        _append_metrics(folder, name, score, history)
-    watch.begin(name, config.schedule.num_rounds, 0 if begin is None else int(np.min(begin.num_events)) // cohort)
+    _append_metrics(folder, name, session.history)
+    watch.begin(name, config.schedule.num_rounds, 0 if begin is None else session.round)
     saved = time.monotonic()
 
     def save() -> None:
         nonlocal saved
-        snapshot = session.snapshot
-        if snapshot is not None:
-            checkpoint.save(folder.checkpoints(name), snapshot.wave, snapshot.state, session.about())
+        session.save(folder.checkpoints(name))
         saved = time.monotonic()
 
     def observe(snapshot: Snapshot) -> None:
         session.observe(snapshot)
-        for score, history in session.history.items():
-            _append_metrics(folder, name, score, history[-1:])
-            for listen in listeners:
-                listen(name, score, history[-1])
+        latest = {score: history[-1:] for score, history in session.history.items()}
+        _append_metrics(folder, name, latest)
+        for listen, (score, history) in product(listeners, latest.items()):
+            listen(name, score, history[-1])
         if time.monotonic() - saved >= checkpoint_seconds:
             save()
-        watch.advance(name, next(iter(session.history.values()))[-1].round, _latest(session.found))
+        watch.advance(name, session.round, _latest(session.found))
         session.restart_clock()
 
     every = config.evaluation.every * (1 if schedules[0].has_rounds else cohort)
@@ -276,7 +322,7 @@ def _train(
         raise
     if not session.found:  # the checkpoint was of the end
         session.found = {score: ask(result.snapshot, score) for score in training.protocols}
-    session.snapshot = result.snapshot
+    session.seen = result.snapshot, session.num_evaluations
     save()
     _write_part(config, plan, training, schedules, folder, session, result)
     watch.end(name, session.seconds)
@@ -296,7 +342,7 @@ def _restore(session: _Session, plan: Plan, schedules: list[Schedule], place: Pa
     }
     session.seconds = saved.about["seconds"]
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
-    return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(schedules))
+    return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(schedules), plan.federation.ids)
 
 
 def _write_part(
@@ -363,10 +409,11 @@ def _export(config: Config, plan: Plan, training: Training, folder: Folder, resu
 
 def _newcomers(config: Config, plan: Plan, training: Training, score: str, result: Result) -> AdaptationRecord | None:
     protocol = newcomer_protocol(training.protocols[score])
-    if plan.federation.newcomers is None or protocol is None:
+    steps = config.evaluation.adaptation_steps
+    if plan.federation.newcomers is None or protocol is None or not steps:
         return None
     run = (training.algorithm, plan.task, plan.federation, result)
-    curve = adaptation_curve(*run, protocol, config.evaluation.adaptation_steps, key=plan.keys)
+    curve = adaptation_curve(*run, protocol, steps, key=plan.keys)
     return adaptation_record(protocol, curve)
 
 
@@ -401,10 +448,12 @@ def _part(folder: Folder, name: str) -> AlgorithmRecord:
     return _PART.validate_json(folder.part(name).read_bytes())
 
 
-def _append_metrics(folder: Folder, algorithm: str, score: str, history: list[EvaluationRecord]) -> None:
-    lines = [json.dumps({"algorithm": algorithm, "score": score, **asdict(one)}) + "\n" for one in history]
+def _append_metrics(folder: Folder, algorithm: str, histories: dict[str, list[EvaluationRecord]]) -> None:
+    """A line for each evaluation, in the order in which they were made."""
     with folder.metrics.open("a", encoding="utf-8") as file:
-        file.write("".join(lines))
+        for records in zip(*histories.values(), strict=True):
+            for score, one in zip(histories, records, strict=True):
+                file.write(json.dumps({"algorithm": algorithm, "score": score, **asdict(one)}) + "\n")
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

@@ -34,8 +34,8 @@ def interval(of_seeds: np.ndarray | float, level: float = 0.95) -> Interval:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better: not of a loss or an error."""
-    return metric.removeprefix("train_") not in ("loss", "error")
+    """Whether more of a metric is better: not of one whose name ends in loss or error."""
+    return not metric.endswith(("loss", "error"))
 
 
 def show(number: Interval | float | None, metric: str) -> str:
@@ -53,25 +53,32 @@ def show(number: Interval | float | None, metric: str) -> str:
 class Evaluation:
     """Each metric of each scored client, [clients] or [seeds, clients], and the protocol that gave it.
 
-    `clients` are positions in the federation (in its newcomers, where those were scored), `num_samples` how many
-    samples of each were scored, `num_events` and `time` (virtual) where the run stood.
+    `clients` are their stable ids, `num_samples` how many samples of each were scored (`num_train_samples` those of
+    metrics called `train_...`), `num_events` and `time` (virtual) where the run stood.
     """
 
     protocol: Protocol
     metrics: dict[str, np.ndarray]
     clients: np.ndarray
     num_samples: np.ndarray
+    num_train_samples: np.ndarray
     num_events: int | np.ndarray
     time: float | np.ndarray
 
+    def of(self, name: str) -> np.ndarray:
+        """One metric of each client."""
+        if name not in self.metrics:
+            raise ValueError(f"There is no metric {name!r}; there are {', '.join(self.metrics)}.")
+        return self.metrics[name]
+
     def mean(self, name: str) -> np.ndarray:
         """The mean over clients, by the protocol's weighting; one number for each seed."""
-        return np.average(self.metrics[name], axis=-1, weights=self._weights())
+        return np.average(self.of(name), axis=-1, weights=self._weights(name))
 
     def std(self, name: str) -> np.ndarray:
         """The standard deviation across clients, by the same weighting."""
-        away = np.square(self.metrics[name] - self.mean(name)[..., None])
-        return np.sqrt(np.average(away, axis=-1, weights=self._weights()))
+        away = np.square(self.of(name) - self.mean(name)[..., None])
+        return np.sqrt(np.average(away, axis=-1, weights=self._weights(name)))
 
     def worst_decile(self, name: str) -> np.ndarray:
         """The mean over the tenth of the clients (at least one) with the worst numbers."""
@@ -87,36 +94,37 @@ class Evaluation:
 
     def difference(self, other: "Evaluation", name: str) -> Interval:
         """By how much this mean is above the other's, seed by seed (paired), with its 95 % interval."""
-        self._require_same_runs(other)
+        self._require_paired(other)
         return interval(self.mean(name) - other.mean(name))
 
     def share_better(self, other: "Evaluation", name: str) -> np.ndarray:
         """The share of clients that are strictly better off than under the other; ties count for neither."""
-        self._require_same_runs(other)
-        if not np.array_equal(self.clients, other.clients):
-            raise ValueError("Only evaluations of the same clients can be compared client by client.")
-        gain = self.metrics[name] - other.metrics[name]
+        self._require_paired(other)
+        gain = self.of(name) - other.of(name)
         return ((gain > 0) if higher_is_better(name) else (gain < 0)).mean(axis=-1)
 
     def __str__(self) -> str:
         lines = [f"{name:15}{show(self.interval(name), name)}" for name in self.metrics]
         return "\n".join([self.protocol.describe(), *lines])
 
-    def _weights(self) -> np.ndarray:
-        shape = next(iter(self.metrics.values())).shape
-        uniform = self.protocol.weighting == "uniform"
-        return np.ones(shape) if uniform else np.broadcast_to(self.num_samples, shape)
+    def _weights(self, name: str) -> np.ndarray:
+        if self.protocol.weighting == "uniform":
+            return np.ones_like(self.of(name))
+        counts = self.num_train_samples if name.startswith("train_") else self.num_samples
+        return np.broadcast_to(counts, self.of(name).shape)
 
     def _tenth(self, name: str, best: bool) -> np.ndarray:
-        ascending = np.sort(self.metrics[name], axis=-1)
+        ascending = np.sort(self.of(name), axis=-1)
         num = -(-ascending.shape[-1] // 10)
         high_end = best == higher_is_better(name)
         return (ascending[..., -num:] if high_end else ascending[..., :num]).mean(axis=-1)
 
-    def _require_same_runs(self, other: "Evaluation") -> None:
-        mine, theirs = (np.shape(next(iter(e.metrics.values())))[:-1] for e in (self, other))
+    def _require_paired(self, other: "Evaluation") -> None:
+        mine, theirs = self.clients.shape[:-1], other.clients.shape[:-1]
         if mine != theirs:
-            raise ValueError(f"Paired differences need the same seeds, got {mine} and {theirs}. Run both with one set.")
+            raise ValueError(f"Only the same seeds can be paired, got {mine} and {theirs}. Run both with one set.")
+        if not np.array_equal(self.clients, other.clients):
+            raise ValueError("Only evaluations of the same clients can be paired. Score both with the same `clients`.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +155,7 @@ class Trajectory:
         It is chosen by the scored data and so is no estimate of what comes: report it beside the last, not for it.
         """
         means = self.means(name)
+        means = np.where(np.isnan(means), -np.inf if higher_is_better(name) else np.inf, means)
         at = means.argmax(axis=0) if higher_is_better(name) else means.argmin(axis=0)
         events = np.stack([np.asarray(evaluation.num_events) for evaluation in self.evaluations])
         pick = lambda table: np.take_along_axis(table, np.expand_dims(at, 0), axis=0)[0]
@@ -204,6 +213,12 @@ class Comparison:
                 raise ValueError(
                     f"A comparison always has {role} in it, got {', '.join(self.evaluations)} without {name!r}."
                 )
+        scored = self.evaluations[self.local].protocol.model, self.evaluations[self.together].protocol.model
+        if scored != ("personal", "global"):
+            raise ValueError(
+                "Local training is scored by its 'personal' model and the shared one as 'global', "
+                f"got {scored[0]!r} of {self.local} and {scored[1]!r} of {self.together}."
+            )
 
     def rows(self, metric: str = "accuracy") -> list[Row]:
         """A row for each algorithm, in the order given."""

@@ -74,6 +74,8 @@ def simulate(
     largest = int(federation.counts.max())
     program = _Program(task, federation.num_clients, largest, cohort_chunk, on_nonfinite == "skip", has_seeds)
     check_model(task, federation, params)
+    if federation.newcomers is not None:
+        check_model(task, federation.newcomers, params)
     plan = _plan(algorithm, schedules, wave_width)
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), plan.waves)
@@ -83,7 +85,7 @@ def simulate(
         _check_start(start, plan, seedless)
         state = start.state
     wave = 0 if start is None else start.wave
-    snap = partial(_snapshot, plan, schedules, seedless)
+    snap = partial(_snapshot, plan, schedules, federation.ids, seedless)
     history = [observe(snap(state, wave))] if observe and start is None else []
     for stop in _stops(plan, schedules[0], wave, every if observe else None):
         state = _advance(program, algorithm, federation.train, key, waves, tracker, state, wave, stop)
@@ -349,11 +351,16 @@ def _check_start(start: Snapshot, plan: Plan, seedless: Callable[[np.ndarray], A
 
 
 def _snapshot(
-    plan: Plan, schedules: list[Schedule], seedless: Callable[[np.ndarray], Any], state: State, wave: int
+    plan: Plan,
+    schedules: list[Schedule],
+    ids: np.ndarray,
+    seedless: Callable[[np.ndarray], Any],
+    state: State,
+    wave: int,
 ) -> Snapshot:
     num_events = plan.waves.valid[:, :wave].sum(axis=(1, 2))
     times = [s.time[:num].max(initial=0.0) for s, num in zip(schedules, num_events, strict=True)]
-    return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)), tuple(schedules))
+    return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)), tuple(schedules), ids)
 
 
 def _raise_fault(faults: Faults, federation: Federation) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from personax.algorithms import Algorithm
+from personax.build import option_names
 from personax.catalogue import ALGORITHMS, DATASETS, OBJECTIVES, PARTITIONS
 from personax.config import Config
 from personax.federation import Federation
@@ -63,7 +64,7 @@ def score_record(
     best = {}
     for metric in history[-1].mean:
         means = np.array([one.mean[metric] for one in history])
-        at = means.argmax(axis=0) if higher_is_better(metric) else means.argmin(axis=0)
+        at = np.nan_to_num(means if higher_is_better(metric) else -means, nan=-np.inf).argmax(axis=0)
         seeds = range(means.shape[1])
         best[metric] = BestRecord([history[at[s]].events[s] for s in seeds], [float(means[at[s], s]) for s in seeds])
     return ScoreRecord(name, to_dict(protocol), protocol.describe(), protocol.flag, history, best, newcomers)
@@ -108,16 +109,20 @@ def client_rows(
     shape = found.clients.shape
     whose = federation.newcomers if found.protocol.clients == "held_out" else federation
     assert whose is not None  # or there would be no scores of theirs
-    at = found.clients.ravel()
+    order = np.argsort(whose.ids)
+    positions = order[np.searchsorted(whose.ids, found.clients, sorter=order)]
+    at = positions.ravel()
     num = len(at)
-    own = np.take_along_axis(mix, found.clients, axis=-1).ravel() if mix is not None else None
+    seen = mix is not None and whose is federation  # newcomers have no weight of their own
+    own = np.take_along_axis(mix, positions, axis=-1).ravel() if seen else None
     columns = {
         "algorithm": pa.array([algorithm] * num).dictionary_encode(),
         "score": pa.array([score] * num).dictionary_encode(),
         "seed": np.repeat(np.asarray(seeds), shape[-1]),
-        "client": np.asarray(whose.ids)[at],
-        "name": [whose.names[i] for i in at],
+        "client": found.clients.ravel(),
+        "name": [whose.names[int(i)] for i in at],
         "num_samples": found.num_samples.ravel(),
+        "num_train_samples": found.num_train_samples.ravel(),
         **{name: np.asarray(values, float).ravel() for name, values in found.metrics.items()},
         "mix": pa.nulls(num, pa.float64()) if own is None else pa.array(np.asarray(own, float)),
     }
@@ -128,26 +133,25 @@ def evaluation_of(rows: pa.Table, score: str, protocol: Protocol, num_seeds: int
     """The evaluation whose clients' numbers these rows are; its `clients` are their stable ids."""
     own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
-    known = ("algorithm", "score", "seed", "client", "name", "num_samples", "mix")
+    known = ("algorithm", "score", "seed", "client", "name", "num_samples", "num_train_samples", "mix")
     metrics = {name: column(name) for name in own.column_names if name not in known and not own[name].null_count}
-    return Evaluation(protocol, metrics, column("client"), column("num_samples"), 0, 0.0)
+    counts = (column("num_samples"), column("num_train_samples"))
+    return Evaluation(protocol, metrics, column("client"), *counts, 0, 0.0)
 
 
 def table_rows(
     algorithm_of: dict[str, str], found: dict[str, Evaluation], local: str | None, together: str | None
 ) -> list[TableRow]:
-    """The headline table, for every metric that all scores have."""
-    common = set.intersection(*(set(one.metrics) for one in found.values()))
-    metrics = [name for name in next(iter(found.values())).metrics if name in common]
-    pick = lambda name, one: found[name] if name is not None and _comparable(found[name], one) else None
-    rows = lambda metric: (row_of(n, one, pick(local, one), pick(together, one), metric) for n, one in found.items())
-    return [_table_row(algorithm_of[row.name], metric, row) for metric in metrics for row in rows(metric)]
+    """The headline table, for each metric the scores that have it."""
+    metrics = dict.fromkeys(name for one in found.values() for name in one.metrics)
+    having = lambda metric: {name: one for name, one in found.items() if metric in one.metrics}
+    rows = ((metric, row) for metric in metrics for row in _rows(having(metric), local, together, metric))
+    return [_table_row(algorithm_of[row.name], metric, row) for metric, row in rows]
 
 
-def _comparable(one: Evaluation, other: Evaluation) -> bool:
-    """Whether two evaluations are of the same clients."""
-    same = (one.protocol.clients == "held_out") == (other.protocol.clients == "held_out")
-    return same and np.array_equal(one.clients, other.clients)
+def _rows(found: dict[str, Evaluation], local: str | None, together: str | None, metric: str) -> list[Row]:
+    pick = lambda name, one: found[name] if name in found and np.array_equal(found[name].clients, one.clients) else None
+    return [row_of(name, one, pick(local, one), pick(together, one), metric) for name, one in found.items()]
 
 
 def _table_row(algorithm: str, metric: str, row: Row) -> TableRow:
@@ -176,8 +180,9 @@ def _table_row(algorithm: str, metric: str, row: Row) -> TableRow:
 
 
 def citations_of(recipe: str, algorithm: Algorithm) -> list[str]:
-    """The keys of what to cite for an algorithm: its recipe, and the objective that it was given."""
-    return _cited((ALGORITHMS, recipe), (OBJECTIVES, type(algorithm.objective).__name__))
+    """The keys of what to cite for an algorithm: its recipe, and the objective where it was given one."""
+    given = [(OBJECTIVES, type(algorithm.objective).__name__)] if "objective" in option_names(recipe) else []
+    return _cited((ALGORITHMS, recipe), *given)
 
 
 def data_citations(config: Config) -> list[str]:

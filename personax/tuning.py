@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from personax.build import Plan, build, make_schedules, make_training, option_names
+from personax.build import Plan, build, make_schedules, make_training, option_names, with_scores
 from personax.config import Config, ConfigError, Entry
 from personax.evaluate import evaluate
 from personax.federation import Federation
@@ -16,6 +16,7 @@ from personax.results import NonFiniteUpdate
 from personax.scores import higher_is_better
 from personax.simulate import simulate
 from personax.summarise import headline_of
+from personax.typing import Array
 
 VALIDATION_SHARE = 0.2
 
@@ -37,7 +38,7 @@ def tune(config: Config, told: Callable[[str], None] = lambda text: None) -> tup
     """
     _check(config)
     plan = build(config)
-    plan = plan._replace(federation=_validation(plan.federation, config))
+    plan = plan._replace(federation=validation_of(plan.federation, jax.random.key(config.split.seed)))
     trials: list[Trial] = []
     entries = {}
     for name, entry in config.algorithms.items():
@@ -56,13 +57,13 @@ def _check(config: Config) -> None:
             raise ConfigError(f"`tune.{name}` is an option of none of {', '.join(recipes)}. Remove it.")
     for name, entry in config.algorithms.items():  # all combinations must make sense before the first is tried
         for options in _grid(config, entry):
-            make_training(name, _with(entry, options))
+            make_training(name, _with(name, entry, options))
 
 
-def _validation(federation: Federation, config: Config) -> Federation:
+def validation_of(federation: Federation, key: Array) -> Federation:
     """The same clients, without their tests: a part of their training data takes the place."""
     train = Federation(federation.x, federation.y, federation.offsets, ids=federation.ids, names=federation.names)
-    return train.split_tests(VALIDATION_SHARE, key=jax.random.key(config.split.seed))
+    return train.split_tests(VALIDATION_SHARE, key=key)
 
 
 def _grid(config: Config, entry: Entry) -> list[dict[str, Any]]:
@@ -72,12 +73,15 @@ def _grid(config: Config, entry: Entry) -> list[dict[str, Any]]:
     return [dict(zip(names, chosen, strict=True)) for chosen in values] if names else []
 
 
-def _with(entry: Entry, options: dict[str, Any]) -> Entry:
-    return dataclasses.replace(entry, options={**entry.options, **options})
+def _with(name: str, entry: Entry, options: dict[str, Any]) -> Entry:
+    """The entry with other options, which scores that its own ones implied follow."""
+    implied = entry == with_scores(name, dataclasses.replace(entry, scores={}))
+    chosen = dataclasses.replace(entry, options={**entry.options, **options})
+    return with_scores(name, dataclasses.replace(chosen, scores={})) if implied else chosen
 
 
 def _try(config: Config, plan: Plan, name: str, entry: Entry, options: dict[str, Any]) -> Trial:
-    training = make_training(name, _with(entry, options))
+    training = make_training(name, _with(name, entry, options))
     run = (training.algorithm, plan.task, plan.federation)
     protocol = dataclasses.replace(next(iter(training.protocols.values())), clients="all", score_on="test")
     schedules = make_schedules(config, training.algorithm, plan.federation.num_clients)
@@ -100,4 +104,4 @@ def _with_best(name: str, entry: Entry, found: list[Trial], told: Callable[[str]
     sign = 1 if higher_is_better(finite[0].metric) else -1
     best = max(finite, key=lambda trial: sign * trial.score)  # pyright: ignore[reportOperatorIssue]
     told(f"{name}: {', '.join(f'{key} = {item}' for key, item in best.options.items())}")
-    return _with(entry, best.options)
+    return _with(name, entry, best.options)

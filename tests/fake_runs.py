@@ -20,7 +20,7 @@ from personax.records import (
     ScoreRecord,
     TableRow,
 )
-from personax.scores import Evaluation, Trajectory, interval
+from personax.scores import Evaluation, Trajectory
 
 ROUNDS = (0, 10, 20, 40, 60, 80, 100, 120, 150)
 COHORT = 10
@@ -230,7 +230,7 @@ def _row(entry: Entry, last: dict[str, Evaluation], metric: str, local: str | No
         algorithm=entry.algorithm,
         score=entry.score,
         metric=metric,
-        mean=interval(mine.mean(metric)).mean,
+        mean=mean.mean,
         std=std,
         worst_decile=worst,
         best_decile=best,

@@ -13,7 +13,7 @@ import tomli_w
 import personax
 from personax import simulate as run
 from personax.simulate import _advance
-from personax.values import _KINDS, from_dict, to_dict
+from personax.values import KINDS, from_dict, to_dict
 from tests.recipes import ASYNCHRONOUS, RECIPES
 
 # The tests of one recipe share its compiled program, so they run in one process.
@@ -141,7 +141,7 @@ def test_a_recipe_is_its_configuration(name):
     assert recipe == RECIPES[name](1.0) and hash(recipe) == hash(RECIPES[name](1.0))
     assert recipe != RECIPES[name](0.5)
     assert from_dict(tomllib.loads(tomli_w.dumps(to_dict(recipe)))) == recipe
-    assert eval(repr(recipe), dict(_KINDS)) == recipe
+    assert eval(repr(recipe), dict(KINDS)) == recipe
 
 
 @each(RECIPES)

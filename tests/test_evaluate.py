@@ -139,13 +139,15 @@ def test_with_the_runs_key_a_localized_model_is_what_the_next_visit_uploads():
 
 def test_the_cohort_is_that_of_the_last_round_of_each_seed():
     algorithm, keys = personax.fedavg(0.1, **LOCAL), jax.random.split(KEY, 3)
-    fed = personax.Federation.from_clients(closed_forms.clients(), test=closed_forms.clients(seed=1))
+    fed = personax.Federation.from_clients(
+        closed_forms.clients(), test=closed_forms.clients(seed=1), ids=[10, 11, 12, 13]
+    )
     schedules = [personax.rounds(4, 5, 2, key=key) for key in keys]
     result = personax.simulate(algorithm, TASK, fed, schedules, key=keys)
     run = lambda who: personax.evaluate(algorithm, TASK, fed, result, personax.Protocol("global", clients=who), key=KEY)
     everyone, cohort = run("all"), run("cohort")
     expected = np.stack([np.sort(schedule.client[-2:]) for schedule in schedules])
-    np.testing.assert_array_equal(cohort.clients, expected)
+    np.testing.assert_array_equal(cohort.clients, 10 + expected)
     assert len({tuple(row) for row in expected.tolist()}) > 1
     at = np.take_along_axis(everyone.metrics["loss"], expected, axis=1)
     np.testing.assert_allclose(cohort.metrics["loss"], at, rtol=1e-12)
@@ -288,6 +290,50 @@ def test_protocols_that_make_no_sense_are_refused(make, message):
         make()
 
 
+def test_no_steps_leave_a_client_where_it_begins():
+    """The personal state it keeps, for a newcomer the initial one: the first point of a curve is no jump."""
+    for algorithm in (personax.apfl(0.1, 0.4, **LOCAL), personax.local_only(0.1, **LOCAL)):
+        fed, result = setting(algorithm)
+        begins = score(algorithm, fed, result, personax.Protocol("recomputed", 0))
+        np.testing.assert_allclose(begins, score(algorithm, fed, result, personax.Protocol("personal")), rtol=1e-12)
+    algorithm = personax.pfedme(2.0, 0.1, 0.1, 50, **LOCAL)
+    fed, result = setting(algorithm)
+    begins = score(algorithm, fed, result, personax.Protocol("recomputed", 0))
+    np.testing.assert_allclose(begins, losses(fed, [result.params["w"]] * 4), rtol=1e-10)
+
+
+def test_the_batches_of_a_newcomer_follow_its_id():
+    algorithm = personax.fedavg(0.1, **LOCAL)
+    fed, result = setting(algorithm)
+    protocol = personax.Protocol(num_steps=3, lr=0.2, batch_size=2)
+    make = partial(personax.personalize, algorithm, TASK, result.params, protocol=protocol, key=jax.random.key(9))
+    models = [make(fed.client(i), id=i)["w"] for i in range(4)]
+    np.testing.assert_allclose(score(algorithm, fed, result, protocol), losses(fed, models), rtol=1e-9)
+
+
+def test_a_run_is_scored_on_the_clients_that_it_trained():
+    """Personal states belong to clients, not to places: a federation in another order would score the wrong model."""
+    algorithm = personax.apfl(0.1, 0.4, **LOCAL)
+    fed, result = setting(algorithm)
+    for model in ("personal", "recomputed", "localized"):
+        with pytest.raises(ValueError, match="Score it on the federation that it was trained on"):
+            score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Protocol(model))
+    shared = score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Protocol("global"))
+    np.testing.assert_allclose(shared[::-1], score(algorithm, fed, result, personax.Protocol("global")), rtol=1e-12)
+
+
+def test_labels_of_newcomers_are_checked_before_anything_runs():
+    task = personax.classification(personax.mlp((3,), 2))
+    good, bad = (np.ones((4, 2)), np.array([0, 1, 0, 1])), (np.ones((4, 2)), np.array([0, 7, 0, 1]))
+    fed = personax.Federation.from_clients([good, bad], test=[good, good]).hold_out([1])
+    algorithm, schedule = personax.fedavg(0.1, **LOCAL), personax.rounds(1, 1, key=KEY)
+    with pytest.raises(ValueError, match=r"client 1: the training labels must lie in 0\.\.1, got 7"):
+        personax.simulate(algorithm, task, fed, schedule, key=KEY)
+    params = task.model.init(KEY, jnp.ones((1, 2)))
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.1, got 7"):
+        personax.personalize(algorithm, task, params, bad, personax.Protocol(), key=KEY)
+
+
 def test_what_cannot_be_evaluated_says_so():
     algorithm = personax.fedavg(0.1, **LOCAL)
     fed, result = setting(algorithm)
@@ -302,3 +348,6 @@ def test_what_cannot_be_evaluated_says_so():
     bare = personax.Federation.from_clients(closed_forms.clients())
     with pytest.raises(ValueError, match="no test data"):
         score(algorithm, bare, result, personax.Protocol("global"))
+    for key, message in ((0, "one of JAX's"), (jax.random.split(KEY, 2), "one for each of the run's seeds")):
+        with pytest.raises(ValueError, match=message):
+            personax.evaluate(algorithm, TASK, fed, result, personax.Protocol(), key=key)

@@ -248,7 +248,7 @@ def test_a_partition_gives_each_client_its_rows():
     x, y, _ = column_of(np.arange(9), [3, 7, 8])
     train, test = (
         Partition(np.array([4, 0, 2, 8]), np.array([0, 1, 4])),
-        Partition(np.array([1, 0]), np.array([0, 1, 2])),
+        Partition(np.array([1, 3]), np.array([0, 1, 2])),
     )
     same = Federation.from_partition(x, y, train, test)
     other = Federation.from_partition(x, y, train, test, test_x=x[5:], test_y=y[5:], origin="A pool.")
@@ -256,6 +256,45 @@ def test_a_partition_gives_each_client_its_rows():
         np.testing.assert_array_equal(federation.client(1)[0], x[[0, 2, 8]])
         np.testing.assert_array_equal(federation.client_test(0)[0], pool[[1]])
     assert "A pool." in str(other) and Federation.from_partition(x, y, train).test_x is None
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (lambda x, y, p: ((p, p), {}), "must be disjoint, got 4 in both, first row 4 of client 0"),
+        (lambda x, y, p: ((p, p), {"test_x": x}), "needs all of `test`, `test_x` and `test_y`"),
+        (lambda x, y, p: ((p,), {"test_x": x, "test_y": y}), "needs all of `test`, `test_x` and `test_y`"),
+        (
+            lambda x, y, p: ((p, p), {"test_x": x[:3], "test_y": y[:3]}),
+            "must divide the 3 samples of its pool, got row 8",
+        ),
+    ],
+)
+def test_partitions_that_do_not_fit_are_refused(given, message):
+    x, y, _ = column_of(np.arange(9), [3, 7, 8])
+    parts, tests = given(x, y, Partition(np.array([4, 0, 2, 8]), np.array([0, 1, 4])))
+    with pytest.raises(ValueError, match=message):
+        Federation.from_partition(x, y, *parts, **tests)
+
+
+def test_numbers_that_a_device_would_change_are_refused():
+    with jax.enable_x64(False):
+        for x, y in (
+            (np.array([[3e9], [1]]).astype(int), [0, 1]),
+            (np.ones((2, 1)), [2**40, 1]),
+            (np.array([[1e39], [0]]), [0, 1]),
+        ):
+            with pytest.raises(ValueError, match="client 0: [xy] must fit into"):
+                Federation.from_clients([(x, np.array(y))]).train  # noqa: B018
+        assert Federation.from_clients([(np.ones((2, 1)), np.array([2**31 - 1, 1]))]).train.y.dtype == jnp.int32
+
+
+def test_newcomers_keep_tests_of_their_own():
+    whole = Federation.from_clients([pair(10, seed=1), pair(5, seed=2), pair(5, seed=3)])
+    parted = whole.hold_out([2]).split_tests(0.2, key=jax.random.key(1))
+    assert parted.newcomers.counts.tolist() == [4] and len(parted.newcomers.client_test(0)[1]) == 1
+    with pytest.raises(ValueError, match="holds clients out already"):
+        parted.hold_out([0])
 
 
 def test_local_tests_are_a_share_of_each_clients_own_data():
@@ -296,6 +335,7 @@ def test_clients_can_be_held_out_of_training(chosen):
         ([], "at least one"),
         ([0, 1, 2], "keep at least one of the 3"),
         (1, "needs a `key`"),
+        (1.5, "must be a whole number"),
     ],
 )
 def test_who_cannot_be_held_out(chosen, message):

@@ -15,9 +15,8 @@ def evaluation(numbers=ACCURACY, name="accuracy", num_events=7, counts=None, **p
     clients = np.broadcast_to(np.arange(numbers.shape[-1]), numbers.shape)
     counts = np.arange(1, numbers.shape[-1] + 1) if counts is None else np.asarray(counts)
     events = np.full(numbers.shape[:-1], num_events)
-    return Evaluation(
-        Protocol(**protocol), {name: numbers}, clients, np.broadcast_to(counts, numbers.shape), events, 0.0
-    )
+    counts = np.broadcast_to(counts, numbers.shape)
+    return Evaluation(Protocol(**protocol), {name: numbers}, clients, counts, 2 * counts[..., ::-1], events, 0.0)
 
 
 def test_the_interval_is_students():
@@ -74,10 +73,16 @@ def test_better_off_is_strict_and_knows_losses():
     assert evaluation(mine, "loss").share_better(evaluation(other, "loss"), "loss").tolist() == [0.25]
 
 
+def test_training_metrics_count_by_training_samples():
+    found = evaluation(name="train_accuracy", weighting="samples")
+    by_sample = np.repeat(ACCURACY, 2 * np.arange(1, 24)[::-1], axis=1)
+    np.testing.assert_allclose(found.mean("train_accuracy"), by_sample.mean(axis=1), rtol=1e-12)
+
+
 def test_only_the_same_seeds_and_clients_are_compared():
-    with pytest.raises(ValueError, match=r"same seeds, got \(5,\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"same seeds can be paired, got \(5,\) and \(2,\)"):
         evaluation().difference(evaluation(ACCURACY[:2]), "accuracy")
-    with pytest.raises(ValueError, match="same clients"):
+    with pytest.raises(ValueError, match="same clients can be paired"):
         evaluation().share_better(evaluation(ACCURACY[:, :9]), "accuracy")
 
 
@@ -98,10 +103,12 @@ def test_the_best_round_stands_beside_the_last():
 
 
 def test_a_comparison_always_has_local_training_and_the_global_model():
-    found = {"alone": evaluation(ACCURACY), "FedAvg": evaluation(ACCURACY - 0.1, model="global")}
+    found = {"alone": evaluation(ACCURACY, model="personal"), "FedAvg": evaluation(ACCURACY - 0.1, model="global")}
     for wrong in ({"local": "Local", "together": "FedAvg"}, {"local": "alone", "together": "shared"}):
         with pytest.raises(ValueError, match=r"always has (local training|the global model) in it, got alone, FedAvg"):
             Comparison(found, **wrong)
+    with pytest.raises(ValueError, match="got 'global' of FedAvg and 'global' of FedAvg"):
+        Comparison(found, local="FedAvg", together="FedAvg")
 
 
 def test_a_comparison_says_what_each_row_measured():
@@ -117,3 +124,8 @@ def test_a_comparison_says_what_each_row_measured():
     table = comparison.table()
     assert table.count("! adapted on the data that is scored") == 1 and "FedAvg: the shared model as it is" in table
     assert f"{100 * ACCURACY.mean():.1f} ± " in table
+
+
+def test_a_metric_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="no metric 'acc'; there are accuracy"):
+        evaluation().mean("acc")

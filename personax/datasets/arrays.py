@@ -1,6 +1,7 @@
 """NumPy's npz files, read one array at a time."""
 
 from pathlib import Path
+from tokenize import TokenError
 from zipfile import BadZipFile
 
 import numpy as np
@@ -16,7 +17,7 @@ def read_arrays(path: Path, client: str | None, label: str, split: str | None) -
     """
     try:
         with path.open("rb") as opened, NpzFile(opened) as file:
-            label = label if label in file.files else "y"
+            label = "y" if label == "label" and label not in file.files else label
             for role, name in (("x", "x"), ("label", label), ("client", client), ("split", split)):
                 if name is not None:
                     require_column("an array", role, name, file.files, path.name)
@@ -24,7 +25,7 @@ def read_arrays(path: Path, client: str | None, label: str, split: str | None) -
             tests = [f"test_{name}" for name in names]
             has_test = _has_test(file, tests, split, path.name)
             return _read(file, [names, tests] if has_test else [names], split, path.name)
-    except (BadZipFile, EOFError, OSError) as error:
+    except (BadZipFile, EOFError, OSError, TokenError) as error:
         raise ValueError(f"{path} is not an npz file that can be read ({error}).") from error
 
 

@@ -96,10 +96,9 @@ def _is_whole(source: Source, into: Path) -> bool:
 def _load(source: Source, into: Path) -> Arrays:
     with _file(source, into).open("rb") as opened, NpzFile(opened) as file:  # reading checks the CRC-32 of each array
         arrays = {name: file[name] for name in source.arrays}
-    for name, expected in source.arrays.items():
-        if (arrays[name].shape, arrays[name].dtype) != (expected.shape, np.uint8):
-            got = f"{arrays[name].shape} {arrays[name].dtype}"
-            raise ValueError(f"`{name}` must have shape {expected.shape} and type uint8, got {got}")
+    wrong = [text for name in source.arrays if (text := _difference(name, source, arrays[name]))]
+    if wrong:
+        raise ValueError("; ".join(wrong))
     return arrays
 
 

@@ -24,7 +24,7 @@ def read_table(
     """A federation from one file: `.csv`, `.parquet`, or `.npz`; rows in any order.
 
     A `.csv` or `.parquet` file has a column of client ids (whole numbers or strings), a column of labels, and features
-    in all other columns: float32, or uint8 where all of them are. An `.npz` file has the arrays `x`, `y` (or the one
+    in all other columns: float32, or uint8, which models read as images in [0, 1], where all of them are. An `.npz` file has the arrays `x`, `y` (or the one
     that `label` names) and `client`, and for test data `test_x`, `test_y` and `test_client`; its types are kept, but
     float64 becomes float32.
 
@@ -39,6 +39,9 @@ def read_table(
         shape: the shape of a sample, for example (28, 28); None keeps a row of features.
     """
     path = Path(path)
+    named = [name for name in (client, label, split) if name is not None]
+    if len(set(named)) < len(named):
+        raise ValueError(f"`client`, `label` and `split` must be different columns, got {', '.join(named)}.")
     if path.suffix not in _SUFFIXES:
         raise ValueError(f"`path` must end in one of {', '.join(_SUFFIXES)}, got {path.name!r}. Convert the file.")
     if not path.is_file():

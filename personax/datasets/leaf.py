@@ -133,6 +133,8 @@ def _numbers(x: np.ndarray, y: np.ndarray, whose: str) -> Pair:
                 f"{whose}: `{letter}` must be numbers, got {array.flat[0]!r:.60}. "
                 "Encode text, and load images, before reading."
             )
+        if array.dtype.kind in "iu" and len(array) and np.abs(array).max() >= 2**31:
+            raise ValueError(f"{whose}: `{letter}` must fit into 32 bits, got {array.max()}. Scale it.")
     small = lambda array: array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
     return small(x), small(y)
 

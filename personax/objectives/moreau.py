@@ -88,7 +88,9 @@ class Moreau:
     def personalize(
         self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
     ) -> Params:
-        """`theta_i(params)`, the inner problem solved on all the given batches together."""
+        """`theta_i(params)`, the inner problem solved on all the given batches together; `params` without any."""
+        if not len(batches.weight):
+            return params
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
         merged = Batch(flat(batches.x), flat(batches.y), batches.weight.reshape(-1), batches.key[0])
         return self.prox(loss, params, merged)

@@ -45,13 +45,13 @@ nav a:hover, nav a:focus { text-decoration: underline; }
 .scroll { overflow-x: auto; margin: 12px 0; position: relative; }
 .scroll:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 table {
-  border-collapse: collapse; width: 100%; font-size: 0.89rem; line-height: 1.4; font-variant-numeric: tabular-nums;
+  border-collapse: collapse; width: 100%; font-size: 0.87rem; line-height: 1.4; font-variant-numeric: tabular-nums;
   overflow-wrap: normal;
 }
 caption { text-align: left; font-weight: 600; padding: 0 0 10px; }
-caption span { display: block; max-width: calc(100vw - 40px); }
+caption span { display: inline-block; max-width: calc(100vw - 40px); position: sticky; left: 0; }
 th, td {
-  padding: 8px; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; white-space: nowrap;
+  padding: 8px 7px; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; white-space: nowrap;
 }
 thead th { font-weight: 600; vertical-align: bottom; color: var(--soft); font-size: 0.82rem; white-space: normal; }
 thead .over th, thead .over td { border-bottom: 0; padding-bottom: 4px; white-space: nowrap; }
@@ -62,7 +62,9 @@ tbody th {
   font-weight: 500; white-space: normal; min-width: 11.5em; position: sticky; left: 0; background: var(--page);
   overflow-wrap: anywhere;
 }
+thead tr:last-child th:first-child { position: sticky; left: 0; z-index: 1; background: var(--page); }
 tbody th.drawn { padding-left: 30px; }
+td.mean, td.change { white-space: normal; }
 td.text { white-space: normal; overflow-wrap: anywhere; }
 tr.baseline td, tr.baseline th { background: var(--shade); }
 tr.best .mean { font-weight: 700; }

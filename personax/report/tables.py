@@ -111,7 +111,7 @@ def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool
     best = words.best_round(score.record, metric)
     better = [None if score.role == role else getattr(row, f"better_than_{role}") for role in roles]
     cells = [
-        f"<td class='mean'>{number(words.mean_of(row), metric)}</td>",
+        f"<td class='mean'>{_breakable(number(words.mean_of(row), metric))}</td>",
         *(f"<td>{number(value, metric)}</td>" for value in (row.std, row.worst_decile, row.best_decile)),
         *(_difference(row, role, metric, score.role == role) for role in roles),
         *(f"<td>{words.share(part)}</td>" for part in better),
@@ -134,7 +134,7 @@ def _difference(row: TableRow, role: str, metric: str, is_itself: bool) -> str:
     if change is None:
         return "<td>–</td>"
     kind, mark = _clear(change, metric)
-    return f"<td{kind}>{number(change, metric, signed=True)}{mark}</td>"
+    return f"<td class='change {kind}'>{_breakable(number(change, metric, signed=True))}{mark}</td>"
 
 
 def _clear(change: Interval, metric: str) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def _clear(change: Interval, metric: str) -> tuple[str, str]:
         gain, loss = loss, gain
     for holds, kind, sign, word in ((gain, "gain", "▲", "better"), (loss, "loss", "▼", "worse")):
         if holds:
-            return f" class='{kind}'", f" <span aria-hidden='true'>{sign}</span><span class='hidden'>{word}</span>"
+            return kind, f"&nbsp;<span aria-hidden='true'>{sign}</span><span class='hidden'>{word}</span>"
     return "", ""
 
 
@@ -160,6 +160,11 @@ def _name(score: Score, more: str = "") -> str:
     line = "dotted" if score.role else "solid" if look.dash == "solid" else "dashed"
     swatch = f"<span class='swatch {line}' style='--light:{look.colour};--dark:{DARK[look.colour]}'></span>"
     return f"<th scope='row' class='drawn'>{swatch}{escape(score.label)}{more}</th>"
+
+
+def _breakable(text: str) -> str:
+    """A number with its interval, which may stand below it where the table is narrow."""
+    return text.replace("± ", "±&nbsp;")
 
 
 def _small(text: str) -> str:

@@ -22,8 +22,8 @@ def figure(traces: Iterable[Any], x: str, y: str, **axis_y: Any) -> go.Figure:
     data = list(traces)
     layout = {
         "template": go.layout.Template(),
-        "xaxis": {"title": {"text": x}, "automargin": True, "zeroline": False},
-        "yaxis": {"title": {"text": y}, "automargin": True, "zeroline": False, **axis_y},
+        "xaxis": {"title": {"text": escape(x)}, "automargin": True, "zeroline": False},
+        "yaxis": {"title": {"text": escape(y)}, "automargin": True, "zeroline": False, **axis_y},
         "hovermode": "closest",
         "bargap": 0.12,
         "showlegend": True,

@@ -40,21 +40,23 @@ def number(value: Interval | float | None, metric: str, signed: bool = False) ->
     mean = value.mean if isinstance(value, Interval) else value
     if not isfinite(mean):
         return "not finite"
-    text = _rounded(value) if isinstance(value, Interval) and not is_share(metric) else show(value, metric)
+    text = show(value, metric) if is_share(metric) else _rounded(value)
     if signed:
         text = text if text.startswith("-") else f"+{text}"
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
 
 
-def _rounded(value: Interval) -> str:
-    """A mean to the two digits that half its interval supports.
+def _rounded(value: Interval | float) -> str:
+    """Three digits of a number; of a mean those that half its interval, in two digits, supports.
 
-    >>> _rounded(Interval(0.638712, 0.5915, 0.6859, 3)), _rounded(Interval(0.638712, float("nan"), float("nan"), 1))
-    ('0.639 ± 0.047', '0.6387')
+    >>> _rounded(0.3), _rounded(1638.712), _rounded(Interval(0.638712, 0.5915, 0.6859, 3))
+    ('0.300', '1639', '0.639 ± 0.047')
     """
+    if not isinstance(value, Interval):
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:#.3g}".rstrip(".")
     half = value.high - value.mean
     if not 1e-6 < half < 1e5:
-        return show(value, "")
+        return _rounded(value.mean)
     digits = max(0, 1 - floor(log10(half)))
     return f"{value.mean:.{digits}f} ± {half:.{digits}f}"
 
