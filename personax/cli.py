@@ -15,7 +15,15 @@ import typer
 from jax.errors import JaxRuntimeError
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from personax import catalogue, handover
@@ -27,7 +35,10 @@ from personax.datasets.fetch import CannotFetch, fetch, find_source
 from personax.datasets.registry import ENTRIES
 from personax.progress import Bars
 from personax.records import RunRecord, TableRow, read_results
-from personax.report import write_report
+from personax.report import write_report, write_reproduction
+from personax.reproduce import EXPERIMENTS
+from personax.reproduce.outcome import CellRecord
+from personax.reproduce.run import reproduce as reproduce_all
 from personax.runs import Folder, Work, execute, prepare, refuse_used, start, tidy
 from personax.scores import Interval, show
 from personax.tensorboard import Events
@@ -56,11 +67,13 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBo
 
 
 @app.callback()
-def _root() -> None:
-    # A resumed run ends in the same bits; on a GPU only with this option, read when the first array is made.
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_gpu_deterministic_ops" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+def _root(context: typer.Context) -> None:
+    # A resumed run ends in the same bits; on a GPU only with this option. Flags are read when the first array is made.
+    flags = ["--xla_gpu_deterministic_ops=true"]
+    if context.invoked_subcommand == "reproduce":
+        flags.append("--xla_gpu_autotune_level=0")  # many short programs: tuning them takes longer than running them
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = " ".join([given, *(flag for flag in flags if flag.split("=")[0] not in given)]).strip()
     signal.signal(signal.SIGTERM, _interrupt)
 
 
@@ -155,6 +168,40 @@ def report(
     """Write one HTML page about one run or several, which opens offline."""
     with plain_errors():
         typer.echo(f"The report is in {write_report(runs, path or Folder(runs[0]).report)}")
+
+
+@app.command(epilog="Examples: personax reproduce --list | personax reproduce fallah-table1 --quick")
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Which table or figure.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Show which there are.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many. By default the experiment's.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", "-o", help="By default runs/NAME, with -quick.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The same with fewer rounds and seeds: not a result.")] = False,
+) -> None:
+    """Repeat a table or a figure of a paper, its own numbers beside ours. An interrupted one goes on from there."""
+    with plain_errors(f"Interrupted. Go on with the same command: personax reproduce {name or ''}"):
+        if listed or name is None:
+            for made in EXPERIMENTS.values():
+                experiment = made(False)
+                typer.echo(f"{experiment.name:18}{experiment.source}: {experiment.title}")
+            return
+        check_names("personax reproduce", [name], EXPERIMENTS, "experiment")
+        root = folder or Path("runs") / (f"{name}-quick" if quick else name)
+        command = f"personax reproduce {name}" + " --quick" * quick + (f" --seeds {seeds}" if seeds else "")
+        experiment = EXPERIMENTS[name](quick)
+        with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err) as bar:
+            task = bar.add_task(name, total=len(experiment.cells))
+            told = lambda cell: (bar.advance(task), bar.console.print(_told(cell), highlight=False))[0]
+            record = reproduce_all(experiment, root, num_seeds=seeds, command=command, told=told)
+        for claim in record.claims:
+            typer.echo(f"{claim.verdict:14}{claim.words} ({claim.place})")
+        typer.echo(f"The results are in {root}, the page in {write_reproduction(record, root / 'report.html')}")
+
+
+def _told(cell: CellRecord) -> str:
+    ours = ", ".join(f"{one.ours:.2f} ({one.reading})" for one in cell.readings)
+    paper = "" if cell.paper is None else f", paper {cell.paper:.2f}"
+    return f"{cell.row} · {cell.column}: {ours}{paper}"
 
 
 @app.command("list", epilog="Example: personax list")

@@ -58,7 +58,7 @@ from personax.values import to_dict
 
 _PART = TypeAdapter(AlgorithmRecord)
 _COMPILED = [0.0]  # seconds that XLA has compiled in this process
-_CUT_OFF = re.compile(r"\..+\.[a-z]+\.[a-z0-9_]{8}(\.tmp)?")
+_CUT_OFF = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as `write_atomically` names what it has not finished
 
 
 def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:

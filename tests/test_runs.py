@@ -547,7 +547,7 @@ def test_what_is_cut_off_while_it_is_written_is_removed_at_the_end(whole, tmp_pa
     folder = interrupted(tmp_path / "run", Stop(7), checkpoint_seconds=0.0)
     cut = [
         folder.root / ".results.json.0a1b2c3d.tmp",
-        folder.root / ".report.html.x_9kqz2a",
+        folder.root / ".report.html.89abcdef.tmp",
         folder.models / ".fedavg-56be1dc7.safetensors.01234567.tmp",
         folder.parts / ".x.json.01234567.tmp",
         folder.checkpoints("APFL") / ".00000001.json.01234567.tmp",

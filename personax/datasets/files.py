@@ -24,9 +24,9 @@ def read_table(
     """A federation from one file: `.csv`, `.parquet`, or `.npz`; rows in any order.
 
     A `.csv` or `.parquet` file has a column of client ids (whole numbers or strings), a column of labels, and features
-    in all other columns: float32, or uint8, which models read as images in [0, 1], where all of them are. An `.npz` file has the arrays `x`, `y` (or the one
-    that `label` names) and `client`, and for test data `test_x`, `test_y` and `test_client`; its types are kept, but
-    float64 becomes float32.
+    in all other columns: float32, or uint8 where all of them are, which models read as images in [0, 1]. An `.npz` file
+    has the arrays `x`, `y` (or the one that `label` names) and `client`, and for test data `test_x`, `test_y` and
+    `test_client`; its types are kept, but float64 becomes float32.
 
     Labels that are whole numbers are kept; other numbers are targets of a regression, in float32; strings become
     0, 1, ... in sorted order, which the federation's `origin` tells.

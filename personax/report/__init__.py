@@ -1,14 +1,15 @@
 """The report of a run, or of several, for people: one HTML file with everything in it."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from personax.checkpoint import write_atomically
+from personax.report import reproduction
 from personax.report.page import render
 from personax.report.runs import read_runs
+from personax.reproduce.outcome import ReproductionRecord
 
-__all__ = ["write_report"]
+__all__ = ["write_report", "write_reproduction"]
 
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
@@ -17,15 +18,12 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
     Runs made apart are shown side by side: each has its own baselines, and nothing is paired between them. The file
     appears whole or not at all.
     """
-    content = render(read_runs(folders)).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_atomically(path, render(read_runs(folders)).encode())
+    return path
+
+
+def write_reproduction(record: ReproductionRecord, path: Path) -> Path:
+    """Write the page of a reproduction to one HTML file; its path."""
+    write_atomically(path, reproduction.render(record).encode())
     return path

@@ -44,14 +44,19 @@ def render(runs: Sequence[Run]) -> str:
     drawn: list[Figure] = []
     sections = list(_sections(runs, scores, metrics, drawn))
     named = runs[0].label if len(runs) == 1 else f"{len(runs)} runs: {' · '.join(run.label for run in runs)}"
-    about = _facts(facts(runs[0].record)) if len(runs) == 1 else tables.facts(runs)
+    about = facts_html(facts(runs[0].record)) if len(runs) == 1 else tables.facts(runs)
+    return document(named, about, sections, drawn, "the results.json, clients.parquet and config.toml of a run")
+
+
+def document(named: str, about: str, sections: Sequence[Section], drawn: Sequence[Figure], source: str) -> str:
+    """A page from its sections and figures."""
     links = "".join(f"<li><a href='#{anchor}'>{title}</a></li>" for anchor, title, _ in sections)
     body = [
         f"<header><h1>{escape(named)}</h1>{about}",
         f"<nav aria-label='Sections'><ul>{links}</ul></nav></header><main>",
         "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>",
         *(f"<section id='{anchor}'><h2>{title}</h2>{inner}</section>" for anchor, title, inner in sections),
-        "</main><footer>Made by personax from the results.json, clients.parquet and config.toml of a run.</footer>",
+        f"</main><footer>Made by personax from {source}.</footer>",
     ]
     return PAGE.format(
         title=f"{escape(named)} · personax",
@@ -72,7 +77,7 @@ def _sections(
         found = [figure for figure in made if figure is not None]
         drawn.extend(found)
         if found:
-            inner = "".join(_figure(figure, with_title=figure.title != title) for figure in found)
+            inner = "".join(figure_html(figure, with_title=figure.title != title) for figure in found)
             paired = len(found) == 2 and not any(figure.choices for figure in found)
             yield anchor, title, f"<div class='pair'>{inner}</div>" if paired else inner
 
@@ -107,7 +112,8 @@ def _results(runs: Sequence[Run], scores: Sequence[Score], metrics: Sequence[str
     return "".join(parts)
 
 
-def _figure(figure: Figure, with_title: bool) -> str:
+def figure_html(figure: Figure, with_title: bool) -> str:
+    """A figure's place on the page, its words and its selectors."""
     title = f"<h3>{escape(figure.title)}</h3>" if with_title else ""
     label = escape(figure.alt)
     return (
@@ -127,7 +133,8 @@ def _choices(figure: Figure) -> str:
     return f"<div class='choices'>{''.join(made)}</div>" if made else ""
 
 
-def _facts(told: dict[str, str]) -> str:
+def facts_html(told: dict[str, str]) -> str:
+    """Names and values in a row."""
     pairs = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in told.items())
     return f"<dl class='facts'>{''.join(pairs)}</dl>"
 
@@ -142,7 +149,7 @@ def _federation(run: Run, with_name: bool) -> str:
     }
     title = f"<h3>{escape(run.label)}</h3>" if with_name else ""
     lines = "".join(f"<span class='line'>{escape(line)}</span>" for line in about.summary.splitlines())
-    return f"{title}{_facts(told)}<pre>{lines}</pre>"
+    return f"{title}{facts_html(told)}<pre>{lines}</pre>"
 
 
 def _configuration(run: Run) -> str:

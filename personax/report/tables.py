@@ -28,7 +28,7 @@ def headline(runs: Sequence[Run], scores: Sequence[Score], metric: str) -> str:
         bodies.append([f"<tr class='run'>{head}</tr>" if len(runs) > 1 else "", *lines])
     better = "higher" if higher_is_better(metric) else "lower"
     caption = f"{escape(metric.capitalize())} at the end of the run; {better} is better"
-    return _table(caption, _headline_head(metric, roles), *bodies)
+    return table(caption, _headline_head(metric, roles), *bodies)
 
 
 def notes(runs: Sequence[Run], scores: Sequence[Score]) -> str:
@@ -58,7 +58,7 @@ def protocols(scores: Sequence[Score]) -> str:
     ]
     titles = ("Score and algorithm", "What is scored")
     head = "".join(f"<th scope='col' class='text'>{title}</th>" for title in titles)
-    return _table("The protocol of every score", f"<tr>{head}</tr>", rows)
+    return table("The protocol of every score", f"<tr>{head}</tr>", rows)
 
 
 def cost(runs: Sequence[Run]) -> str:
@@ -77,7 +77,7 @@ def cost(runs: Sequence[Run]) -> str:
         "Times are of all seeds together, updates and bytes of each seed. Dropped updates were too stale, skipped ones "
         "not finite."
     )
-    return f"{_table('Time and bytes of every algorithm', f'<tr>{head}</tr>', rows)}<p class='words'>{note}</p>"
+    return f"{table('Time and bytes of every algorithm', f'<tr>{head}</tr>', rows)}<p class='words'>{note}</p>"
 
 
 def facts(runs: Sequence[Run]) -> str:
@@ -89,7 +89,7 @@ def facts(runs: Sequence[Run]) -> str:
     for run, one in zip(runs, told, strict=True):
         cells = "".join(f"<td class='fact'>{escape(one.get(title, '–'))}</td>" for title in titles)
         rows.append(f"<tr><th scope='row'>{escape(run.label)}</th>{cells}</tr>")
-    return _table("The runs", f"<tr>{head}</tr>", rows)
+    return table("The runs", f"<tr>{head}</tr>", rows)
 
 
 def _headline_head(metric: str, roles: Sequence[str]) -> str:
@@ -148,7 +148,7 @@ def _clear(change: Interval, metric: str) -> tuple[str, str]:
     return "", ""
 
 
-def _table(caption: str, head: str, *bodies: Sequence[str]) -> str:
+def table(caption: str, head: str, *bodies: Sequence[str]) -> str:
     """A table that scrolls sideways in a box of its own where the page is too narrow."""
     inner = "".join(f"<tbody>{''.join(rows)}</tbody>" for rows in bodies)
     table = f"<table><caption><span>{caption}</span></caption><thead>{head}</thead>{inner}</table>"

@@ -1,0 +1,120 @@
+"""The page of a reproduction: the paper's numbers beside ours, the claims judged, the curves."""
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+
+from personax.report.figures import Figure
+from personax.report.page import document, facts_html, figure_html
+from personax.report.runs import PALETTE, SYMBOLS, Look
+from personax.report.tables import table
+from personax.report.traces import band_and_line, figure
+from personax.report.words import moment, seconds
+from personax.reproduce.outcome import CellRecord, ClaimRecord, ReadingRecord, ReproductionRecord
+
+
+def render(record: ReproductionRecord) -> str:
+    """The whole page."""
+    drawn = list(_curves(record))
+    sections = [
+        ("results", "The paper's numbers and ours", _warning(record) + _tables(record)),
+        ("claims", "The paper's claims", _claims(record.claims)),
+        *([("curves", "Curves", "".join(figure_html(one, with_title=True) for one in drawn))] if drawn else []),
+        ("choices", "What the paper does not say, and what was chosen", _list(record.choices)),
+        ("protocols", "What each reading measures", _list(_readings(record.cells))),
+    ]
+    told = {
+        "from": record.source,
+        "started": moment(record.started),
+        "took": seconds(record.seconds),
+        "rounds": f"{record.num_rounds:,}",
+        "seeds": str(len(record.seeds)),
+        **record.machine,
+        "personax": record.personax,
+    }
+    named = f"{record.name}: {record.title}"
+    return document(named, facts_html(told), sections, drawn, "the results.json of a reproduction")
+
+
+def _warning(record: ReproductionRecord) -> str:
+    quick = "<p class='verdict'>Quick: fewer rounds and seeds than the paper. Not a reproduction.</p>"
+    return quick if record.quick else ""
+
+
+def _tables(record: ReproductionRecord) -> str:
+    """A table for each row of the paper's: columns, the paper, and every reading of ours."""
+    rows = dict.fromkeys(cell.row for cell in record.cells)
+    return "".join(_row_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows)
+
+
+def _row_table(row: str, cells: Sequence[CellRecord]) -> str:
+    names = list(dict.fromkeys(reading.reading for cell in cells for reading in cell.readings))
+    heads = "".join(f"<th scope='col'>{escape(name)}, %</th>" for name in ("paper", *names, "difference"))
+    body = []
+    for cell in cells:
+        found = {reading.reading: reading for reading in cell.readings}
+        ours = "".join(f"<td>{_number(found.get(name))}</td>" for name in names)
+        paper = "–" if cell.paper is None else f"{cell.paper:.2f} ± {cell.paper_interval:.2f}"
+        away = "–" if cell.paper is None else f"{cell.readings[0].ours - cell.paper:+.1f}"
+        chosen = f" <span class='small'>{escape(cell.chosen)}</span>" if cell.chosen else ""
+        name = f"<th scope='row'>{escape(cell.column)}{chosen}</th>"
+        body.append(f"<tr>{name}<td>{paper}</td>{ours}<td>{away}</td></tr>")
+    return table(escape(row), f"<tr><th scope='col'></th>{heads}</tr>", body)
+
+
+def _number(reading: ReadingRecord | None) -> str:
+    if reading is None:
+        return "–"
+    half = "" if reading.high is None else f" ±&nbsp;{reading.high - reading.ours:.2f}"
+    flag = f" <span class='small'>{escape(reading.flag)}</span>" if reading.flag else ""
+    return f"{reading.ours:.2f}{half}{flag}"
+
+
+def _claims(claims: Sequence[ClaimRecord]) -> str:
+    body = []
+    for claim in claims:
+        rows = "; ".join(
+            f"{row.row}: {row.difference:+.2f}" + ("" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})")
+            for row in claim.rows
+        )
+        name = f"<th scope='row'>{escape(claim.words)} <span class='small'>{escape(claim.place)}</span></th>"
+        body.append(f"<tr>{name}<td>{claim.verdict}</td><td class='words'>{escape(rows)}</td></tr>")
+    head = "<tr><th scope='col'>claim</th><th scope='col'>here</th><th scope='col'>paired difference, points</th></tr>"
+    return table("Paired differences over seeds with their 95 % intervals", head, body)
+
+
+def _curves(record: ReproductionRecord) -> list[Figure]:
+    """Accuracy over rounds and over time, where it was followed; the paper's end points as lines."""
+    cells = [cell for cell in record.cells if cell.curve is not None]
+    if not cells:
+        return []
+    views = [_view(cells, along) for along in ("rounds", "seconds")]
+    words = (
+        "Mean over clients; bands are 95 % t-intervals over seeds. Seconds are those of training all seeds together on "
+        "the machine above. Thin lines are the paper's numbers at the end."
+    )
+    return [Figure("curves", "Accuracy along training", words, words, views, {"against": ["rounds", "seconds"]})]
+
+
+def _view(cells: Sequence[CellRecord], along: str) -> go.Figure:
+    traces = []
+    for at, cell in enumerate(cells):
+        look = Look(PALETTE[at % len(PALETTE)][0], "solid", SYMBOLS[at % len(SYMBOLS)])
+        assert cell.curve is not None  # only such cells are drawn
+        x = cell.curve.rounds if along == "rounds" else cell.curve.seconds
+        shares = [[value / 100 for value in values] for values in cell.curve.of_seeds]
+        traces += band_and_line(look, cell.column, x, shares, "accuracy")
+        if cell.paper is not None:
+            line = {"color": look.colour, "width": 1, "dash": "dot"}
+            paper = f"{cell.column}: the paper"
+            traces.append(go.Scatter(x=[x[0], x[-1]], y=[cell.paper] * 2, mode="lines", line=line, name=paper))
+    return figure(traces, along, "mean accuracy, %")
+
+
+def _readings(cells: Sequence[CellRecord]) -> list[str]:
+    return list(dict.fromkeys(f"{one.reading}: {one.words}" for cell in cells for one in cell.readings))
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"

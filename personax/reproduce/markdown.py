@@ -1,0 +1,65 @@
+"""Reproductions as a page of Markdown: `python -m personax.reproduce.markdown docs/results > docs/reproduction.md`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from personax.reproduce.outcome import REPRODUCTION, CellRecord, ReadingRecord, ReproductionRecord
+
+HEAD = """# Reproduction
+
+Every table below is made from the `results.json` of one command, kept in [results/](results/). Numbers are accuracies
+in %, ours with a 95 % t-interval over seeds. "Difference" is ours, under the first reading, less the paper's. A claim
+*holds* in a row whose paired interval over seeds lies above 0, *does not hold* where it lies below, and is *undecided*
+in between; of several rows it can *hold in part*. `(!)` marks numbers of models that were adapted on the data that is
+scored.
+"""
+
+
+def page(records: Sequence[ReproductionRecord]) -> str:
+    """All reproductions, one section for each."""
+    return "\n".join([HEAD, *(section(record) for record in records)])
+
+
+def section(record: ReproductionRecord) -> str:
+    """One reproduction: its tables, its claims, what was chosen."""
+    machine = f"{record.machine['device']}, jax {record.machine['jax']}"
+    told = f"`{record.command}`, {record.started[:10]}, {machine}, {record.seconds:.0f} s, {len(record.seeds)} seeds, "
+    rows = dict.fromkeys(cell.row for cell in record.cells)
+    tables = [_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows]
+    claims = ["| claim | place | here | paired difference, points |", "|---|---|---|---|"]
+    for claim in record.claims:
+        found = "; ".join(_difference(row.difference, row.low, row.high) for row in claim.rows)
+        claims.append(f"| {claim.words} | {claim.place} | **{claim.verdict}** | {found} |")
+    choices = [f"- {choice}" for choice in record.choices]
+    title = f"## {record.name}\n\n{record.source}: {record.title}."
+    parts = [title, f"{told}{record.num_rounds} rounds.", *tables, "\n".join(claims)]
+    return "\n\n".join([*parts, "What the paper does not say, and what was chosen:", "\n".join(choices), ""])
+
+
+def _table(row: str, cells: Sequence[CellRecord]) -> str:
+    names = list(dict.fromkeys(reading.reading for cell in cells for reading in cell.readings))
+    lines = [f"| {row} | paper | {' | '.join(names)} | difference |", "|---" * (len(names) + 3) + "|"]
+    for cell in cells:
+        found = {reading.reading: reading for reading in cell.readings}
+        paper = "" if cell.paper is None else f"{cell.paper:.2f} ± {cell.paper_interval:.2f}"
+        away = "" if cell.paper is None else f"{cell.readings[0].ours - cell.paper:+.1f}"
+        name = f"{cell.column}, {cell.chosen}" if cell.chosen else cell.column
+        lines.append(f"| {name} | {paper} | {' | '.join(_number(found.get(n)) for n in names)} | {away} |")
+    return "\n".join(lines)
+
+
+def _number(reading: ReadingRecord | None) -> str:
+    if reading is None:
+        return ""
+    half = "" if reading.high is None else f" ± {reading.high - reading.ours:.2f}"
+    return f"{reading.ours:.2f}{half}{' (!)' if reading.flag else ''}"
+
+
+def _difference(mean: float, low: float | None, high: float | None) -> str:
+    return f"{mean:+.2f}" if low is None else f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+if __name__ == "__main__":
+    files = sorted(Path(sys.argv[1]).glob("*.json"))
+    sys.stdout.write(page([REPRODUCTION.validate_json(file.read_bytes()) for file in files]))
