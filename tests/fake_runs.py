@@ -150,7 +150,7 @@ def _evaluations(rng, entry: Entry, metrics, num_seeds: int, num_clients: int) -
         time = pace * num_round * np.linspace(1, 1.04, num_seeds)
         at = np.broadcast_to(np.arange(num_clients), (num_seeds, num_clients))
         events = np.full(num_seeds, num_round * COHORT)
-        found.append(Evaluation(entry.protocol, {m: numbers[m] for m in metrics}, at, counts, events, time))
+        found.append(Evaluation(entry.protocol, {m: numbers[m] for m in metrics}, at, counts, counts, events, time))
     return found
 
 

@@ -284,7 +284,7 @@ def test_numbers_that_a_device_would_change_are_refused():
             (np.ones((2, 1)), [2**40, 1]),
             (np.array([[1e39], [0]]), [0, 1]),
         ):
-            with pytest.raises(ValueError, match="client 0: [xy] must fit into"):
+            with pytest.raises(ValueError, match=r"client 0: [xy] must fit into"):
                 Federation.from_clients([(x, np.array(y))]).train  # noqa: B018
         assert Federation.from_clients([(np.ones((2, 1)), np.array([2**31 - 1, 1]))]).train.y.dtype == jnp.int32
 

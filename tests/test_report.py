@@ -383,7 +383,7 @@ def test_no_run_or_the_same_twice_is_an_error(minimal, tmp_path):
 def test_a_report_appears_whole_or_not_at_all(minimal, tmp_path, monkeypatch):
     path = write_report([minimal], tmp_path / "new" / "report.html")
     whole = path.read_bytes()
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_report([minimal], path)
     assert path.read_bytes() == whole and [p.name for p in path.parent.iterdir()] == ["report.html"]
