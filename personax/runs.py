@@ -247,12 +247,11 @@ class _Session:
         self.spend("train")
         self.found = {name: self.ask(snapshot, name) for name in self.training.protocols}
         self.spend("evaluate")
-        num = self.num_evaluations
         mix = mean_mix(self.training.algorithm, snapshot)
         for name, found in self.found.items():
             record = evaluation_record(found, snapshot, self.cohort, self.seconds["train"], mix)
             self.history[name].append(record)
-        self.seen = snapshot, num + 1  # at once: an interrupt may come anywhere, and what is saved has to agree
+        self.seen = snapshot, self.num_evaluations  # at once: an interrupt may come anywhere, and these must agree
 
     @property
     def num_evaluations(self) -> int:

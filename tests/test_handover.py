@@ -253,6 +253,14 @@ def test_a_file_that_does_not_fit_says_why(folder, tmp_path, rows, header, said)
         hand_over(folder, written(tmp_path, rows, header), "FedAvg")
 
 
+def test_labels_that_are_kept_apart_are_checked_too(folder, patient, tmp_path):
+    kept = read(patient).client_test(0)[0][0]  # the features of one sample
+    x, y = samples(20, 9)
+    np.savez(tmp_path / "new.npz", x=x, state=np.where(np.all(x.astype(np.float32) == kept, axis=1), 7, y))
+    with refused("the test labels must lie in 0..2, got 7", kind=ValueError):
+        hand_over(folder, tmp_path / "new.npz", "FedAvg")
+
+
 def test_only_some_of_the_runs_words_would_be_numbered_wrongly_and_are_refused(folder, tmp_path):
     rows = [row for row in rows_of("x", 30, 1) if row[-1] != "fit"]
     with refused("got others (0 is 'ill', 1 is 'sick'.). Write the run's numbers in their place."):

@@ -140,6 +140,9 @@ def assert_same_end(folder, whole):
         assert told["about"] == all_told["about"]
     assert timeless(json_of(folder.results)) == timeless(json_of(whole.results))
     assert timeless(lines_of(folder.metrics)) == timeless(lines_of(whole.metrics))
+    for score in SCORES:
+        seconds = [line["seconds"] for line in lines_of(folder.metrics) if line["score"] == score]
+        assert seconds == sorted(seconds)  # of all sessions together
     assert pq.read_table(folder.clients).equals(pq.read_table(whole.clients))
     assert folder.config.read_bytes() == whole.config.read_bytes()
     known = {"config.toml", "results.json", "metrics.jsonl", "clients.parquet", "checkpoints", "models"}
@@ -428,7 +431,7 @@ class Stop(Silent):
     """A watch that interrupts at the n-th time that a method of it is called, and remembers what it was told."""
 
     def __init__(self, at=None, method="advance"):
-        self.left, self.method, self.said, self.begun = at, method, [], []
+        self.left, self.method, self.said, self.begun, self.num_advances = at, method, [], [], 0
 
     def _count(self, method):
         if method == self.method and self.left is not None:
@@ -441,6 +444,7 @@ class Stop(Silent):
         self._count("begin")
 
     def advance(self, name, done, latest):
+        self.num_advances += 1
         self._count("advance")
 
     def end(self, name, seconds):
@@ -463,7 +467,9 @@ def test_a_run_interrupted_at_every_advance_ends_in_the_same_bits(whole, tmp_pat
         with pytest.raises(KeyboardInterrupt):
             execute(folder, Stop(1), checkpoint_seconds=np.inf)
         assert not folder.results.exists()
-    execute(folder, Stop(1))
+    watch = Stop()
+    execute(folder, watch)
+    assert watch.num_advances == 0  # the last algorithm was interrupted at its end
     assert_same_end(folder, whole)
 
 

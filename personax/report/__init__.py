@@ -18,7 +18,6 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
     Runs made apart are shown side by side: each has its own baselines, and nothing is paired between them. The file
     appears whole or not at all.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, render(read_runs(folders)).encode())
     return path
 
