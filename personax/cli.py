@@ -33,13 +33,14 @@ from personax.citations import cite
 from personax.config import Config, ConfigError, check_names, load
 from personax.datasets.fetch import CannotFetch, fetch, find_source
 from personax.datasets.registry import ENTRIES
+from personax.folders import Folder, refuse_used, tidy
 from personax.progress import Bars
 from personax.records import RunRecord, TableRow, read_results
 from personax.report import write_report, write_reproduction
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import CellRecord
 from personax.reproduce.run import reproduce as reproduce_all
-from personax.runs import Folder, Work, execute, prepare, refuse_used, start, tidy
+from personax.runs import Work, execute, prepare, start
 from personax.scores import Interval, show
 from personax.tensorboard import Events
 from personax.tuning import tune

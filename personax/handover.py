@@ -15,9 +15,9 @@ from personax.checks import check_model
 from personax.config import Config, ConfigError, File, check_names, load
 from personax.evaluate import personalize
 from personax.federation import Federation
+from personax.folders import Folder
 from personax.protocol import Protocol
 from personax.records import RunRecord, TableRow, read_results
-from personax.runs import Folder
 from personax.scores import higher_is_better
 from personax.summarise import newcomer_protocol
 from personax.tasks import as_inputs

@@ -1,10 +1,7 @@
 """A run folder from a configuration: train each algorithm, score it as it goes, and lose nothing when interrupted."""
 
 import json
-import re
-import shutil
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -24,6 +21,7 @@ from personax.build import Plan, Training, build, make_schedules, outputs_of
 from personax.checks import check_run
 from personax.config import Config, dump, load
 from personax.evaluate import adaptation_curve, evaluate
+from personax.folders import Folder, refuse_used, tidy
 from personax.objectives import Mixture
 from personax.records import (
     RUN,
@@ -58,7 +56,6 @@ from personax.values import to_dict
 
 _PART = TypeAdapter(AlgorithmRecord)
 _COMPILED = [0.0]  # seconds that XLA has compiled in this process
-_CUT_OFF = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as `write_atomically` names what it has not finished
 
 
 def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:
@@ -87,62 +84,6 @@ class Silent:
     def say(self, text: str) -> None: ...
 
 
-class Folder(NamedTuple):
-    """The paths of a run."""
-
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config.toml"
-
-    @property
-    def results(self) -> Path:
-        return self.root / "results.json"
-
-    @property
-    def clients(self) -> Path:
-        return self.root / "clients.parquet"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.html"
-
-    def checkpoints(self, name: str) -> Path:
-        """Where the states of one algorithm are."""
-        return self.root / "checkpoints" / slug(name)
-
-    @property
-    def models(self) -> Path:
-        return self.root / "models"
-
-    def model(self, name: str) -> Path:
-        """The shared model that one algorithm ended with."""
-        return self.models / f"{slug(name)}.safetensors"
-
-    @property
-    def parts(self) -> Path:
-        return self.root / "parts"
-
-    def part(self, name: str) -> Path:
-        """The results of one algorithm that has ended, until all have."""
-        return self.parts / f"{slug(name)}.json"
-
-    def part_clients(self, name: str) -> Path:
-        """Its clients' numbers."""
-        return self.parts / f"{slug(name)}.parquet"
-
-
-def slug(name: str) -> str:
-    """A file name for a name; different names that look alike get different ones."""
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    return f"{plain}-{zlib.crc32(name.encode()):08x}"
-
-
 class Work(NamedTuple):
     """A resolved configuration, and all that follows from it before anything is trained."""
 
@@ -159,14 +100,6 @@ def prepare(config: Config) -> Work:
         schedules[name] = make_schedules(config, algorithm, plan.federation.num_clients)
         check_run(algorithm, plan.federation, schedules[name], len(plan.keys), None)
     return Work(config, plan, schedules)
-
-
-def refuse_used(root: Path) -> None:
-    """Refuse a folder that has a run."""
-    if Folder(root).config.exists():
-        raise ValueError(
-            f"{root} has a run already. Continue it with `personax resume {root}`, or choose another folder."
-        )
 
 
 def start(config: Config, root: Path) -> Folder:
@@ -208,15 +141,6 @@ def execute(
     checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))
     tidy(folder)
     return record
-
-
-def tidy(folder: Folder) -> None:
-    """Remove the parts of results that are whole now, and files that were cut off while they were written."""
-    shutil.rmtree(folder.parts, ignore_errors=True)
-    for place in (folder.root, folder.models):
-        for path in place.glob(".*"):
-            if _CUT_OFF.fullmatch(path.name):
-                path.unlink()
 
 
 class _Session:

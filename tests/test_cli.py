@@ -21,10 +21,11 @@ from personax.cli import app, plain_errors
 from personax.config import dump, load
 from personax.datasets import decode
 from personax.datasets.sources import SOURCES, Archive, Package
+from personax.folders import Folder
 from personax.progress import Bars
 from personax.records import read_results
 from personax.results import NonFiniteUpdate
-from personax.runs import Folder, start
+from personax.runs import start
 from tests.test_fetch import cifar_like, cifar_tar, closed_address, serving, source
 from tests.test_handover import patients, rows_of, table
 from tests.test_tuning import HUGE

@@ -8,7 +8,7 @@ import personax
 LAYERS = """
 typing values keys step_sizes curvature objectives optimizers partition describe federation datasets sampling local
 server schedules algorithms models tasks waves iterates checks results simulate protocol scores evaluate
-records citations config build catalogue checkpoint summarise tuning runs handover reproduce report
+records folders citations config build catalogue checkpoint summarise tuning runs handover reproduce report
 progress tensorboard cli
 """
 ORDER = LAYERS.split()

@@ -24,10 +24,11 @@ from personax.build import resolve
 from personax.checkpoint import read_model
 from personax.citations import cite
 from personax.config import ConfigError, dump, load, parse
+from personax.folders import Folder, slug, tidy
 from personax.protocol import Protocol
 from personax.records import RUN, EvaluationRecord, read_results
 from personax.results import NonFiniteUpdate
-from personax.runs import Folder, Silent, execute, prepare, slug, start, tidy
+from personax.runs import Silent, execute, prepare, start
 from personax.scores import Evaluation
 from personax.summarise import client_rows, score_record, table_rows
 from personax.tensorboard import Events

@@ -17,6 +17,7 @@ from personax.algorithms import Algorithm
 from personax.checkpoint import write_atomically
 from personax.evaluate import evaluate
 from personax.federation import Federation
+from personax.folders import slug
 from personax.reproduce.experiment import Cell, Claim, Experiment, Verdict
 from personax.reproduce.outcome import (
     CELL,
@@ -29,7 +30,6 @@ from personax.reproduce.outcome import (
     RowVerdict,
 )
 from personax.results import NonFiniteUpdate, Snapshot
-from personax.runs import slug
 from personax.schedules import rounds
 from personax.scores import Evaluation, interval
 from personax.simulate import simulate
