@@ -21,8 +21,8 @@ FINDINGS = {
         "Every number is far above the paper's. Why is not known: the paper states neither initialisation nor scaling, "
         "and the initialisation was not varied here.",
         "First-order does not collapse on CIFAR-10. The scaling of the inputs was tried as a reason (row 5, 300 "
-        "rounds, 2 seeds, on a CPU): bytes as they are make both meta methods diverge, and standardised inputs leave the order "
-        "as it is (FedAvg 54.3, FO 57.1, HF 58.3). No reason was found.",
+        "rounds, 2 seeds, on a CPU): bytes as they are make both meta methods diverge, and standardised inputs leave "
+        "the order as it is (FedAvg 54.3, FO 57.1, HF 58.3). No reason was found.",
         "On MNIST the seed of the split matters more than the seeds of a run: three others gave 92.1 to 92.6, 93.9 to "
         "94.4 and 95.4 to 96.3 for FedAvg, FO and HF with 10 steps.",
         "The Hessian-free and the exact product cannot be told apart at this radius.",
@@ -30,8 +30,8 @@ FINDINGS = {
     ),
     "fallah-appendix": (
         "ARUBA is ahead of HF, against the paper. A larger step at test time is not the reason: FedAvg with one of "
-        "0.03 is worse. The curves of the others still rise at the end, which fits their fixed training step of 0.001 being "
-        "small beside ARUBA's learned ones, but this is a guess: none was run with a larger training step.",
+        "0.03 is worse. The curves of the others still rise at the end, which fits their fixed training step of 0.001 "
+        "being small beside ARUBA's learned ones, but this is a guess: none was run with a larger training step.",
         "ARUBA's scale was chosen from five, the others' step sizes are the paper's: it alone was tuned.",
     ),
     "gmeta-figure1": (
