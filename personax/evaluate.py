@@ -16,10 +16,10 @@ from personax.keys import ADAPTATION, run_stream, typed_key
 from personax.local import local_update
 from personax.objectives.objective import descend
 from personax.protocol import Protocol
-from personax.results import Result, Snapshot
+from personax.results import Result, Snapshot, repeat
 from personax.sampling import Client, Draw, draw_rows, gather
 from personax.scores import Evaluation
-from personax.typing import Array, Batch, Metrics, Params, Personal, PyTree, Scalar, Shared, Task
+from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Shared, Task
 
 _CHUNK = 64  # clients, and rows, that are scored at once
 _MOST = 1 << 14  # clients whose adaptation batches are drawn at once
@@ -109,7 +109,7 @@ def _run_of(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positi
     if protocol.model in ("global", "adapted"):
         return run
     if protocol.clients == "held_out":
-        init = lambda params: _repeat(algorithm.objective.init_personal(params), positions.shape[-1])
+        init = lambda params: repeat(algorithm.objective.init_personal(params), positions.shape[-1])
         personal = jax.vmap(init)(snapshot.params) if snapshot.has_seeds else init(snapshot.params)
         visits = np.zeros_like(positions)
     elif protocol.clients == "all" and positions.shape[-1] == len(snapshot.ids):
@@ -122,10 +122,6 @@ def _run_of(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positi
     return run._replace(
         shared=snapshot.shared, personal=personal, version=version, visits=jnp.asarray(visits, jnp.int32)
     )
-
-
-def _repeat(tree: PyTree, num: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), tree)
 
 
 def _draw_all(protocol: Protocol, data: ClientData, run: _Run) -> tuple[Array, Array, Array]:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from personax.schedules import Schedule
@@ -130,3 +132,8 @@ class Result:
     def num_skipped(self) -> np.ndarray:
         """Updates that were not finite."""
         return np.asarray(self.snapshot.state.faults.num)
+
+
+def repeat(tree: PyTree, num: int) -> PyTree:
+    """The same tree `num` times, along a new leading axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), tree)

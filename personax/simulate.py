@@ -15,7 +15,7 @@ from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
 from personax.keys import BATCHES, INIT, ITERATES, run_stream, typed_key
 from personax.local import Update, local_update
-from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State
+from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State, repeat
 from personax.sampling import Client
 from personax.schedules import Schedule
 from personax.server import ServerState, Upload
@@ -272,7 +272,7 @@ def _first_state(
         first = _initial_params(program.task.model, data.x[:1], key, program.has_seeds)
     else:
         given = jax.tree.map(jnp.asarray, params)
-        first = _repeat(given, len(key)) if program.has_seeds else given
+        first = repeat(given, len(key)) if program.has_seeds else given
     wave = jax.tree.map(lambda leaf: leaf[0, 0], plan.waves)
     return _initialise(program, algorithm, data, first, tracker, wave, plan.num_slots)
 
@@ -298,23 +298,19 @@ def _initialise(
     objective = algorithm.objective
 
     def one(params: Params) -> State:
-        personal = _repeat(objective.init_personal(params), program.num_clients)
+        personal = repeat(objective.init_personal(params), program.num_clients)
         anchor = (params, objective.init_shared(params), jnp.zeros((), jnp.int32))
-        anchors = anchor if algorithm.server.buffer_size is None else _repeat(anchor, len(wave.client))
+        anchors = anchor if algorithm.server.buffer_size is None else repeat(anchor, len(wave.client))
         train = partial(_train, program, algorithm, data, None, jax.random.key(0), wave)
         extra_of_one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
         extra = jax.tree.map(extra_of_one, jax.eval_shape(train, personal, anchors).extra)
         server = algorithm.server.init(objective, params, extra)
-        slots = _repeat((server.params, server.shared, server.version), num_slots)
+        slots = repeat((server.params, server.shared, server.version), num_slots)
         tracked = () if tracker is None else tracker.init(params, personal)
         none = jnp.full((), NO_EVENT, jnp.int32)
         return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none, none))
 
     return jax.vmap(one)(params) if program.has_seeds else one(params)
-
-
-def _repeat(tree: PyTree, num: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), tree)
 
 
 def _plan(algorithm: Algorithm, schedules: list[Schedule], wave_width: int | None) -> Plan:

@@ -15,7 +15,7 @@ from personax.build import option_names
 from personax.catalogue import ALGORITHMS, DATASETS, OBJECTIVES, PARTITIONS
 from personax.config import Config
 from personax.federation import Federation
-from personax.objectives import Mixture
+from personax.objectives import Meta, Mixture
 from personax.protocol import Protocol
 from personax.records import (
     AdaptationRecord,
@@ -182,7 +182,9 @@ def _table_row(algorithm: str, metric: str, row: Row) -> TableRow:
 def citations_of(recipe: str, algorithm: Algorithm) -> list[str]:
     """The keys of what to cite for an algorithm: its recipe, and the objective where it was given one."""
     given = [(OBJECTIVES, type(algorithm.objective).__name__)] if "objective" in option_names(recipe) else []
-    return _cited((ALGORITHMS, recipe), *given)
+    keys = _cited((ALGORITHMS, recipe), *given)
+    one_step = isinstance(algorithm.objective, Meta) and algorithm.objective.num_adapt_steps == 1
+    return [key for key in keys if not (one_step and key == "jamali2025")]  # gMeta is about several steps
 
 
 def data_citations(config: Config) -> list[str]:

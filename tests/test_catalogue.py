@@ -7,6 +7,7 @@ import pytest
 
 from personax import algorithms, catalogue, datasets, objectives, partition
 from personax.citations import BIBTEX, cite
+from personax.summarise import citations_of
 
 LISTS = {
     "algorithms": catalogue.ALGORITHMS,
@@ -93,3 +94,8 @@ def test_citing_gives_each_entry_once_in_order():
     assert cite([]) == ""
     with pytest.raises(ValueError, match=r"A key must be one of alpaydin1998, .*, got 'adam2015'"):
         cite(["jax", "adam2015"])
+
+
+def test_gmeta_is_cited_where_several_steps_are_taken():
+    cited = lambda num: citations_of("per_fedavg", algorithms.per_fedavg(0.1, 0.1, num_adapt_steps=num, num_steps=1))
+    assert cited(1) == ["fallah2020"] and cited(3) == ["fallah2020", "jamali2025"]

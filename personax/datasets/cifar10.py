@@ -1,8 +1,6 @@
 """CIFAR-10."""
 
-import numpy as np
-
-from personax.datasets.fetch import load
+from personax.datasets.fetch import load_pool
 from personax.datasets.pool import Pool
 from personax.datasets.sources import CIFAR10
 
@@ -15,13 +13,4 @@ def cifar10() -> Pool:
 
     Krizhevsky 2009, Learning multiple layers of features from tiny images.
     """
-    arrays = load(CIFAR10)
-    return Pool(
-        arrays["x"],
-        arrays["y"].astype(np.int32),
-        arrays["test_x"],
-        arrays["test_y"].astype(np.int32),
-        num_classes=10,
-        name="CIFAR-10",
-        citation="Krizhevsky 2009.",
-    )
+    return load_pool(CIFAR10, num_classes=10, name="CIFAR-10", citation="Krizhevsky 2009.")

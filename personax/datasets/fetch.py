@@ -16,6 +16,7 @@ from platformdirs import user_cache_path
 
 from personax.datasets.decode import Arrays
 from personax.datasets.download import Progress, Unavailable, alone
+from personax.datasets.pool import Pool
 from personax.datasets.sources import SOURCES, Archive, Package, Source
 
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
@@ -80,6 +81,14 @@ def load(source: Source) -> Arrays:
         return _load(source, place)
     except _UNREADABLE as error:
         raise ValueError(f"{_file(source, place)} is damaged ({error}). Get it again with {command}.") from error
+
+
+def load_pool(source: Source, *, num_classes: int, name: str, citation: str) -> Pool:
+    """The arrays of a source as a pool; labels as whole numbers that arithmetic does not overflow."""
+    found = load(source)
+    labels, test_labels = found["y"].astype(np.int32), found["test_y"].astype(np.int32)
+    about = {"num_classes": num_classes, "name": name, "citation": citation}
+    return Pool(found["x"], labels, found["test_x"], test_labels, **about)
 
 
 def _file(source: Source, into: Path) -> Path:

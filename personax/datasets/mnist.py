@@ -1,8 +1,6 @@
 """MNIST."""
 
-import numpy as np
-
-from personax.datasets.fetch import load
+from personax.datasets.fetch import load_pool
 from personax.datasets.pool import Pool
 from personax.datasets.sources import MNIST
 
@@ -14,13 +12,4 @@ def mnist() -> Pool:
 
     LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition.
     """
-    arrays = load(MNIST)
-    return Pool(
-        arrays["x"],
-        arrays["y"].astype(np.int32),
-        arrays["test_x"],
-        arrays["test_y"].astype(np.int32),
-        num_classes=10,
-        name="MNIST",
-        citation="LeCun, Bottou, Bengio and Haffner 1998.",
-    )
+    return load_pool(MNIST, num_classes=10, name="MNIST", citation="LeCun, Bottou, Bengio and Haffner 1998.")

@@ -84,6 +84,12 @@ def _readings(adapt_lr: float) -> dict[str, Protocol]:
     return {"a step on test data": fallah_protocol(adapt_lr), "a step on training data": Protocol(lr=adapt_lr)}
 
 
+def _setting(quick: bool) -> dict[str, Any]:
+    """What both experiments share."""
+    size = {"num_rounds": 60, "num_seeds": 2} if quick else {"num_rounds": ROUNDS, "num_seeds": 5}
+    return {"federations": FEDERATIONS, "task": TASK, "cohort_size": COHORT, "quick": quick, **size}
+
+
 def table1(quick: bool) -> Experiment:
     """Table 1, with the exact Hessian as a fourth column."""
     cells = []
@@ -104,15 +110,10 @@ def table1(quick: bool) -> Experiment:
         name="fallah-table1",
         source="Fallah 2020, Table 1, section 5",
         title="Test accuracy after one step at test time",
-        federations=FEDERATIONS,
-        task=TASK,
-        num_rounds=60 if quick else ROUNDS,
-        cohort_size=COHORT,
-        num_seeds=2 if quick else 5,
+        **_setting(quick),
         cells=tuple(cells),
         claims=claims,
         choices=CHOICES,
-        quick=quick,
     )
 
 
@@ -144,11 +145,7 @@ def appendix(quick: bool) -> Experiment:
         name="fallah-appendix",
         source="Fallah 2020, appendix I",
         title="ARUBA beside Per-FedAvg, and accuracy against computing time",
-        federations=FEDERATIONS,
-        task=TASK,
-        num_rounds=60 if quick else ROUNDS,
-        cohort_size=COHORT,
-        num_seeds=2 if quick else 5,
+        **_setting(quick),
         cells=tuple(cells),
         claims=claims,
         timed=True,
@@ -159,5 +156,4 @@ def appendix(quick: bool) -> Experiment:
             "ARUBA also learns the size of the step at test time, which is 0.001 for the others: FedAvg with a step of "
             "0.03 is given to tell the two effects apart.",
         ),
-        quick=quick,
     )
