@@ -307,7 +307,11 @@ def test_wrong_samples_are_refused_and_removed(web, tiny, place, arrays):
     assert_fetched(get(tiny, place), arrays)
 
 
-@pytest.mark.parametrize("broken", [b"<html>Sign in to the network</html>", b"\x1f\x8b", tar({"other": b"file"}), b""])
+@pytest.mark.parametrize(
+    "broken",
+    [b"<html>Sign in to the network</html>", b"\x1f\x8b", tar({"other": b"file"}), b""],
+    ids=["page", "header", "strange", "empty"],  # an archive holds the time: as an id it would differ between workers
+)
 def test_files_that_cannot_be_decoded_are_removed(web, tiny, place, broken):
     web.files["tiny.tar.gz"] = broken
     with pytest.raises(CannotFetch, match="its files cannot be decoded"):
