@@ -217,9 +217,9 @@ def make_task(config: Config, outputs: Outputs) -> Task:
 def _model(config: Config, num_outputs: int) -> Model:
     section = config.model
     if isinstance(section, Mlp):
-        return models.mlp(section.widths, num_outputs, section.activation)
+        return models.mlp(section.widths, num_outputs, section.activation, section.init)
     if not isinstance(section, Imported):
-        return getattr(models, section.kind)(num_outputs)
+        return getattr(models, section.kind)(num_outputs, init=section.init)
     try:
         made = _imported(section.path)(num_outputs=num_outputs, **section.options)
         hash(made)  # as it must be to compile once

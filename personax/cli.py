@@ -184,15 +184,20 @@ def reproduce(
         if listed or name is None:
             for made in EXPERIMENTS.values():
                 experiment = made(False)
-                typer.echo(f"{experiment.name:18}{experiment.source}: {experiment.title}")
+                typer.echo(f"{experiment.name:24}{experiment.source}: {experiment.title}")
             return
         check_names("personax reproduce", [name], EXPERIMENTS, "experiment")
         root = folder or Path("runs") / (f"{name}-quick" if quick else name)
         command = f"personax reproduce {name}" + " --quick" * quick + (f" --seeds {seeds}" if seeds else "")
         experiment = EXPERIMENTS[name](quick)
         with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err) as bar:
-            task = bar.add_task(name, total=len(experiment.cells))
-            told = lambda cell: (bar.advance(task), bar.console.print(_told(cell), highlight=False))[0]
+            task = bar.add_task(name, total=len(experiment.trainings))
+
+            def told(cells: list[CellRecord]) -> None:
+                bar.advance(task)
+                for cell in cells:
+                    bar.console.print(_told(cell), highlight=False)
+
             record = reproduce_all(experiment, root, num_seeds=seeds, command=command, told=told)
         for claim in record.claims:
             typer.echo(f"{claim.verdict:14}{claim.words} ({claim.place})")

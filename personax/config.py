@@ -144,13 +144,15 @@ class Mlp:
     kind: Literal["mlp"] = "mlp"
     widths: list[Count] = dataclasses.field(default_factory=lambda: [32])
     activation: Literal["elu", "relu", "tanh"] = "elu"
+    init: Literal["glorot", "fan_in"] = "glorot"
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Named:
-    """`[model]` without settings of its own: `logistic_regression`, or the papers' networks `cnn2` and `cnn3`."""
+    """`[model]` without sizes of its own: `logistic_regression`, or the papers' networks `cnn2` and `cnn3`."""
 
     kind: Literal["logistic_regression", "cnn2", "cnn3"]
+    init: Literal["glorot", "fan_in"] = "glorot"
 
 
 @dataclass(frozen=True, config=_KNOWN)

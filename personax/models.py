@@ -1,8 +1,10 @@
 """The networks the papers use, and adapters for Flax and Equinox.
 
-A network is a `Model(init, apply)` pair of pure functions. Kernels start Glorot-normal and biases at zero, in JAX's
-default float type; `apply` computes in the type of its parameters, whatever the type of `x`. Equal arguments give
-the same `Model` object, because `jit` recognises a function by identity: a model built twice compiles once.
+A network is a `Model(init, apply)` pair of pure functions. By default kernels start Glorot-normal and biases at zero;
+with `init="fan_in"` both are uniform within one over the root of the number of inputs of a unit, PyTorch's default.
+Parameters have JAX's default float type; `apply` computes in the type of its parameters, whatever the type of `x`.
+Equal arguments give the same `Model` object, because `jit` recognises a function by identity: a model built twice
+compiles once.
 """
 
 import functools
@@ -25,25 +27,27 @@ Activation = Callable[[Array], Array]
 # All of them are monotone, which `_cnn` relies on: they commute with max pooling.
 _ACTIVATIONS: dict[str, Activation] = {"elu": jax.nn.elu, "relu": jax.nn.relu, "tanh": jnp.tanh}
 _PADDINGS = ("SAME", "VALID")
+_INITS = ("glorot", "fan_in")
 
 
-def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu") -> Model:
+def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu", init: str = "glorot") -> Model:
     """Fully connected network with one hidden layer for each entry of `widths`; inputs are flattened.
 
     Fallah 2020 section 5 and gMeta 2025: `mlp((80, 60), 10)`; gMeta does not name its activation.
     APFL 2020 Table 2 and appendix B: `mlp((200, 200), 10, "relu")`.
     """
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
-    return _mlp(_counts("widths", widths), _count("num_outputs", num_outputs), activation)
+    require_one_of("init", init, _INITS)
+    return _mlp(_counts("widths", widths), _count("num_outputs", num_outputs), activation, init)
 
 
-def logistic_regression(num_outputs: int) -> Model:
+def logistic_regression(num_outputs: int, init: str = "glorot") -> Model:
     """Linear model, an `mlp` without hidden layers (APFL 2020 section 5, the strongly convex loss).
 
-    It starts Glorot-normal like the others, so that a seed varies its start too. The paper's parameter
-    regularization belongs to the loss: `classification(model, l2=...)`.
+    It starts at random like the others, so that a seed varies its start too. The paper's parameter regularization
+    belongs to the loss: `classification(model, l2=...)`.
     """
-    return mlp((), num_outputs)
+    return mlp((), num_outputs, init=init)
 
 
 def cnn(
@@ -54,6 +58,7 @@ def cnn(
     padding: str = "SAME",
     activation: str = "relu",
     dropout: float = 0.0,
+    init: str = "glorot",
 ) -> Model:
     """Convolutional network for images `[batch, height, width, channel]` or `[batch, height, width]`.
 
@@ -62,29 +67,30 @@ def cnn(
     """
     require_one_of("padding", padding, _PADDINGS)
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
+    require_one_of("init", init, _INITS)
     require(lambda v: (v >= 0) & (v < 1), "dropout", dropout, "lie in [0, 1)", "It is the share of units set to zero.")
     widths = _counts("widths", widths)
     if dropout:
         hint = "Dropout follows hidden dense layers: add one, or leave `dropout` at 0."
         require(lambda v: v.size > 0, "widths", widths, "not be empty with dropout", hint)
     sizes = _counts("channels", channels), widths, _count("num_outputs", num_outputs)
-    return _cnn(*sizes, _count("kernel_size", kernel_size), padding, activation, float(dropout))
+    return _cnn(*sizes, _count("kernel_size", kernel_size), padding, activation, float(dropout), init)
 
 
-def cnn2(num_outputs: int, dropout: float = 0.0) -> Model:
+def cnn2(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
     """2 convolutions and 2 dense layers, the output layer counted (APFL 2020 Table 1; PersA-FL 2023 on MNIST, l = 2).
 
     Departures from the papers: they give no sizes; these are small enough to train on a CPU.
     """
-    return cnn((16, 32), (128,), num_outputs, kernel_size=5, dropout=dropout)
+    return cnn((16, 32), (128,), num_outputs, kernel_size=5, dropout=dropout, init=init)
 
 
-def cnn3(num_outputs: int, dropout: float = 0.0) -> Model:
+def cnn3(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
     """3 convolutions and 3 dense layers, the output layer counted (PersA-FL 2023 appendix D on CIFAR-10, l = 3).
 
     Departures from the paper: it gives no sizes; these are small enough to train on a CPU.
     """
-    return cnn((16, 32, 64), (128, 64), num_outputs, kernel_size=3, dropout=dropout)
+    return cnn((16, 32, 64), (128, 64), num_outputs, kernel_size=3, dropout=dropout, init=init)
 
 
 def from_flax(module: Any) -> Model:
@@ -132,12 +138,12 @@ def _counts(name: str, given: Sequence[int]) -> tuple[int, ...]:
 
 
 @functools.cache
-def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str) -> Model:
+def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str) -> Model:
     sizes = (*widths, num_outputs)
     act = _ACTIVATIONS[activation]
 
     def init(key: Array, x: Array) -> Params:
-        return _init_dense(key, math.prod(x.shape[1:]), sizes)
+        return _init_dense(start, key, math.prod(x.shape[1:]), sizes)
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
         del key
@@ -155,6 +161,7 @@ def _cnn(
     padding: str,
     activation: str,
     dropout: float,
+    start: str,
 ) -> Model:
     sizes = (*widths, num_outputs)
     act = _ACTIVATIONS[activation]
@@ -165,10 +172,10 @@ def _cnn(
         depths = (image[2], *channels)
         dense_key, *keys = jax.random.split(key, 1 + len(channels))
         convs = {
-            f"conv_{i}": _init_layer(keys[i], (kernel_size, kernel_size, depths[i], depths[i + 1]))
+            f"conv_{i}": _init_layer(start, keys[i], (kernel_size, kernel_size, depths[i], depths[i + 1]))
             for i in range(len(channels))
         }
-        return convs | _init_dense(dense_key, height * width * depths[-1], sizes)
+        return convs | _init_dense(start, dense_key, height * width * depths[-1], sizes)
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
         x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["kernel"].dtype)
@@ -181,14 +188,18 @@ def _cnn(
     return Model(init, apply)
 
 
-def _init_layer(key: Array, shape: tuple[int, ...]) -> Params:
-    return {"kernel": jax.nn.initializers.glorot_normal()(key, shape), "bias": jnp.zeros(shape[-1])}
+def _init_layer(start: str, key: Array, shape: tuple[int, ...]) -> Params:
+    if start == "glorot":
+        return {"kernel": jax.nn.initializers.glorot_normal()(key, shape), "bias": jnp.zeros(shape[-1])}
+    bound, (kernel_key, bias_key) = math.prod(shape[:-1]) ** -0.5, jax.random.split(key)
+    uniform = lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+    return {"kernel": uniform(kernel_key, shape), "bias": uniform(bias_key, shape[-1:])}
 
 
-def _init_dense(key: Array, num_inputs: int, sizes: tuple[int, ...]) -> Params:
+def _init_dense(start: str, key: Array, num_inputs: int, sizes: tuple[int, ...]) -> Params:
     inputs = (num_inputs, *sizes)
     keys = jax.random.split(key, len(sizes))
-    return {f"dense_{i}": _init_layer(keys[i], (inputs[i], sizes[i])) for i in range(len(sizes))}
+    return {f"dense_{i}": _init_layer(start, keys[i], (inputs[i], sizes[i])) for i in range(len(sizes))}
 
 
 def _apply_dense(

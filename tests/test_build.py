@@ -507,6 +507,8 @@ def test_the_task_is_what_the_labels_suggest_or_what_is_asked_for():
     ("section", "model"),
     [
         ({"kind": "mlp", "widths": [4, 5], "activation": "relu"}, lambda n: mlp((4, 5), n, "relu")),
+        ({"kind": "mlp", "widths": [4], "init": "fan_in"}, lambda n: mlp((4,), n, init="fan_in")),
+        ({"kind": "cnn2", "init": "fan_in"}, lambda n: px.cnn2(n, init="fan_in")),
         ({"kind": "logistic_regression"}, logistic_regression),
         ({"kind": "cnn2"}, px.cnn2),
         ({"kind": "cnn3"}, px.cnn3),

@@ -97,8 +97,20 @@ def test_kernels_start_glorot_normal_and_biases_at_zero():
     assert all(not np.any(layer["bias"]) for layer in params.values())
 
 
-def test_layers_start_from_different_keys():
-    params = start(mlp((5, 5), 5), jnp.zeros((1, 5)))
+def test_with_fan_in_kernels_and_biases_start_uniform_within_one_over_the_root_of_the_inputs():
+    params = start(cnn((30,), (300,), 10, init="fan_in"), jnp.zeros((1, 16, 16, 20)))
+    for name, num_inputs in {"conv_0": 25 * 20, "dense_0": 8 * 8 * 30, "dense_1": 300}.items():
+        bound = 1 / sqrt(num_inputs)
+        for values in (np.asarray(params[name]["kernel"]).ravel(), np.asarray(params[name]["bias"])):
+            assert np.abs(values).max() <= bound
+            # five standard errors of the mean and of the mean square of uniform draws
+            assert abs(values.mean()) < 5 * bound / sqrt(3 * values.size)
+            assert abs((values**2).mean() / bound**2 - 1 / 3) < 5 * sqrt(4 / 45 / values.size)
+
+
+@pytest.mark.parametrize("init", ["glorot", "fan_in"])
+def test_layers_start_from_different_keys(init):
+    params = start(mlp((5, 5), 5, init=init), jnp.zeros((1, 5)))
     kernels = [layer["kernel"] for layer in params.values()]
     assert not np.allclose(kernels[0], kernels[1])
     assert not np.allclose(kernels[1], kernels[2])
@@ -292,6 +304,7 @@ def test_equal_arguments_give_the_same_model_however_they_are_written():
         (lambda: mlp((80, 2.5), 10), "`widths` must be a whole number"),
         (lambda: mlp(80, 10), r"`widths` must be a tuple of layer sizes, got 80. Write one layer of 80 as \(80,\)"),
         (lambda: mlp((80,), 0), "`num_outputs` must be a whole number of at least 1, got 0"),
+        (lambda: mlp((80,), 10, init="zero"), "`init` must be one of 'glorot', 'fan_in', got 'zero'"),
         (lambda: mlp((80,), 10, "selu"), "`activation` must be one of 'elu', 'relu', 'tanh', got 'selu'"),
         (lambda: cnn((0,), (3,), 2), "`channels` must be a whole number"),
         (lambda: cnn((2,), (3,), 2, kernel_size=0), "`kernel_size` must be a whole number"),

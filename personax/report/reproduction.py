@@ -9,9 +9,9 @@ from personax.report.figures import Figure
 from personax.report.page import document, facts_html, figure_html
 from personax.report.runs import PALETTE, SYMBOLS, Look
 from personax.report.tables import table
-from personax.report.traces import band_and_line, figure
+from personax.report.traces import band_and_line, figure, text
 from personax.report.words import moment, seconds
-from personax.reproduce.outcome import CellRecord, ClaimRecord, ReadingRecord, ReproductionRecord
+from personax.reproduce.outcome import CellRecord, ClaimRecord, CurveRecord, ReadingRecord, ReproductionRecord, shown
 
 
 def render(record: ReproductionRecord) -> str:
@@ -28,7 +28,7 @@ def render(record: ReproductionRecord) -> str:
         "from": record.source,
         "started": moment(record.started),
         "took": seconds(record.seconds),
-        "rounds": f"{record.num_rounds:,}",
+        "length": record.length,
         "seeds": str(len(record.seeds)),
         **record.machine,
         "personax": record.personax,
@@ -50,66 +50,85 @@ def _tables(record: ReproductionRecord) -> str:
 
 def _row_table(row: str, cells: Sequence[CellRecord]) -> str:
     names = list(dict.fromkeys(reading.reading for cell in cells for reading in cell.readings))
-    heads = "".join(f"<th scope='col'>{escape(name)}, %</th>" for name in ("paper", *names, "difference"))
+    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in ("paper", *names, "difference"))
     body = []
     for cell in cells:
         found = {reading.reading: reading for reading in cell.readings}
-        ours = "".join(f"<td>{_number(found.get(name))}</td>" for name in names)
-        paper = "–" if cell.paper is None else f"{cell.paper:.2f} ± {cell.paper_interval:.2f}"
-        away = "–" if cell.paper is None else f"{cell.readings[0].ours - cell.paper:+.1f}"
+        ours = "".join(f"<td>{_number(found.get(name), cell.metric)}</td>" for name in names)
+        paper, away = "–", "–"
+        if cell.paper is not None and cell.paper_interval is not None:
+            paper = f"{shown(cell.paper, cell.metric)} ±&nbsp;{shown(cell.paper_interval, cell.metric)}"
+            away = shown(cell.readings[0].ours - cell.paper, cell.metric, "+")
         chosen = f" <span class='small'>{escape(cell.chosen)}</span>" if cell.chosen else ""
         name = f"<th scope='row'>{escape(cell.column)}{chosen}</th>"
         body.append(f"<tr>{name}<td>{paper}</td>{ours}<td>{away}</td></tr>")
-    return table(escape(row), f"<tr><th scope='col'></th>{heads}</tr>", body)
+    return table(f"{escape(row)}: {_metric(cells)}", f"<tr><th scope='col'></th>{heads}</tr>", body)
 
 
-def _number(reading: ReadingRecord | None) -> str:
+def _metric(cells: Sequence[CellRecord]) -> str:
+    """What is measured, with its unit."""
+    names = dict.fromkeys(cell.metric for cell in cells)
+    return ", ".join(text(name) + (", %" if name.endswith("accuracy") else "") for name in names)
+
+
+def _number(reading: ReadingRecord | None, metric: str) -> str:
     if reading is None:
         return "–"
-    half = "" if reading.high is None else f" ±&nbsp;{reading.high - reading.ours:.2f}"
+    half = "" if reading.high is None else f" ±&nbsp;{shown(reading.high - reading.ours, metric)}"
     flag = f" <span class='small'>{escape(reading.flag)}</span>" if reading.flag else ""
-    return f"{reading.ours:.2f}{half}{flag}"
+    return f"{shown(reading.ours, metric)}{half}{flag}"
 
 
 def _claims(claims: Sequence[ClaimRecord]) -> str:
     body = []
     for claim in claims:
         rows = "; ".join(
-            f"{row.row}: {row.difference:+.2f}" + ("" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})")
-            for row in claim.rows
+            f"{row.name}: {row.difference:+.2f}" + ("" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})")
+            for row in claim.contrasts
         )
         name = f"<th scope='row'>{escape(claim.words)} <span class='small'>{escape(claim.place)}</span></th>"
         body.append(f"<tr>{name}<td>{claim.verdict}</td><td class='words'>{escape(rows)}</td></tr>")
-    head = "<tr><th scope='col'>claim</th><th scope='col'>here</th><th scope='col'>paired difference, points</th></tr>"
+    head = "<tr><th scope='col'>claim</th><th scope='col'>here</th><th scope='col'>paired difference</th></tr>"
     return table("Paired differences over seeds with their 95 % intervals", head, body)
 
 
+ALONG = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds"}
+
+
 def _curves(record: ReproductionRecord) -> list[Figure]:
-    """Accuracy over rounds and over time, where it was followed; the paper's end points as lines."""
-    cells = [cell for cell in record.cells if cell.curve is not None]
-    if not cells:
-        return []
-    views = [_view(cells, along) for along in ("rounds", "seconds")]
-    words = (
+    """Each row along its training, where it was followed; the paper's end points as lines."""
+    followed = [cell for cell in record.cells if cell.curve is not None]
+    rows = dict.fromkeys(cell.row for cell in followed)
+    return [_row_figure(at, row, [cell for cell in followed if cell.row == row]) for at, row in enumerate(rows)]
+
+
+def _row_figure(at: int, row: str, cells: Sequence[CellRecord]) -> Figure:
+    delayed = any(cell.curve is not None and cell.curve.times for cell in cells)
+    along = {name: words for name, words in ALONG.items() if delayed or name != "times"}
+    if delayed:  # a synchronous round and an arrival are not the same amount of work
+        along = {"times": along["times"], **along}
+    views = [_view(cells, name, words) for name, words in along.items()]
+    told = (
         "Mean over clients; bands are 95 % t-intervals over seeds. Seconds are those of training all seeds together on "
         "the machine above. Thin lines are the paper's numbers at the end."
     )
-    return [Figure("curves", "Accuracy along training", words, words, views, {"against": ["rounds", "seconds"]})]
+    return Figure(f"curves-{at}", row, told, told, views, {"against": list(along.values())})
 
 
-def _view(cells: Sequence[CellRecord], along: str) -> go.Figure:
+def _view(cells: Sequence[CellRecord], along: str, words: str) -> go.Figure:
     traces = []
     for at, cell in enumerate(cells):
         look = Look(PALETTE[at % len(PALETTE)][0], "solid", SYMBOLS[at % len(SYMBOLS)])
-        assert cell.curve is not None  # only such cells are drawn
-        x = cell.curve.rounds if along == "rounds" else cell.curve.seconds
-        shares = [[value / 100 for value in values] for values in cell.curve.of_seeds]
-        traces += band_and_line(look, cell.column, x, shares, "accuracy")
+        assert isinstance(cell.curve, CurveRecord)  # only such cells are drawn
+        x = getattr(cell.curve, along)
+        scale = 100 if cell.metric.endswith("accuracy") else 1
+        values = [[value / scale for value in of_seeds] for of_seeds in cell.curve.of_seeds]
+        traces += band_and_line(look, cell.column, x, values, cell.metric)
         if cell.paper is not None:
             line = {"color": look.colour, "width": 1, "dash": "dot"}
             paper = f"{cell.column}: the paper"
             traces.append(go.Scatter(x=[x[0], x[-1]], y=[cell.paper] * 2, mode="lines", line=line, name=paper))
-    return figure(traces, along, "mean accuracy, %")
+    return figure(traces, words, f"mean {_metric(cells)}")
 
 
 def _readings(cells: Sequence[CellRecord]) -> list[str]:

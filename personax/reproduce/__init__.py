@@ -7,6 +7,8 @@ from personax.reproduce.experiment import Experiment
 
 EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "fallah-table1": fallah.table1,
+    "fallah-initialisation": fallah.initialisation,
     "fallah-appendix": fallah.appendix,
+    "fallah-tuned": fallah.tuned,
     "gmeta-figure1": gmeta.figure1,
 }

@@ -1,48 +1,86 @@
 """What a reproduction is: cells with the paper's numbers, what the paper does not say, and the claims to judge."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+from typing import Protocol as Interface
 
 from personax.algorithms import Algorithm
 from personax.federation import Federation
 from personax.protocol import Protocol
-from personax.typing import Task
+from personax.schedules import Schedule
+from personax.typing import Array, Task
 
 Verdict = Literal["holds", "holds in part", "does not hold", "undecided"]
 
 
+class MakesSchedule(Interface):
+    """The schedule of one seed."""
+
+    def __call__(self, *, key: Array) -> Schedule: ...
+
+
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, or one curve of a figure: who was trained on what, and what the paper says of it.
+    """One number of a table, or one curve of a figure, and what the paper says of it.
 
-    `protocols` are the readings of the paper's evaluation, by name; the first is set beside the paper's number. With
-    `every`, the scores are followed over the rounds. Of several algorithms the best on validation data, cut from the
-    clients' training data, is run.
+    `protocols` are the readings of the paper's evaluation, by name; the first is set beside the paper's number.
     """
 
     row: str
     column: str
-    data: str  # the name of the federation
-    algorithm: Algorithm | Mapping[str, Algorithm]  # one, or by name those to choose from
     protocols: Mapping[str, Protocol]
-    paper: tuple[float, float] | None = None  # the value and half its interval, as printed (in %)
+    paper: tuple[float, float] | None = None  # the value and half its interval, as printed (accuracies in %)
+    metric: str = "accuracy"
+
+
+@dataclass(frozen=True)
+class Training:
+    """Who is trained on what, and the cells that it fills. With `every`, the first readings are followed along it.
+
+    Of several algorithms the best on validation data, cut from the clients' training data, is run: best by the last
+    reading of the first cell, which must not adapt on what it scores.
+    """
+
+    data: str  # the name of the federation
+    task: Task
+    algorithm: Algorithm | Mapping[str, Algorithm]  # one, or by name those to choose from
+    schedule: MakesSchedule
+    cells: tuple[Cell, ...]
     every: int | None = None
+
+
+Place = tuple[str, str]  # a row and a column
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What a claim compares: the sum of the cells `better` less that of the cells `worse` (losses the other way)."""
+
+    name: str
+    better: tuple[Place, ...]
+    worse: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An ordering that the paper states: in each of the rows, `better` is above `worse`.
+    """An ordering or a trend that the paper states: all contrasts are above 0.
 
-    `at` is the share of the rounds after which they are compared: 1 for the end, less for "converges faster".
+    `at` is the share of the training after which they are compared: 1 for the end, less for "converges faster".
+    `of` is what is compared: the values, or how little they waver: the standard deviation over the second half of the
+    curve, of which less is better.
     """
 
     words: str
     place: str
-    better: str
-    worse: str
-    rows: tuple[str, ...]
+    contrasts: tuple[Contrast, ...]
     at: float = 1.0
+    of: Literal["values", "wavering"] = "values"
+
+
+def beats(better: str, worse: str, rows: Iterable[str]) -> tuple[Contrast, ...]:
+    """In each of the rows, one column is better than another."""
+    return tuple(Contrast(row, ((row, better),), ((row, worse),)) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -52,14 +90,16 @@ class Experiment:
     name: str
     source: str  # paper, table or figure, section
     title: str
+    length: str  # of a training, in words
     federations: Mapping[str, Callable[[], Federation]]
-    task: Task
-    num_rounds: int
-    cohort_size: int
+    trainings: tuple[Training, ...]
     num_seeds: int
-    cells: tuple[Cell, ...]
     claims: tuple[Claim, ...]
     choices: tuple[str, ...]  # what the paper does not say, and what was chosen
     quick: bool = False
-    timed: bool = False  # cells one after another, so that their times can be compared
-    metric: str = "accuracy"
+    timed: bool = False  # trainings one after another, so that their times can be compared
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells of all trainings."""
+        return tuple(cell for training in self.trainings for cell in training.cells)

@@ -1,5 +1,6 @@
 """Jamali 2025 (gMeta): Figure 1, section 5."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ from personax.curvature import exact, finite_difference, first_order
 from personax.federation import Federation
 from personax.models import mlp
 from personax.protocol import Protocol
-from personax.reproduce.experiment import Cell, Claim, Experiment
+from personax.reproduce.experiment import Cell, Claim, Experiment, Training, beats
+from personax.schedules import rounds
 from personax.tasks import classification
 
 SPLIT = 2025  # the seed of the split
@@ -55,22 +57,27 @@ def figure1(quick: bool) -> Experiment:
         "3 steps on training data": Protocol(**tuned),
         "3 steps on test data": Protocol(**tuned, adapt_on="test"),
     }
-    every = 10 if quick else 20
+    num_rounds, every = (60, 10) if quick else (1000, 20)
+    task = classification(mlp((80, 60), num_outputs=10, activation="elu"))
+    schedule = partial(rounds, NUM_CLIENTS, num_rounds, 10)
+    trainings = (
+        Training("cifar10", task, algorithm, schedule, (Cell(ROW, name, readings),), every)
+        for name, algorithm in contestants.items()
+    )
+    over = lambda other: beats(GMETA, other, (ROW,))
     return Experiment(
         name="gmeta-figure1",
         source="Jamali 2025, Figure 1, section 5",
         title="Accuracy over rounds, after 3 fine-tuning steps",
+        length=f"{num_rounds} rounds",
         federations={"cifar10": _federation},
-        task=classification(mlp((80, 60), num_outputs=10, activation="elu")),
-        num_rounds=60 if quick else 1000,
-        cohort_size=10,
+        trainings=tuple(trainings),
         num_seeds=2 if quick else 5,
-        cells=tuple(Cell(ROW, name, "cifar10", one, readings, None, every) for name, one in contestants.items()),
         claims=(
-            Claim("gMeta ends above Per-FedAvg", "section 5", GMETA, PER_FEDAVG, (ROW,)),
-            Claim("gMeta ends above FedAvg", "section 5", GMETA, FEDAVG, (ROW,)),
-            Claim("gMeta converges faster than Per-FedAvg", "section 5", GMETA, PER_FEDAVG, (ROW,), at=0.2),
-            Claim("gMeta converges faster than FedAvg", "section 5", GMETA, FEDAVG, (ROW,), at=0.2),
+            Claim("gMeta ends above Per-FedAvg", "section 5", over(PER_FEDAVG)),
+            Claim("gMeta ends above FedAvg", "section 5", over(FEDAVG)),
+            Claim("gMeta converges faster than Per-FedAvg", "section 5", over(PER_FEDAVG), at=0.2),
+            Claim("gMeta converges faster than FedAvg", "section 5", over(FEDAVG), at=0.2),
         ),
         choices=CHOICES,
         quick=quick,

@@ -4,15 +4,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from personax.reproduce.outcome import REPRODUCTION, CellRecord, ReadingRecord, ReproductionRecord
+from personax.reproduce.outcome import REPRODUCTION, CellRecord, ReadingRecord, ReproductionRecord, shown
 
 HEAD = """# Reproduction
 
-Every table below is made from the `results.json` of one command, kept in [results/](results/). Numbers are accuracies
-in %, ours with a 95 % t-interval over seeds. "Difference" is ours, under the first reading, less the paper's. A claim
-*holds* in a row whose paired interval over seeds lies above 0, *does not hold* where it lies below, and is *undecided*
-in between; of several rows it can *hold in part*. `(!)` marks numbers of models that were adapted on the data that is
-scored.
+Every table below is made from the `results.json` of one command, kept in [results/](results/). Accuracies are in %,
+ours with a 95 % t-interval over seeds. "Difference" is ours, under the first reading, less the paper's. A claim *holds*
+where the paired interval over seeds of what it compares lies above 0, *does not hold* where it lies below, and is
+*undecided* in between; of several comparisons it can *hold in part*. `(!)` marks numbers of models that were adapted on
+the data that is scored.
 """
 
 
@@ -53,13 +53,13 @@ def section(record: ReproductionRecord) -> str:
     told = f"`{record.command}`, {record.started[:10]}, {machine}, {record.seconds:.0f} s, {len(record.seeds)} seeds, "
     rows = dict.fromkeys(cell.row for cell in record.cells)
     tables = [_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows]
-    claims = ["| claim | place | here | paired difference, points |", "|---|---|---|---|"]
+    claims = ["| claim | place | here | paired difference |", "|---|---|---|---|"]
     for claim in record.claims:
-        found = "; ".join(_difference(row.difference, row.low, row.high) for row in claim.rows)
+        found = "; ".join(_difference(row.difference, row.low, row.high) for row in claim.contrasts)
         claims.append(f"| {claim.words} | {claim.place} | **{claim.verdict}** | {found} |")
     choices = [f"- {choice}" for choice in record.choices]
     title = f"## {record.name}\n\n{record.source}: {record.title}."
-    parts = [title, f"{told}{record.num_rounds} rounds.", *tables, "\n".join(claims)]
+    parts = [title, f"{told}{record.length}.", *tables, "\n".join(claims)]
     findings = "\n".join(f"- {found}" for found in FINDINGS.get(record.name, ()))
     found = ["What was found:", findings] if findings else []
     return "\n\n".join([*parts, *found, "What the paper does not say, and what was chosen:", "\n".join(choices), ""])
@@ -70,18 +70,21 @@ def _table(row: str, cells: Sequence[CellRecord]) -> str:
     lines = [f"| {row} | paper | {' | '.join(names)} | difference |", "|---" * (len(names) + 3) + "|"]
     for cell in cells:
         found = {reading.reading: reading for reading in cell.readings}
-        paper = "" if cell.paper is None else f"{cell.paper:.2f} ± {cell.paper_interval:.2f}"
-        away = "" if cell.paper is None else f"{cell.readings[0].ours - cell.paper:+.1f}"
+        paper, away = "", ""
+        if cell.paper is not None and cell.paper_interval is not None:
+            paper = f"{shown(cell.paper, cell.metric)} ± {shown(cell.paper_interval, cell.metric)}"
+            away = shown(cell.readings[0].ours - cell.paper, cell.metric, "+")
         name = f"{cell.column}, {cell.chosen}" if cell.chosen else cell.column
-        lines.append(f"| {name} | {paper} | {' | '.join(_number(found.get(n)) for n in names)} | {away} |")
+        ours = " | ".join(_number(found.get(name), cell.metric) for name in names)
+        lines.append(f"| {name} | {paper} | {ours} | {away} |")
     return "\n".join(lines)
 
 
-def _number(reading: ReadingRecord | None) -> str:
+def _number(reading: ReadingRecord | None, metric: str) -> str:
     if reading is None:
         return ""
-    half = "" if reading.high is None else f" ± {reading.high - reading.ours:.2f}"
-    return f"{reading.ours:.2f}{half}{' (!)' if reading.flag else ''}"
+    half = "" if reading.high is None else f" ± {shown(reading.high - reading.ours, metric)}"
+    return f"{shown(reading.ours, metric)}{half}{' (!)' if reading.flag else ''}"
 
 
 def _difference(mean: float, low: float | None, high: float | None) -> str:

@@ -25,10 +25,15 @@ class ReadingRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class CurveRecord:
-    """The first reading over the rounds, [evaluations][seeds], and the seconds of training, all seeds together."""
+    """The first reading along the training, [evaluations][seeds].
+
+    `rounds` are the server's versions, `seconds` those of training, all seeds together, and `times` virtual ones: none
+    where nothing was delayed.
+    """
 
     rounds: list[int]
     seconds: list[float]
+    times: list[float]
     of_seeds: list[list[float]]
 
 
@@ -38,20 +43,29 @@ class CellRecord:
 
     row: str
     column: str
+    metric: str
     paper: float | None
     paper_interval: float | None
     readings: list[ReadingRecord]
     algorithm: dict[str, Any]
     chosen: str  # of several candidates
-    seconds: float
+    seconds: float  # of its training, which may have filled other cells too
     curve: CurveRecord | None = None
 
 
 @dataclass(frozen=True, config=_KNOWN)
-class RowVerdict:
-    """A claim in one row: the paired difference of the two columns over seeds."""
+class TrainingRecord:
+    """The cells of one training, and what makes another one differ from it."""
 
-    row: str
+    fingerprint: str
+    cells: list[CellRecord]
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class ContrastRecord:
+    """One contrast of a claim: the difference over seeds, paired."""
+
+    name: str
     difference: float
     low: float | None
     high: float | None
@@ -65,7 +79,7 @@ class ClaimRecord:
     words: str
     place: str
     verdict: Verdict
-    rows: list[RowVerdict]
+    contrasts: list[ContrastRecord]
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -82,7 +96,7 @@ class ReproductionRecord:
     command: str
     machine: dict[str, str]
     seconds: float
-    num_rounds: int
+    length: str
     seeds: list[int]
     cells: list[CellRecord]
     claims: list[ClaimRecord]
@@ -90,4 +104,9 @@ class ReproductionRecord:
 
 
 REPRODUCTION = TypeAdapter(ReproductionRecord)
-CELL = TypeAdapter(CellRecord)
+TRAINING = TypeAdapter(TrainingRecord)
+
+
+def shown(number: float, metric: str, sign: str = "") -> str:
+    """A number as the papers print it: accuracies in % with two digits, losses with four."""
+    return f"{number:{sign}{'.2f' if metric.endswith('accuracy') else '.4f'}}"

@@ -1,5 +1,7 @@
-"""Run a reproduction: each cell with all seeds together, kept as it ends, then the claims."""
+"""Run a reproduction: each training with all seeds together, its cells kept as it ends, then the claims."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,32 +20,33 @@ from personax.checkpoint import write_atomically
 from personax.evaluate import evaluate
 from personax.federation import Federation
 from personax.folders import slug
-from personax.reproduce.experiment import Cell, Claim, Experiment, Verdict
+from personax.protocol import Protocol
+from personax.reproduce.experiment import Claim, Contrast, Experiment, Place, Training, Verdict
 from personax.reproduce.outcome import (
-    CELL,
     REPRODUCTION,
+    TRAINING,
     CellRecord,
     ClaimRecord,
+    ContrastRecord,
     CurveRecord,
     ReadingRecord,
     ReproductionRecord,
-    RowVerdict,
+    TrainingRecord,
 )
 from personax.results import NonFiniteUpdate, Snapshot
-from personax.schedules import rounds
-from personax.scores import Evaluation, interval
+from personax.schedules import Schedule
+from personax.scores import Evaluation, higher_is_better, interval
 from personax.simulate import simulate
 from personax.summarise import machine
 from personax.tuning import validation_of
+from personax.typing import Array
 from personax.values import to_dict
-
-PERCENT = 100.0  # the papers print accuracies in %
 
 
 class Told(Interface):
-    """Who is told when a cell has ended."""
+    """Who is told when a training has ended."""
 
-    def __call__(self, cell: CellRecord) -> None: ...
+    def __call__(self, cells: list[CellRecord]) -> None: ...
 
 
 def reproduce(
@@ -52,22 +55,23 @@ def reproduce(
     *,
     num_seeds: int | None = None,
     command: str = "",
-    told: Told = lambda cell: None,
+    told: Told = lambda cells: None,
 ) -> ReproductionRecord:
-    """Do what is left of a reproduction and write its results. Cells that have ended are kept."""
+    """Do what is left of a reproduction and write its results. Trainings that have ended are kept."""
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     seeds = list(range(num_seeds or experiment.num_seeds))
-    federations = {name: make() for name, make in experiment.federations.items() if _needed(experiment, name)}
+    needed = {training.data for training in experiment.trainings}
+    federations = {name: make() for name, make in experiment.federations.items() if name in needed}
     for federation in federations.values():  # copied to the device before several threads ask for it
         jax.block_until_ready((federation.train, federation.test))
-    one = partial(_cell, experiment, federations, seeds, folder)
-    # Compiling takes longer than running on a GPU, and leaves it free: cells side by side. A CPU has better to do.
+    one = partial(_training, federations, seeds, folder)
+    # Compiling takes longer than running on a GPU, and leaves it free: trainings side by side. A CPU has better to do.
     workers = 1 if jax.default_backend() == "cpu" or experiment.timed else 8
     with ThreadPoolExecutor(workers) as pool:
-        cells = []
-        for record in pool.map(one, experiment.cells):
-            cells.append(record)
-            told(record)
+        cells: list[CellRecord] = []
+        for found in pool.map(one, experiment.trainings):
+            cells += found
+            told(found)
     record = ReproductionRecord(
         schema_version=1,
         personax=version("personax"),
@@ -79,131 +83,175 @@ def reproduce(
         command=command,
         machine=machine(),
         seconds=time.perf_counter() - began,
-        num_rounds=experiment.num_rounds,
+        length=experiment.length,
         seeds=seeds,
         cells=cells,
-        claims=[_judged(claim, cells, experiment.num_rounds) for claim in experiment.claims],
+        claims=[_judged(claim, {(cell.row, cell.column): cell for cell in cells}) for claim in experiment.claims],
         choices=list(experiment.choices),
     )
     write_atomically(folder / "results.json", REPRODUCTION.dump_json(record, indent=1))
     return record
 
 
-def _needed(experiment: Experiment, name: str) -> bool:
-    return any(cell.data == name for cell in experiment.cells)
-
-
-def _cell(
-    experiment: Experiment, federations: Mapping[str, Federation], seeds: list[int], folder: Path, cell: Cell
-) -> CellRecord:
-    """One cell: from its file if it has ended before with the same seeds, rounds and algorithm."""
-    path = folder / "cells" / f"{slug(f'{cell.row} {cell.column}')}-{experiment.num_rounds}-{len(seeds)}.json"
-    if path.exists():
-        kept = CELL.validate_json(path.read_bytes())
-        if kept.algorithm in [to_dict(one) for one in _candidates(cell).values()]:
-            return kept
-    began = time.perf_counter()
+def _training(
+    federations: Mapping[str, Federation], seeds: list[int], folder: Path, training: Training
+) -> list[CellRecord]:
+    """The cells of one training: from its file if it has ended before with the same seeds, schedule and algorithm."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    run = partial(_train, experiment, cell, keys)
-    chosen, algorithm = _choose(cell, federations[cell.data], run)
-    found, curve = run(algorithm, federations[cell.data], cell.every)
-    record = CellRecord(
-        row=cell.row,
-        column=cell.column,
-        paper=None if cell.paper is None else cell.paper[0],
-        paper_interval=None if cell.paper is None else cell.paper[1],
-        readings=[_reading(experiment.metric, name, one) for name, one in found.items()],
-        algorithm=to_dict(algorithm),
-        chosen=chosen,
-        seconds=time.perf_counter() - began,
-        curve=curve,
-    )
-    write_atomically(path, CELL.dump_json(record))
-    return record
+    schedules = [training.schedule(key=key) for key in keys]
+    first = training.cells[0]
+    path = folder / "trainings" / f"{slug(f'{first.row} {first.column}')}.json"
+    fingerprint = _fingerprint(training, schedules)
+    if path.exists():
+        kept = TRAINING.validate_json(path.read_bytes())
+        if kept.fingerprint == fingerprint:
+            return kept.cells
+    began = time.perf_counter()
+    run = partial(_train, training, schedules, keys)
+    chosen, algorithm = _choose(training, federations[training.data], run)
+    found, curves = run(algorithm, federations[training.data], training.every)
+    seconds = time.perf_counter() - began
+    cells = [
+        CellRecord(
+            row=cell.row,
+            column=cell.column,
+            metric=cell.metric,
+            paper=None if cell.paper is None else cell.paper[0],
+            paper_interval=None if cell.paper is None else cell.paper[1],
+            readings=[_reading(cell.metric, name, found[protocol]) for name, protocol in cell.protocols.items()],
+            algorithm=to_dict(algorithm),
+            chosen=chosen,
+            seconds=seconds,
+            curve=curves[at] if curves else None,
+        )
+        for at, cell in enumerate(training.cells)
+    ]
+    write_atomically(path, TRAINING.dump_json(TrainingRecord(fingerprint, cells)))
+    return cells
 
 
-def _candidates(cell: Cell) -> dict[str, Algorithm]:
-    return {"": cell.algorithm} if isinstance(cell.algorithm, Algorithm) else dict(cell.algorithm)
+def _fingerprint(training: Training, schedules: list[Schedule]) -> str:
+    """What tells a training from others: its algorithms, what it scores, and who reports when."""
+    algorithms = {name: to_dict(one) for name, one in _candidates(training).items()}
+    readings = [(cell.metric, name, to_dict(one)) for cell in training.cells for name, one in cell.protocols.items()]
+    stated = json.dumps([training.data, algorithms, readings, training.every], sort_keys=True)
+    digest = hashlib.sha256(stated.encode())
+    for schedule in schedules:
+        for column in (schedule.client, schedule.started_at, schedule.time, schedule.aggregated):
+            digest.update(column.tobytes())
+    return digest.hexdigest()
+
+
+def _candidates(training: Training) -> dict[str, Algorithm]:
+    return {"": training.algorithm} if isinstance(training.algorithm, Algorithm) else dict(training.algorithm)
 
 
 def _train(
-    experiment: Experiment, cell: Cell, keys: jax.Array, algorithm: Algorithm, federation: Federation, every: int | None
-) -> tuple[dict[str, Evaluation], CurveRecord | None]:
-    """Train with all seeds; the readings at the end, and the first one over the rounds."""
-    schedules = [rounds(federation.num_clients, experiment.num_rounds, experiment.cohort_size, key=key) for key in keys]
-    task = experiment.task
-    score = lambda at, reading: evaluate(algorithm, task, federation, at, cell.protocols[reading], key=keys)
-    first = next(iter(cell.protocols))
+    training: Training,
+    schedules: list[Schedule],
+    keys: Array,
+    algorithm: Algorithm,
+    federation: Federation,
+    every: int | None,
+) -> tuple[dict[Protocol, Evaluation], list[CurveRecord]]:
+    """Train with all seeds; the readings at the end, and the first one of each cell along the way."""
+    task, cells = training.task, training.cells
+    score = lambda at, protocols: {
+        protocol: evaluate(algorithm, task, federation, at, protocol, key=keys) for protocol in protocols
+    }
+    followed = [next(iter(cell.protocols.values())) for cell in cells]
     points, chunks, mark = [], [], [time.perf_counter()]
 
     def observe(snapshot: Snapshot) -> None:
         jax.block_until_ready(snapshot.params)
         chunks.append(time.perf_counter() - mark[0])
-        means = PERCENT * score(snapshot, first).mean(experiment.metric)
-        points.append((int(np.min(snapshot.num_events)) // experiment.cohort_size, means.tolist()))
+        scored = score(snapshot, set(followed))
+        values = [_of_seeds(cell.metric, scored[one]) for cell, one in zip(cells, followed, strict=True)]
+        points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
         mark[0] = time.perf_counter()
 
     watched = {} if every is None else {"every": every, "observe": observe}
     result = simulate(algorithm, task, federation, schedules, key=keys, **watched)
-    found = {reading: score(result, reading) for reading in cell.protocols}
-    return found, None if every is None else _curve(points, chunks, every)
+    found = score(result, {one for cell in cells for one in cell.protocols.values()})
+    return found, _curves(points, chunks) if points else []
 
 
-def _curve(points: list[tuple[int, list[float]]], chunks: list[float], every: int) -> CurveRecord:
-    """The points with their times: the median chunk's, because the first has compilation in it."""
-    per_round = float(np.median(chunks[2:] or chunks[1:])) / every
-    numbers, values = (list(column) for column in zip(*points, strict=True))
-    return CurveRecord(numbers, [per_round * num for num in numbers], values)
+def _curves(points: list[tuple[int, float, list[list[float]]]], chunks: list[float]) -> list[CurveRecord]:
+    """A curve for each cell. A chunk takes the median time, because the first has compilation in it."""
+    rounds, times, values = (list(column) for column in zip(*points, strict=True))
+    typical = float(np.median(chunks[2:] or chunks[1:]))
+    seconds = [typical * at for at in range(len(points))]
+    return [
+        CurveRecord(rounds, seconds, times if any(times) else [], list(of_cell))
+        for of_cell in zip(*values, strict=True)
+    ]
 
 
-def _choose(cell: Cell, federation: Federation, run: Callable) -> tuple[str, Algorithm]:
-    """The candidate with the best mean on validation data, under the last reading, which sees no test data."""
-    candidates = _candidates(cell)
+def _choose(training: Training, federation: Federation, run: Callable) -> tuple[str, Algorithm]:
+    """The candidate with the best mean on validation data, by the last reading of the first cell."""
+    candidates = _candidates(training)
     if len(candidates) == 1:
         return next(iter(candidates.items()))
     held = validation_of(federation, jax.random.key(0))
-    scores = {}
+    cell, scores = training.cells[0], {}
+    sign = 1 if higher_is_better(cell.metric) else -1
     for name, algorithm in candidates.items():
         try:
             found = run(algorithm, held, None)[0]
         except NonFiniteUpdate:
             continue
-        scores[name] = float(np.mean(list(found.values())[-1].mean("accuracy")))
+        scores[name] = sign * float(np.mean(_of_seeds(cell.metric, found[list(cell.protocols.values())[-1]])))
     best = max(scores, key=lambda name: scores[name])
     return best, candidates[best]
 
 
+def _of_seeds(metric: str, found: Evaluation) -> list[float]:
+    """The mean over clients for each seed, in the units of the papers: accuracies in %."""
+    scale = 100.0 if metric.endswith("accuracy") else 1.0
+    return (scale * np.atleast_1d(found.mean(metric))).tolist()
+
+
 def _reading(metric: str, name: str, found: Evaluation) -> ReadingRecord:
-    of_seeds = PERCENT * np.atleast_1d(found.mean(metric))
-    ends = interval(of_seeds)
-    low, high = (None, None) if ends.num_seeds == 1 else (ends.low, ends.high)
-    return ReadingRecord(name, found.protocol.describe(), found.protocol.flag, ends.mean, low, high, of_seeds.tolist())
+    of_seeds = _of_seeds(metric, found)
+    mean, low, high = _ends(np.asarray(of_seeds))
+    return ReadingRecord(name, found.protocol.describe(), found.protocol.flag, mean, low, high, of_seeds)
 
 
-def _judged(claim: Claim, cells: list[CellRecord], num_rounds: int) -> ClaimRecord:
-    """A claim holds in a row whose paired interval is above 0, and fails where it is below."""
-    verdicts = [_in_row(claim, row, cells, num_rounds) for row in claim.rows]
-    return ClaimRecord(claim.words, claim.place, _overall([one.verdict for one in verdicts]), verdicts)
+def _ends(of_seeds: np.ndarray) -> tuple[float, float | None, float | None]:
+    """The mean and the ends of its interval, which one seed does not have."""
+    found = interval(of_seeds)
+    return (found.mean, None, None) if found.num_seeds == 1 else (found.mean, found.low, found.high)
 
 
-def _overall(of_rows: list[Verdict]) -> Verdict:
-    if len(set(of_rows)) == 1:
-        return of_rows[0]
-    return "holds in part" if "holds" in of_rows else "does not hold"
+def _judged(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
+    """A contrast holds if its paired interval is above 0, and fails where it is below."""
+    found = [_contrasted(claim, contrast, cells) for contrast in claim.contrasts]
+    return ClaimRecord(claim.words, claim.place, _overall([one.verdict for one in found]), found)
 
 
-def _in_row(claim: Claim, row: str, cells: list[CellRecord], num_rounds: int) -> RowVerdict:
-    of = {cell.column: _values(cell, claim.at, num_rounds) for cell in cells if cell.row == row}
-    found = interval(of[claim.better] - of[claim.worse])
-    low, high = (None, None) if found.num_seeds == 1 else (found.low, found.high)
+def _overall(verdicts: list[Verdict]) -> Verdict:
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return "holds in part" if "holds" in verdicts else "does not hold"
+
+
+def _contrasted(claim: Claim, contrast: Contrast, cells: Mapping[Place, CellRecord]) -> ContrastRecord:
+    total = lambda places: sum((_values(cells[place], claim) for place in places), start=np.zeros(1))
+    mean, low, high = _ends(total(contrast.better) - total(contrast.worse))
     if low is None or high is None or low <= 0 <= high:
-        return RowVerdict(row, found.mean, low, high, "undecided")
-    return RowVerdict(row, found.mean, low, high, "holds" if low > 0 else "does not hold")
+        return ContrastRecord(contrast.name, mean, low, high, "undecided")
+    return ContrastRecord(contrast.name, mean, low, high, "holds" if low > 0 else "does not hold")
 
 
-def _values(cell: CellRecord, at: float, num_rounds: int) -> np.ndarray:
-    """The compared reading of each seed, at the end or at a share of the rounds."""
-    if at == 1.0 or cell.curve is None:
-        return np.asarray(cell.readings[0].of_seeds)
-    nearest = int(np.argmin(np.abs(np.asarray(cell.curve.rounds) - at * num_rounds)))
-    return np.asarray(cell.curve.of_seeds[nearest])
+def _values(cell: CellRecord, claim: Claim) -> np.ndarray:
+    """What is compared of each seed, signed so that more is better."""
+    if claim.of == "wavering":
+        assert cell.curve is not None  # the experiment follows it
+        curve = np.asarray(cell.curve.of_seeds)
+        return -curve[len(curve) // 2 :].std(axis=0)
+    sign = 1 if higher_is_better(cell.metric) else -1
+    if claim.at == 1.0 or cell.curve is None:
+        return sign * np.asarray(cell.readings[0].of_seeds)
+    along = np.asarray(cell.curve.times or cell.curve.rounds, float)
+    nearest = int(np.argmin(np.abs(along - claim.at * along[-1])))
+    return sign * np.asarray(cell.curve.of_seeds[nearest])
