@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import personax as px
+from personax.datasets import stand_in
 from personax.report import write_reproduction
-from personax.reproduce import EXPERIMENTS, gmeta, markdown
-from personax.reproduce.experiment import Cell, Claim, Contrast, Experiment, Training, beats
+from personax.reproduce import EXPERIMENTS, apfl, gmeta, markdown, persafl
+from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, Training, beats
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ReadingRecord
 from personax.reproduce.run import _judged, reproduce
 
@@ -200,6 +201,87 @@ def test_the_papers_settings():
     assert (gmeta.NUM_CLIENTS, gmeta.NUM_EACH, gmeta.CONCENTRATION) == (50, 1000, 0.01)
     three = next(one.algorithm for one in figure.trainings if one.cells[0].column == gmeta.GMETA)
     assert (three.objective.num_adapt_steps, three.objective.adapt_lr, three.local.num_steps) == (3, 0.01, 4)
+
+
+def test_the_settings_of_apfl():
+    """Section 5 and appendix B.2, number by number."""
+    table = EXPERIMENTS["apfl-table2"](False)
+    papers = {(cell.metric, cell.column): cell.paper for cell in table.cells}
+    assert papers["accuracy", "APFL, adaptive from 0.5"] == (98.10, 0.10)
+    assert papers["train_loss", "pFedMe"] == (0.182, 0.004)
+    by_column = {one.cells[0].column: one for one in table.trainings}
+    meta, moreau = by_column["perFedAvg"].algorithm, by_column["pFedMe"].algorithm
+    assert (meta.objective.adapt_lr, meta.local.lr, meta.local.query_share) == (0.01, 0.001, 0.1)
+    assert (moreau.objective.strength, moreau.local.lr) == (15.0, 0.01)
+    assert all(one.algorithm.local.num_steps == 20 and one.algorithm.local.batch_size == 20 for one in table.trainings)
+    schedule = by_column["perFedAvg"].schedule(key=jax.random.key(0))
+    assert (schedule.num_clients, schedule.num_events) == (100, 100 * 100)
+    first = EXPERIMENTS["apfl-table1"](False).trainings
+    scaffolds = [one.algorithm.local.lr for one in first if one.cells[0].column == apfl.SCAFFOLD]
+    assert {(lr.initial, lr.rate) for lr in scaffolds} == {(0.05, 0.05)} and len(scaffolds) == 4
+    assert {type(one.algorithm.local.lr).__name__ for one in first} == {"Decay", "InverseDecay"}
+    sampled = {one.schedule(key=jax.random.key(0)).num_events for one in EXPERIMENTS["apfl-figure4"](False).trainings}
+    assert sampled == {30 * 100, 50 * 100, 70 * 100}
+
+
+def test_writers_are_asked_for_and_a_stand_in_is_called_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERSONAX_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="apfl-figure5 needs FEMNIST by writer, got no folder"):
+        apfl._writers(3)
+    pool = px.datasets.digits()
+    large = np.pad(pool.x, ((0, 0), (10, 10), (10, 10)))
+    monkeypatch.setattr(stand_in, "mnist", lambda: dataclasses.replace(pool, x=large))
+    px.datasets.write_stand_in(tmp_path / "femnist", 3)
+    writers = apfl._writers(3)
+    assert writers.origin.startswith("A STAND-IN") and writers.num_clients == 3 and writers.x.shape[1:] == (28, 28)
+    assert writers.x.dtype == np.uint8 and writers.y.max() < 10 and writers.has_tests
+    with pytest.raises(ValueError, match="needs 4 writers, got 3"):
+        apfl._writers(4)
+
+
+def test_all_algorithms_of_persafl_see_the_same_delays_for_the_same_time():
+    waiting, arriving = (persafl._delayed(30, cohort, 100.0)(key=jax.random.key(7)) for cohort in (10, None))
+    for schedule in (waiting, arriving):
+        assert schedule.time.max() <= 100 and schedule.time.max() > 70
+    other = persafl._delayed(30, None, 100.0)(key=jax.random.key(8))
+    np.testing.assert_array_equal(other.time, arriving.time)
+    share = ActiveShare()
+    assert 78 < share.of(arriving, 100.0) < 88 and share.of(waiting, 100.0) < 25
+    assert share.of(arriving, 0.5) < share.of(arriving, 100.0)  # all begin with a download
+
+
+def test_the_settings_of_persafl():
+    """Appendix D: Q, eta, the sets that are searched, the inner steps."""
+    figure = EXPERIMENTS["persafl-figure2"](False)
+    searched = {one.cells[0].column: one.algorithm for one in figure.trainings}
+    assert len(figure.trainings) == 16 and len(searched) == 8
+    candidates = [one for of in searched.values() for one in of.values()]
+    assert all(one.local.num_steps == 10 and one.local.lr == 0.01 for one in candidates)
+    assert {float(one.server.lr) for one in candidates} == {0.8, 1.0, 1.2}
+    envelope = [one.objective for one in searched["PersA-FL-ME"].values()]
+    assert {float(one.strength) for one in envelope} == {20, 25, 30} and {one.num_prox_steps for one in envelope} == {
+        10
+    }
+    assert {float(one.objective.adapt_lr) for one in searched["PersA-FL-MAML"].values()} == {0.002, 0.005, 0.01}
+    scored = [one for cell in figure.cells for one in cell.protocols.values() if cell.metric == "accuracy"]
+    budgets = {(one.num_steps, one.batch_size) for one in scored}
+    assert len(budgets) == 1  # the same for all
+
+
+def test_a_run_of_arrivals_is_followed_along_virtual_time(tmp_path):
+    base = tiny()
+    same = jax.random.key(0)
+    arriving = lambda *, key: px.arrivals(4, 9, delays=px.persafl_delays(4, key=same), key=same)
+    cells = (*base.trainings[0].cells[:1], Cell("active", "FedAsync", {"mean": ActiveShare()}, metric="active_share"))
+    algorithm = px.fedasync(0.1, num_steps=2, batch_size=5)
+    training = dataclasses.replace(base.trainings[0], algorithm=algorithm, schedule=arriving, cells=cells, every=2)
+    record = reproduce(dataclasses.replace(base, trainings=(training,), claims=()), tmp_path)
+    accuracy, active = record.cells
+    assert accuracy.curve.times == active.curve.times == sorted(accuracy.curve.times) and accuracy.curve.rounds[-1] == 9
+    schedule = arriving(key=None)
+    assert active.readings[0].of_seeds == [ActiveShare().of(schedule, schedule.time[-1])] * 2
+    text = write_reproduction(record, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "virtual time" in text
 
 
 def test_the_page_of_the_docs_is_made_from_the_committed_results():
