@@ -234,7 +234,7 @@ def test_writers_are_asked_for_and_a_stand_in_is_called_one(tmp_path, monkeypatc
     px.datasets.write_stand_in(tmp_path / "femnist", 3)
     writers = apfl._writers(3)
     assert writers.origin.startswith("A STAND-IN") and writers.num_clients == 3 and writers.x.shape[1:] == (28, 28)
-    assert writers.x.dtype == np.uint8 and writers.y.max() < 10 and writers.has_tests
+    assert writers.x.dtype == np.uint8 and writers.y.max() < 10 and writers.test_y is not None
     with pytest.raises(ValueError, match="needs 4 writers, got 3"):
         apfl._writers(4)
 
