@@ -1,6 +1,6 @@
 """Personalized federated learning in JAX. Everything public is named here."""
 
-from personax import datasets, partition
+from personax import datasets, partition, theory
 from personax.algorithms import (
     Algorithm,
     apfl,
@@ -131,5 +131,6 @@ __all__ = [
     "scaffold",
     "simulate",
     "synchronous",
+    "theory",
     "uniform_arrivals",
 ]

@@ -34,10 +34,11 @@ from personax.config import Config, ConfigError, check_names, load
 from personax.datasets.fetch import CannotFetch, fetch, find_source
 from personax.datasets.registry import ENTRIES
 from personax.datasets.stand_in import write_stand_in
-from personax.folders import Folder, refuse_used, tidy
+from personax.folders import Folder, refuse_used, slug, tidy
+from personax.inspection import INSPECTION, Effort, Inspection, inspect_federation
 from personax.progress import Bars
 from personax.records import RunRecord, TableRow, read_results
-from personax.report import write_report, write_reproduction
+from personax.report import write_inspection, write_report, write_reproduction
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import CellRecord
 from personax.reproduce.run import reproduce as reproduce_all
@@ -209,6 +210,44 @@ def _told(cell: CellRecord) -> str:
     ours = ", ".join(f"{one.ours:.2f} ({one.reading})" for one in cell.readings)
     paper = "" if cell.paper is None else f", paper {cell.paper:.2f}"
     return f"{cell.row} · {cell.column}: {ours}{paper}"
+
+
+@app.command("inspect", epilog="Example: personax inspect mine.toml --out inspected")
+def inspect_command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file. By default the embedded digits.")] = None,
+    overrides: Overrides = None,
+    folder: Out = None,
+    clients: Annotated[int, typer.Option(min=2, help="How many are measured at most.")] = 20,
+    samples: Annotated[int, typer.Option(min=4, help="How many of each client are measured at most.")] = 32,
+) -> None:
+    """Measure how much clients differ and the papers' constants, and say what follows: limits, advice, a starter."""
+    with plain_errors("Interrupted; nothing was written."):
+        resolved = resolve(load(config, overrides or ()), baselines=False)
+        root = folder or Path("runs") / f"{slug(resolved.name)}-inspected-{datetime.now():%Y%m%d-%H%M%S}"
+        if (root / "inspection.json").exists():
+            raise ValueError(f"{root} holds an inspection already. Give another folder.")
+        with err.status("Reading the data") as status:
+            found = inspect_federation(resolved, Effort(clients, samples), lambda text: status.update(text))
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(root / "inspection.json", INSPECTION.dump_json(found, indent=1))
+        write_atomically(root / "starter.toml", found.advice.starter.encode())
+        write_inspection(found, root / "report.html")
+        _show_inspection(found)
+        typer.echo(f"The findings are in {root}. Start with: personax compare {root / 'starter.toml'}")
+
+
+def _show_inspection(found: Inspection) -> None:
+    """Constants, limits and advice."""
+    constants = Table("constant", "", "largest found", "error", "what", box=SIMPLE, pad_edge=False)
+    for one in found.measured.constants:
+        constants.add_row(one.name, one.symbol, f"{one.value:.4g}", f"{one.error:.2g}", one.words)
+    limits = Table("setting", "limit", "rule", "source", box=SIMPLE, pad_edge=False)
+    for one in found.limits:
+        limits.add_row(one.setting, f"{one.value:.4g}", one.rule, one.source)
+    out.print(constants, limits)
+    typer.echo(f"Start with {found.advice.recipe}.")
+    for line in (*found.advice.why, "How sure:", *found.advice.sure):
+        typer.echo(f"  {line}")
 
 
 @app.command("list", epilog="Example: personax list")

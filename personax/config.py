@@ -183,9 +183,10 @@ class ScheduleSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class EvaluationSection:
-    """`[evaluation]`: how often, in rounds, and how far newcomers adapt."""
+    """`[evaluation]`: how often, in rounds; how far newcomers adapt; whether gradient norms are measured, too."""
 
     every: Count = 10
+    stationarity: bool = False
     adaptation_steps: list[Natural] = dataclasses.field(default_factory=lambda: [0, 1, 2, 5, 10])
 
 

@@ -36,6 +36,8 @@ class EvaluationRecord:
     worst_decile: dict[str, Numbers]
     best_decile: dict[str, Numbers]
     mix: Numbers | None = None  # APFL: the mean mixing weight over clients
+    stationarity: Numbers | None = None  # |grad F|^2 at the server's model, of what the clients minimise together
+    iterate_stationarity: Numbers | None = None  # and at a random iterate of the last round: Fallah Remark 4.7
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -72,6 +74,15 @@ class ScoreRecord:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class BoundRecord:
+    """A convergence theorem's bound after each of these numbers of rounds; without numbers the words say why."""
+
+    words: str
+    rounds: list[int]
+    values: Numbers
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class AlgorithmRecord:
     """One algorithm of a run: what it was, how long it took, how it was scored."""
 
@@ -90,6 +101,7 @@ class AlgorithmRecord:
     scores: list[ScoreRecord]
     staleness: dict[str, list[int]] = field(default_factory=dict)  # "staleness" and "count", of the first seed
     active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, of the first seed
+    bound: BoundRecord | None = None  # of the stationarity, where that was asked for
 
 
 @dataclass(frozen=True, config=_KNOWN)

@@ -20,6 +20,7 @@ from personax import checkpoint
 from personax.build import Plan, Training, build, make_schedules, outputs_of
 from personax.checks import check_run
 from personax.config import Config, dump, load
+from personax.convergence import Convergence, can_follow
 from personax.evaluate import adaptation_curve, evaluate
 from personax.folders import Folder, refuse_used, tidy
 from personax.objectives import Mixture
@@ -146,8 +147,14 @@ def execute(
 class _Session:
     """What a run calls between its waves: score, record, save."""
 
-    def __init__(self, ask: Callable[[Snapshot, str], Evaluation], training: Training, cohort: int) -> None:
-        self.ask, self.training, self.cohort = ask, training, cohort
+    def __init__(
+        self,
+        ask: Callable[[Snapshot, str], Evaluation],
+        training: Training,
+        cohort: int,
+        convergence: Convergence | None,
+    ) -> None:
+        self.ask, self.training, self.cohort, self.convergence = ask, training, cohort, convergence
         self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.protocols}
         self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
         self.found: dict[str, Evaluation] = {}
@@ -170,10 +177,15 @@ class _Session:
         jax.block_until_ready(snapshot.params)
         self.spend("train")
         self.found = {name: self.ask(snapshot, name) for name in self.training.protocols}
+        at, iterate = (None, None) if self.convergence is None else self.convergence.at(snapshot)
         self.spend("evaluate")
-        mix = mean_mix(self.training.algorithm, snapshot)
+        of_run = {
+            "mix": mean_mix(self.training.algorithm, snapshot),
+            "stationarity": at,
+            "iterate_stationarity": iterate,
+        }
         for name, found in self.found.items():
-            record = evaluation_record(found, snapshot, self.cohort, self.seconds["train"], mix)
+            record = evaluation_record(found, snapshot, self.cohort, self.seconds["train"], **of_run)
             self.history[name].append(record)
         self.seen = snapshot, self.num_evaluations  # at once: an interrupt may come anywhere, and these must agree
 
@@ -215,7 +227,9 @@ def _train(
     run = (algorithm, plan.task, plan.federation)
     cohort = schedules[0].num_events // config.schedule.num_rounds
     ask = lambda snapshot, score: evaluate(*run, snapshot, training.protocols[score], key=plan.keys)
-    session = _Session(ask, training, cohort)
+    wanted = config.evaluation.stationarity and can_follow(algorithm)
+    session = _Session(ask, training, cohort, Convergence(plan, algorithm) if wanted else None)
+    tracker = session.convergence.tracker if session.convergence is not None else None
     begin = _restore(session, plan, schedules, folder.checkpoints(name), watch)
     _append_metrics(folder, name, session.history)
     watch.begin(name, config.schedule.num_rounds, 0 if begin is None else session.round)
@@ -239,7 +253,7 @@ def _train(
 
     every = config.evaluation.every * (1 if schedules[0].has_rounds else cohort)
     try:
-        result = simulate(*run, schedules, key=plan.keys, every=every, observe=observe, start=begin)
+        result = simulate(*run, schedules, key=plan.keys, every=every, observe=observe, start=begin, tracker=tracker)
     except KeyboardInterrupt:
         save()
         raise
@@ -256,7 +270,8 @@ def _restore(session: _Session, plan: Plan, schedules: list[Schedule], place: Pa
     if not place.exists():
         return None
     algorithm = session.training.algorithm
-    shapes = state_shapes(algorithm, plan.task, plan.federation, schedules, key=plan.keys)
+    tracker = session.convergence.tracker if session.convergence is not None else None
+    shapes = state_shapes(algorithm, plan.task, plan.federation, schedules, key=plan.keys, tracker=tracker)
     saved = checkpoint.load(place, shapes, told=watch.say)
     if saved is None:
         return None
@@ -280,6 +295,11 @@ def _write_part(
     """The results of one algorithm: its record, and its clients' numbers."""
     name, algorithm = training.name, training.algorithm
     curves = {score: _newcomers(config, plan, training, score, result) for score in training.protocols}
+    bound = None
+    if session.convergence is not None:
+        evaluated = [one.round for one in next(iter(session.history.values())) if one.round]
+        end = jax.tree.map(lambda leaf: leaf[0], result.params)
+        bound = session.convergence.bound(schedules[0], end, evaluated)
     session.spend("evaluate")
     protocols = training.protocols.items()
     record = AlgorithmRecord(
@@ -298,6 +318,7 @@ def _write_part(
         scores=[score_record(score, protocol, session.history[score], curves[score]) for score, protocol in protocols],
         staleness=staleness_of(algorithm, schedules[0]),
         active=activity_of(schedules[0]),
+        bound=bound,
     )
     mix = np.asarray(result.personal.mix) if isinstance(algorithm.objective, Mixture) else None
     rows = [

@@ -100,7 +100,13 @@ def simulate(
 
 
 def state_shapes(
-    algorithm: Algorithm, task: Task, federation: Federation, schedule: Schedule | Iterable[Schedule], *, key: Array
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    schedule: Schedule | Iterable[Schedule],
+    *,
+    key: Array,
+    tracker: Tracker | None = None,
 ) -> State:
     """The shapes and types of a run's state, without computing anything: what a checkpoint is read into."""
     key = typed_key(key)
@@ -108,7 +114,7 @@ def state_shapes(
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     program = _Program(task, federation.num_clients, int(federation.counts.max()), None, False, has_seeds)
     plan = _plan(algorithm, schedules, None)
-    return jax.eval_shape(lambda key: _first_state(program, algorithm, federation, key, None, None, plan), key)
+    return jax.eval_shape(lambda key: _first_state(program, algorithm, federation, key, None, tracker, plan), key)
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -269,12 +275,18 @@ def _first_state(
     """The state before the first event, from the given model or the task's own."""
     data = federation.train
     if params is None:
-        first = _initial_params(program.task.model, data.x[:1], key, program.has_seeds)
+        first = initial_params(program.task, federation, key=key)
     else:
         given = jax.tree.map(jnp.asarray, params)
         first = repeat(given, len(key)) if program.has_seeds else given
     wave = jax.tree.map(lambda leaf: leaf[0, 0], plan.waves)
     return _initialise(program, algorithm, data, first, tracker, wave, plan.num_slots)
+
+
+def initial_params(task: Task, federation: Federation, *, key: Array) -> Params:
+    """The model that a run with this key starts from; with several keys along a leading axis."""
+    keys = typed_key(key)
+    return _initial_params(task.model, federation.train.x[:1], keys, keys.ndim > 0)
 
 
 @partial(jax.jit, static_argnames=("model", "has_seeds"))

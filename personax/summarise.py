@@ -38,8 +38,10 @@ def headline_of(metrics: Sequence[str]) -> str:
     return next((name for name in ("accuracy", "error") if name in metrics), metrics[0])
 
 
-def evaluation_record(found: Evaluation, snapshot: Snapshot, cohort: int, seconds: float, mix: Any) -> EvaluationRecord:
-    """One evaluation's statistics over clients."""
+def evaluation_record(
+    found: Evaluation, snapshot: Snapshot, cohort: int, seconds: float, **of_run: Any
+) -> EvaluationRecord:
+    """One evaluation's statistics over clients, and what is known of the run beside them."""
     events = _numbers(found.num_events)
     of_metrics = lambda statistic: {name: _numbers(getattr(found, statistic)(name)) for name in found.metrics}
     return EvaluationRecord(
@@ -47,8 +49,7 @@ def evaluation_record(found: Evaluation, snapshot: Snapshot, cohort: int, second
         events=[int(num) for num in events],
         time=_numbers(snapshot.time),
         seconds=seconds,
-        mix=mix,
-        **{statistic: of_metrics(statistic) for statistic in _STATISTICS},
+        **{**of_run, **{statistic: of_metrics(statistic) for statistic in _STATISTICS}},
     )
 
 

@@ -25,7 +25,9 @@ def test_the_code_of_the_readme_runs(capsys):
     assert names["result"].history == sorted(names["result"].history)
 
 
-@pytest.mark.parametrize("page, told", [("data", "3 clients, 1"), ("evaluation", "over local")])
+@pytest.mark.parametrize(
+    "page, told", [("data", "3 clients, 1"), ("evaluation", "over local"), ("theory", "label distance")]
+)
 def test_the_code_of_a_page_runs(page, told, capsys):
     run_blocks(ROOT / "docs" / f"{page}.md")
     assert told in capsys.readouterr().out

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from personax.checkpoint import write_atomically
-from personax.report import reproduction
+from personax.inspection import Inspection
+from personax.report import inspection, reproduction
 from personax.report.page import render
 from personax.report.runs import read_runs
 from personax.reproduce.outcome import ReproductionRecord
 
-__all__ = ["write_report", "write_reproduction"]
+__all__ = ["write_inspection", "write_report", "write_reproduction"]
 
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
@@ -25,4 +26,10 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
 def write_reproduction(record: ReproductionRecord, path: Path) -> Path:
     """Write the page of a reproduction to one HTML file; its path."""
     write_atomically(path, reproduction.render(record).encode())
+    return path
+
+
+def write_inspection(found: Inspection, path: Path) -> Path:
+    """Write the page of an inspection to one HTML file; its path."""
+    write_atomically(path, inspection.render(found).encode())
     return path

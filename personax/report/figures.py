@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from personax.records import EvaluationRecord
 from personax.report.clients import Sorted, thinned
 from personax.report.runs import Run, Score, algorithm_labels
-from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, steps
+from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, steps, thin_line
 from personax.report.words import ROLES, is_share
 from personax.scores import higher_is_better
 
@@ -171,6 +171,34 @@ def _active(alike: Sequence[tuple[str, Score]]) -> go.Scatter:
     time, part = (np.asarray(score.algorithm.active[name]) for name in ("time", "share"))
     at, more = thinned(len(time)), f" and {len(alike) - 1} more" if len(alike) > 1 else ""
     return steps(score.look, f"{label}{more}", time[at], 100 * part[at], "%{y:.1f} % at time %{x:.4~g}")
+
+
+def stationarity(runs: Sequence[Run], scores: Sequence[Score]) -> Figure | None:
+    """Squared gradient norms along the runs, with the theorems' bounds; None where they were not measured."""
+    traces, told = [], []
+    for label, score in _of_algorithms(runs, scores):
+        bound = score.algorithm.bound
+        evaluations = [one for one in score.record.evaluations if one.stationarity is not None]
+        x = [one.round for one in evaluations]
+        values = [one.stationarity for one in evaluations]
+        traces += band_and_line(score.look, label, x, values, "squared norm") if values else []
+        iterates = [one.iterate_stationarity for one in evaluations]
+        if iterates and None not in iterates:
+            means = [float(np.mean(one)) for one in iterates if one is not None]
+            traces.append(thin_line(score.look, f"{label}: random iterates", x, means, "dot"))
+        if bound is not None:
+            told.append(f"{label}: {bound.words}.")
+            traces.append(thin_line(score.look, f"{label}: the bound", bound.rounds, bound.values, "dash"))
+    if not traces:
+        return None
+    words = (
+        "The squared norm of the gradient of what the clients minimise together: at the server's models, and dotted at "
+        "an iterate between them drawn at random in each round (Fallah Remark 4.7), which is what the theorems bound "
+        f"on average. {' '.join(told)}"
+    )
+    alt = "Squared gradient norms against rounds, on a logarithmic scale."
+    drawn = figure(traces, "round", "squared gradient norm", type="log")
+    return Figure("stationarity", "Stationarity", words, alt, [drawn])
 
 
 def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:

@@ -87,6 +87,7 @@ def _sections(
     yield from with_figures("clients", "Client by client", *each)
     yield from with_figures("mixing", "Mixing weights", *figures.mixing(runs, scores))
     yield from with_figures("activity", "Staleness and activity", *figures.activity(runs, scores))
+    yield from with_figures("stationarity", "Stationarity", figures.stationarity(runs, scores))
     yield from with_figures("newcomers", "New clients", figures.newcomers(scores, metrics))
     yield "federation", "Federation", "".join(_federation(run, len(runs) > 1) for run in runs)
     yield "protocols", "What each score measures", tables.protocols(scores)

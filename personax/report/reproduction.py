@@ -9,7 +9,7 @@ from personax.report.figures import Figure
 from personax.report.page import document, facts_html, figure_html
 from personax.report.runs import PALETTE, SYMBOLS, Look
 from personax.report.tables import table
-from personax.report.traces import band_and_line, figure, text
+from personax.report.traces import band_and_line, figure, text, thin_line
 from personax.report.words import moment, seconds
 from personax.reproduce.outcome import CellRecord, ClaimRecord, CurveRecord, ReadingRecord, ReproductionRecord, shown
 
@@ -126,9 +126,7 @@ def _view(cells: Sequence[CellRecord], along: str, words: str) -> go.Figure:
         values = [[value / scale for value in of_seeds] for of_seeds in cell.curve.of_seeds]
         traces += band_and_line(look, cell.column, x, values, cell.metric)
         if cell.paper is not None:
-            line = {"color": look.colour, "width": 1, "dash": "dot"}
-            paper = f"{cell.column}: the paper"
-            traces.append(go.Scatter(x=[x[0], x[-1]], y=[cell.paper] * 2, mode="lines", line=line, name=paper))
+            traces.append(thin_line(look, f"{cell.column}: the paper", [x[0], x[-1]], [cell.paper] * 2, "dot"))
     return figure(traces, words, f"mean {_metric(cells)}")
 
 

@@ -61,6 +61,14 @@ def band_and_line(look: Look, label: str, x: Sequence[float], of_seeds: Sequence
     return [*traces, line]
 
 
+def thin_line(look: Look, label: str, x: Sequence[float], y: Sequence[float], dash: str) -> go.Scatter:
+    """A line beside another one of the same colour."""
+    line = {"color": look.colour, "dash": dash, "width": 1}
+    return go.Scatter(
+        x=tidy(x), y=tidy(y), name=text(label), mode="lines", line=line, hovertemplate=_hover("%{y:.3~g}")
+    )
+
+
 def sorted_line(look: Look, label: str, clients: Sorted, metric: str) -> go.Scatter:
     """The numbers of clients in order."""
     return go.Scatter(

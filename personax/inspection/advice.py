@@ -1,0 +1,128 @@
+"""From what was measured to limits, a recommendation in words, and a configuration to start with."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from personax.config import Config, Entry, dump
+from personax.inspection.findings import Advice, Limit, Measurements
+from personax.theory import Constants, fallah, gmeta, persafl
+
+RECIPES = {  # what stands for each way to make a client's model
+    "shared": ("fedavg", "One model for all"),
+    "adapted": ("per_fedavg", "A shared start that each client adapts"),
+    "alone": ("local_only", "A model of one's own"),  # before the mixture, which can be that too
+    "mixed": ("apfl", "A mixture of one's own model and the shared one"),
+}
+SMALL_BIAS = 0.1  # of first-order meta gradients
+
+
+def limits_of(found: Measurements) -> list[Limit]:
+    """How large the papers' theorems let step sizes, strengths and staleness be."""
+    constants = Constants(**{one.name: one.value for one in found.constants})
+    steepest = constants.smoothness
+    meta = gmeta.meta_smoothness(constants, found.adapt_lr, 1)
+    staleness = persafl.largest_staleness(steepest, found.num_steps, found.num_updates)
+    needed = persafl.least_num_updates(steepest, found.num_steps, 0)
+    return [
+        Limit(
+            "adapt_lr",
+            fallah.largest_adapt_lr(steepest),
+            "at most 1 / L",
+            "Fallah Lemmas 4.2 to 4.4",
+            "a larger adaptation step may leave the region where the meta loss is as smooth as the loss",
+        ),
+        Limit(
+            "lr",
+            fallah.largest_local_lr(meta, found.num_steps),
+            "at most 1 / (10 tau L_F)",
+            "Fallah Theorem 4.5, gMeta Theorem 8",
+            f"what the proof needs with {found.num_steps} local steps and L_F = {meta:.3g}; larger steps often work",
+        ),
+        Limit(
+            "strength, smooth",
+            2 * steepest,
+            "above 2 L",
+            "pFedMe, as in PersA-FL section 4",
+            "from here on the envelope's personal model is unique and the envelope is smooth",
+        ),
+        Limit(
+            "strength, PersA-FL-ME",
+            7 * steepest,
+            "at least 7 L",
+            "PersA-FL Lemma 7, Theorem 3",
+            "what its bound on how much clients differ needs",
+        ),
+        Limit(
+            "staleness",
+            staleness,
+            "160 L (Q + 7) (staleness + 1)^3 at most the number of updates",
+            "PersA-FL Theorem 1",
+            f"of {found.num_updates} updates"
+            + ("" if staleness >= 0 else f": the theorem covers none; without delays it needs {needed:.3g} updates"),
+        ),
+    ]
+
+
+def advise(config: Config, found: Measurements) -> Advice:
+    """Which recipe, why, how sure, and a configuration with it beside local training and FedAvg."""
+    lr = float(f"{0.5 / found.of('smoothness'):.2g}")
+    losses = {name: np.array([client.losses[name] for client in found.clients]) for name in RECIPES}
+    best, second, *_ = sorted(losses, key=lambda name: float(losses[name].mean()))
+    recipe, words = RECIPES[best]
+    why = [
+        f"On data kept from it, {words} is best: " + ", ".join(f"{n} {v.mean():.3g}" for n, v in losses.items()) + "."
+    ]
+    options: dict[str, Any] = {}
+    if recipe == "apfl":
+        options = {"mix": found.mix}
+        why.append(
+            f"The weight of one's own model that is best for all is {found.mix:.2f}: a start for one that adapts."
+        )
+    if recipe == "per_fedavg":
+        options, told = _hessian(found, lr)
+        why.append(told)
+    distances = [client.distance for client in found.clients if client.distance is not None]
+    if distances:
+        why.append(f"Labels are {np.mean(distances):.2f} away from the average client's (mean total variation).")
+    why.append(f"Steps of {lr:.3g} are half of 1 / L, of the largest curvature on the way (L = {0.5 / lr:.3g}).")
+    sure = _sureness(found, best, second, losses[second] - losses[best])
+    return Advice(recipe, why, sure, dump(_starter(config, recipe, options, lr)))
+
+
+def _hessian(found: Measurements, lr: float) -> tuple[dict[str, Any], str]:
+    """First-order where it is good enough."""
+    bias = next(one.relative_bias for one in found.estimators if one.name == "first_order")
+    if bias < SMALL_BIAS:
+        told = f"First-order meta gradients are off by {bias:.1%}: good enough, and the cheapest."
+        return {"adapt_lr": lr, "hvp": "first_order"}, told
+    return {"adapt_lr": lr}, f"First-order meta gradients are off by {bias:.0%}; Hessian-free ones are not."
+
+
+def _sureness(found: Measurements, best: str, second: str, gains: np.ndarray) -> list[str]:
+    """Whether the second best could be the best, and what else limits the findings."""
+    mean = float(gains.mean())
+    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else np.inf
+    verdict = "clear" if mean > 2 * error else "a close call: compare both"
+    return [
+        f"'{best}' is ahead of '{second}' by {mean:.3g} ± {error:.2g} (standard error) over {len(gains)} of "
+        f"{found.num_clients} clients: {verdict}.",
+        f"Constants are maxima over {found.region}, on at most {found.num_samples} samples of a client: lower "
+        "estimates, and another stretch of training may be steeper.",
+        "The theorems are sufficient, not necessary: their limits are safe rather than best.",
+    ]
+
+
+def _starter(config: Config, recipe: str, options: dict[str, Any], lr: float) -> Config:
+    """The same federation, model and schedule with the recommended recipe, local training and FedAvg."""
+    first = next(iter(config.algorithms.values())).options
+    kept = {name: first[name] for name in ("num_steps", "num_epochs", "batch_size") if name in first}
+    local = {"lr": lr, **(kept if {"num_steps", "num_epochs"} & set(kept) else {"num_steps": 5, **kept})}
+    adapted = {"model": "adapted", "num_steps": 5, "lr": lr}
+    entries = {"Local": Entry("local_only"), "FedAvg": Entry("fedavg")}
+    if recipe == "apfl":
+        entries["APFL"] = Entry(recipe, options)
+    if recipe == "per_fedavg":
+        entries["Per-FedAvg"] = Entry(recipe, options, {"Per-FedAvg": adapted})
+    return dataclasses.replace(config, name=f"{config.name}-starter", local=local, tune={}, algorithms=entries)

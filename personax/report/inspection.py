@@ -1,0 +1,73 @@
+"""The page of an inspection: how much clients differ, the constants, the limits, the advice."""
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+
+from personax.inspection import Inspection
+from personax.report.figures import Figure
+from personax.report.page import document, facts_html, figure_html
+from personax.report.runs import PALETTE
+from personax.report.tables import table
+from personax.report.traces import figure
+from personax.report.words import moment, seconds
+
+
+def render(found: Inspection) -> str:
+    """The whole page."""
+    drawn = [_clients(found)]
+    measured, advice = found.measured, found.advice
+    constants = [
+        (f"{one.name} ({one.symbol})", f"{one.value:.4g}", f"{one.error:.2g}", one.words) for one in measured.constants
+    ]
+    limits = [(one.setting, f"{one.value:.4g}", one.rule, f"{one.source}: {one.words}") for one in found.limits]
+    biases = [(one.name, f"{one.relative_bias:.2%}") for one in measured.estimators]
+    sections = [
+        ("advice", "Advice", _list([f"Start with {advice.recipe}.", *advice.why])),
+        ("sure", "How sure this is", _list(advice.sure)),
+        ("starter", "A configuration to start with", f"<pre>{escape(advice.starter)}</pre>"),
+        ("clients", "Clients", figure_html(drawn[0], with_title=False)),
+        ("limits", "What the theorems allow", _rows(("setting", "value", "rule", "why"), limits)),
+        ("constants", "Constants", _rows(("constant", "largest found", "error", "what"), constants)),
+        ("estimators", "Bias of the meta gradient", _rows(("Hessian", "share of its norm"), biases)),
+        ("federation", "The federation", f"<pre>{escape(found.federation)}</pre>"),
+    ]
+    told = {
+        "started": moment(found.started),
+        "took": seconds(found.seconds),
+        "measured": f"{len(measured.clients)} of {measured.num_clients} clients, at {measured.region}",
+        **found.machine,
+        "personax": found.personax,
+    }
+    named = f"Inspection of {found.name}"
+    return document(named, facts_html(told), sections, drawn, "the inspection.json beside it")
+
+
+def _clients(found: Inspection) -> Figure:
+    """Each client's best mixing weight against how far its labels are from the average client's."""
+    clients = found.measured.clients
+    labelled = all(client.distance is not None for client in clients)
+    x = [client.distance if labelled else client.num_samples for client in clients]
+    along = "distance of its labels from the average client's (total variation)" if labelled else "samples"
+    marks = {"color": PALETTE[0][0], "size": 9, "opacity": 0.7}
+    told = [f"client {client.id}, {client.num_samples} samples" for client in clients]
+    dots = go.Scatter(x=x, y=[client.mix for client in clients], mode="markers", marker=marks, text=told)
+    words = (
+        "Each dot is a client: the weight of a model of its own, mixed with the shared one, that is best on data kept "
+        "from both."
+    )
+    return Figure("mixes", "Best mixing weights", words, words, [figure([dots], along, "best mixing weight")])
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th scope='col'>{escape(one)}</th>" for one in heads)
+    body = [
+        f"<tr><th scope='row'>{escape(first)}</th>{''.join(f'<td>{escape(one)}</td>' for one in rest)}</tr>"
+        for first, *rest in rows
+    ]
+    return table("", f"<tr>{head}</tr>", body)
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"

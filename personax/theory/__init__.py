@@ -1,0 +1,80 @@
+"""The papers' theory, measured: distances between clients, constants, bounds and stationarity (docs/theory.md)."""
+
+from personax.theory import apfl, fallah, gmeta, persafl
+from personax.theory.constants import (
+    Noise,
+    constants_of,
+    gradient_bound,
+    gradient_noise,
+    hessian_lipschitz,
+    hessian_noise,
+    measure,
+    smoothness,
+    strong_convexity,
+)
+from personax.theory.distances import (
+    cell_distributions,
+    l1_distance,
+    label_distributions,
+    sliced_wasserstein,
+    total_variation,
+    wasserstein,
+)
+from personax.theory.heterogeneity import (
+    Between,
+    Optima,
+    disagreement,
+    find_optima,
+    gradient_diversity,
+    gradient_spread,
+    hessian_spread,
+    linear_disagreement,
+    optimal_gap,
+)
+from personax.theory.quantities import Constants, EstimatorError, Measured
+from personax.theory.region import Region, at, ball, by_example, path, sample_clients
+from personax.theory.stationarity import Stationarity, client_gradients, stationarity, stationarity_along
+
+__all__ = [
+    "Between",
+    "Constants",
+    "EstimatorError",
+    "Measured",
+    "Noise",
+    "Optima",
+    "Region",
+    "Stationarity",
+    "apfl",
+    "at",
+    "ball",
+    "by_example",
+    "cell_distributions",
+    "client_gradients",
+    "constants_of",
+    "disagreement",
+    "fallah",
+    "find_optima",
+    "gmeta",
+    "gradient_bound",
+    "gradient_diversity",
+    "gradient_noise",
+    "gradient_spread",
+    "hessian_lipschitz",
+    "hessian_noise",
+    "hessian_spread",
+    "l1_distance",
+    "label_distributions",
+    "linear_disagreement",
+    "measure",
+    "optimal_gap",
+    "path",
+    "persafl",
+    "sample_clients",
+    "sliced_wasserstein",
+    "smoothness",
+    "stationarity",
+    "stationarity_along",
+    "strong_convexity",
+    "total_variation",
+    "wasserstein",
+]

@@ -1,0 +1,260 @@
+"""Bounds of APFL 2020: what a mixture of a local and a global model risks, and the terms of its convergence.
+
+The generalisation bounds have constants C that the paper leaves open; the convergence theorems are given up to constant
+factors, and here as their terms without them. m is a client's mixing weight, alpha_i in the paper: 1 is its own model.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from personax.values import require, require_count, require_nonnegative, require_positive
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What Theorem 1 asks of a client.
+
+    | field | symbol |
+    |---|---|
+    | `local_risk` | L_{D_i}(h_i*): the least true risk of any model on the client's distribution |
+    | `global_risk` | the least empirical risk on the average distribution |
+    | `distance` | the L1 distance between these distributions: `l1_distance` |
+    | `loss_bound`, `loss_lipschitz` | B, G: the loss lies in [0, B] and is G-Lipschitz in the output |
+    | `disagreement` | lambda_H(S_i): `disagreement`, `linear_disagreement` |
+    | `num_samples`, `total_samples` | m_i, m |
+    | `complexity` | d + log(1/delta): the VC dimension and the confidence |
+    """
+
+    local_risk: float
+    global_risk: float
+    distance: float
+    loss_bound: float
+    loss_lipschitz: float
+    disagreement: float
+    num_samples: int
+    total_samples: int
+    complexity: float
+
+    def __post_init__(self) -> None:
+        names = ("local_risk", "global_risk", "distance", "loss_bound", "loss_lipschitz", "disagreement", "complexity")
+        for name in names:
+            require_nonnegative(name, getattr(self, name))
+        require_count("num_samples", self.num_samples)
+        require_count("total_samples", self.total_samples)
+
+    def alone(self, constant: float) -> float:
+        """`L_{D_i}(h_i*) + 2 C sqrt((d + log(1/delta)) / m_i) + G lambda_H(S_i)`: the first bracket of (2)."""
+        own = 2 * constant * np.sqrt(self.complexity / self.num_samples)
+        return self.local_risk + own + self.loss_lipschitz * self.disagreement
+
+    def together(self, constant: float) -> float:
+        """The second bracket of (2): global risk + B |D - D_i|_1 + C sqrt((d + log(1/delta)) / m).
+
+        Loose: a loss in [0, B] moves by at most (B/2) |D - D_i|_1 between distributions, half of (9). The appendix
+        prints B^2 for B.
+        """
+        shift = self.loss_bound * self.distance
+        return self.global_risk + shift + constant * np.sqrt(self.complexity / self.total_samples)
+
+
+def risk_bound(risk: Risk, mix: float, constant: float) -> float:
+    """`L_{D_i}(m h + (1 - m) h') <= 2 m^2 (alone) + 2 (1 - m)^2 (together)`: Theorem 1, (2).
+
+    For squared hinge loss and squared error. `constant` is C.
+    """
+    _check_mix(mix)
+    return 2 * mix**2 * risk.alone(constant) + 2 * (1 - mix) ** 2 * risk.together(constant)
+
+
+def best_mix(risk: Risk, constant: float) -> float:
+    """`together / (together + alone)`, the weight that minimises (2): section 2.2. Departures from the paper: none.
+
+    It weighs bounds, not risks: it says in which direction a client's data point, no more. At its weight (2) is
+    2 (alone)(together) / (alone + together).
+    """
+    alone, together = risk.alone(constant), risk.together(constant)
+    return 0.5 if alone + together == 0 else together / (alone + together)
+
+
+def gain_over_local(risk: Risk, mix: float, constant: float, lower_constant: float) -> float:
+    """A bound of the mixed model's risk minus the local one's: the mixture wins where it is negative. Corollary 1.
+
+        (2 m^2 - 1) L_{D_i}(h_i*) + (4 m^2 C_1 - C_2) sqrt((d + log(1/delta)) / m_i) + 2 m^2 G lambda_H(S_i)
+        + 2 (1 - m)^2 (together)
+
+    It is (2) minus the lower bound L_{D_i}(h_i*) + C_2 sqrt((d + log(1/delta)) / m_i) of the local model's risk on the
+    distributions that are worst for it. `constant` is C_1, `lower_constant` C_2.
+
+    Departures from the paper: 4 m^2 C_1, where the corollary prints 2 m^2 C_1 with the C_1 of a Theorem 1 that has
+    2 C_1 in this place; with one C_1 for both, only the 4 follows.
+    """
+    local = risk.local_risk + lower_constant * np.sqrt(risk.complexity / risk.num_samples)
+    return risk_bound(risk, mix, constant) - local
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A client's problem and a run of Algorithm 1.
+
+    | field | symbol |
+    |---|---|
+    | `smoothness`, `strong_convexity` | L, mu; kappa = L / mu |
+    | `noise` | sigma, of a batch |
+    | `diversity`, `total_diversity` | zeta_i, zeta = sum_i zeta_i: `gradient_diversity` |
+    | `gap` | Delta_i: `optimal_gap` |
+    | `num_steps`, `num_local_steps` | T, all local steps; tau, those between two rounds |
+    | `cohort_size`, `num_clients` | K, n |
+    """
+
+    smoothness: float
+    strong_convexity: float
+    noise: float
+    diversity: float
+    total_diversity: float
+    gap: float
+    num_steps: int
+    num_local_steps: int
+    cohort_size: int
+    num_clients: int
+
+    def __post_init__(self) -> None:
+        require_positive("smoothness", self.smoothness)
+        for name in ("strong_convexity", "noise", "diversity", "total_diversity", "gap"):
+            require_nonnegative(name, getattr(self, name))
+        for name in ("num_steps", "num_local_steps", "cohort_size", "num_clients"):
+            require_count(name, getattr(self, name))
+
+    @property
+    def condition(self) -> float:
+        """`kappa = L / mu`."""
+        require_positive("strong_convexity", self.strong_convexity, "Use the terms for nonconvex losses.")
+        return self.smoothness / self.strong_convexity
+
+    @property
+    def share(self) -> float:
+        """`b = min(K / n, 1/2)`."""
+        return min(self.cohort_size / self.num_clients, 0.5)
+
+
+def least_mix(setting: Setting) -> float:
+    """`max(1 - 1 / (4 sqrt(6) kappa), 1 - 1 / (4 sqrt(6) kappa sqrt(mu)))`, from which on Theorems 2 and 5 hold.
+
+    With sampled clients the proof needs more: (29) divides by 1 - 8 (m - m^2 K / n), which near m = 1 is positive only
+    where K > 7 n / 8.
+    """
+    factor = 4 * np.sqrt(6) * setting.condition
+    return float(max(1 - 1 / factor, 1 - 1 / (factor * np.sqrt(setting.strong_convexity))))
+
+
+def personal_terms(setting: Setting, mix: float) -> dict[str, float]:
+    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses and sampled clients: Theorem 2."""
+    s, away = setting, _away(mix)
+    mu, kappa, b, steps, tau = s.strong_convexity, s.condition, s.share, s.num_steps, s.num_local_steps
+    spread = s.total_diversity / s.cohort_size
+    return {
+        "own_noise": mix**2 * s.noise**2 / (mu * b * steps),
+        "shared_noise": away * kappa**2 * s.noise**2 / (mu * b * s.cohort_size * steps),
+        "local_drift": away * kappa**2 * tau**2 * (s.diversity + kappa**2 * spread) / (mu * b * steps**2),
+        "diversity": away * (s.diversity + spread) / (mu * b),
+        "gap": away * kappa * s.smoothness * s.gap / b,
+    }
+
+
+def personal_terms_nonconvex(setting: Setting, mix: float, squared_diameter: float) -> dict[str, float]:
+    """Terms of (1/T) sum_t |grad f_i(v_i(t))|^2 with full gradients of all clients: Theorem 3.
+
+    `squared_diameter` bounds |w - w'|^2 over the domain, D_W in the theorem (Lemma 8 writes D_W^2 for it).
+    """
+    s, away = setting, _away(mix)
+    level, steps, tau, n = s.smoothness, s.num_steps, s.num_local_steps, s.num_clients
+    own_drift = tau**4 * s.total_diversity / (n * steps**2) + tau**2 * s.diversity / steps
+    return {
+        "own_optimisation": level / np.sqrt(steps),
+        "shared_optimisation": away * level / np.sqrt(steps),
+        "residual": (1 - mix**2) ** 2 * (s.diversity + level**2 * squared_diameter),
+        "own_drift": mix**4 * away * own_drift,
+        "shared_drift": away * tau**2 * s.total_diversity / (n * steps),
+    }
+
+
+def global_terms_of_all(setting: Setting) -> dict[str, float]:
+    """Terms of E[F(w)] - F* for strongly convex losses with all clients in every round: Theorem 4."""
+    s = setting
+    return _global_terms(s, s.total_diversity / s.num_clients, s.num_clients)
+
+
+def personal_terms_of_all(setting: Setting, mix: float) -> dict[str, float]:
+    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses with all clients in every round: Theorem 5."""
+    s, away = setting, _away(mix)
+    mu, steps = s.strong_convexity, s.num_steps
+    return {
+        "start": mu / steps**3,
+        "own_noise": mix**2 * s.noise**2 / (mu * steps),
+        "diversity": away * s.diversity / mu,
+        "gap": away * s.condition * s.smoothness * s.gap,
+        **_shared_terms(s, away, s.num_clients, 1.0),
+    }
+
+
+def global_terms(setting: Setting) -> dict[str, float]:
+    """Terms of E[F(w)] - F* for strongly convex losses and sampled clients: Theorem 6, (24).
+
+    Remark 5 draws O(sqrt(1/KT)) from it for tau = sqrt(T/K); the terms give O(1/KT).
+    """
+    s = setting
+    return _global_terms(s, 2 * s.total_diversity / s.cohort_size, s.cohort_size)
+
+
+def personal_terms_of_any_mix(setting: Setting, mix: float, gradient_bound: float) -> dict[str, float]:
+    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses, sampled clients and any weight: Theorem 7, (33)."""
+    s, away = setting, _away(mix)
+    mu, b, steps = s.strong_convexity, s.share, s.num_steps
+    return {
+        "start": mu / (b * steps**3),
+        "own_noise": mix**2 * s.noise**2 / (mu * b * steps),
+        "residual": away * gradient_bound**2 / (mu * b),
+        **_shared_terms(s, away, s.cohort_size, b),
+    }
+
+
+def global_terms_nonconvex(setting: Setting) -> dict[str, float]:
+    """Terms of (1/T) sum_t |grad F(w(t))|^2 with full gradients of all clients: Theorem 8."""
+    s = setting
+    drift = s.num_local_steps**2 * s.total_diversity / (s.num_clients * s.num_steps)
+    return {"optimisation": s.smoothness / float(np.sqrt(s.num_steps)), "local_drift": drift}
+
+
+def _global_terms(s: Setting, spread: float, num: int) -> dict[str, float]:
+    steps, tau = s.num_steps, s.num_local_steps
+    drift = s.condition**2 * tau * (s.noise**2 + tau * spread) / s.strong_convexity
+    return {
+        "start": s.strong_convexity / steps**3,
+        "local_drift": drift / steps**2,
+        "late_drift": drift * float(np.log(steps)) / steps**3,
+        "noise": s.noise**2 / (num * steps),
+    }
+
+
+def _shared_terms(s: Setting, away: float, num: int, b: float) -> dict[str, float]:
+    """The terms of Theorems 5 and 7 that come from the shared model."""
+    mu, kappa, steps, tau = s.strong_convexity, s.condition, s.num_steps, s.num_local_steps
+    spread = s.total_diversity / num
+    own = kappa**2 * tau * (s.noise**2 + tau * (s.diversity + spread))
+    shared = kappa**4 * tau * (s.noise**2 + 2 * tau * spread)
+    return {
+        "shared_start": away * kappa * s.smoothness * float(np.log(steps)) / (b * steps**3),
+        "shared_noise": away * kappa**2 * s.noise**2 / (mu * b * num * steps),
+        "own_drift": away * own / (mu * b * steps**2),
+        "shared_drift": away * shared / (mu * b * steps**2),
+    }
+
+
+def _away(mix: float) -> float:
+    """`(1 - m)^2`, how much of the shared model counts."""
+    _check_mix(mix)
+    return (1 - mix) ** 2
+
+
+def _check_mix(mix: float) -> None:
+    require(lambda v: (v >= 0) & (v <= 1), "mix", mix, "lie between 0 and 1")

@@ -1,0 +1,227 @@
+"""Bounds of Fallah 2020 (Per-FedAvg, one adaptation step) as functions of its constants.
+
+Batches by role: D is `adapt`, D' is `outer`, D'' is `curvature`. All need adapt_lr <= 1/L.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from personax.sampling import BatchSizes
+from personax.theory.quantities import Constants, EstimatorError, require_small_adapt_lr
+from personax.values import require, require_count, require_nonnegative, require_positive
+
+_ANY_STEP = "The lemmas of gMeta (`theory.gmeta`) hold for any."
+
+
+def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
+    """`L_F = 4 L + alpha rho B`: Lemma 4.2. Loose: `gmeta.meta_smoothness` has L (1 + alpha L)^2 for the 4 L."""
+    _check(constants, adapt_lr)
+    c = constants
+    return 4 * c.smoothness + adapt_lr * c.hessian_lipschitz * c.gradient_bound
+
+
+def exact_error(constants: Constants, adapt_lr: float, sizes: BatchSizes) -> EstimatorError:
+    """Lemma 4.3, for (8) with exact Hessian products:
+
+        bias         2 alpha L sigma_G / sqrt(D)
+        mean square  12 [B^2 + sigma_G^2 (1/D' + (alpha L)^2/D)] [1 + sigma_H^2 alpha^2/(4 D'')] - 12 B^2
+
+    Its proof's (30b), E|mean of D'' Hessians - Hess f|^2 <= sigma_H^2/D'', is false in the spectral norm: of
+    Hessians drawn from I, -I, diag(1, -1), diag(-1, 1) the mean of two has 3/4 where (30b) has 1/2. The lemma
+    stands, because the Hessians are only ever applied to vectors that they are independent of, and for those it holds.
+    The bias is loose in D: measured it falls as 1/D where f is smooth, the bound as 1/sqrt(D).
+    """
+    _check(constants, adapt_lr)
+    c = constants
+    steps = adapt_lr * c.smoothness
+    noise = c.gradient_noise**2 * (1 / sizes.of("outer") + steps**2 / sizes.of("adapt"))
+    hessian = (c.hessian_noise * adapt_lr) ** 2 / (4 * sizes.of("curvature"))
+    # 12 (B^2 + noise)(1 + hessian) - 12 B^2, without the cancellation
+    mean_square = 12 * (noise + hessian * (c.gradient_bound**2 + noise))
+    return EstimatorError(2 * steps * c.gradient_noise / np.sqrt(sizes.of("adapt")), mean_square)
+
+
+def first_order_error(constants: Constants, adapt_lr: float, sizes: BatchSizes) -> EstimatorError:
+    """Lemma H.1, for (112), which drops the Hessian:
+
+        bias         alpha L (sigma_G / sqrt(D) + B)
+        mean square  2 sigma_G^2 (1/D' + (alpha L)^2/D) + 2 (alpha L B)^2
+
+    Both have a part that no batch size removes.
+    """
+    _check(constants, adapt_lr)
+    c = constants
+    steps, adapt = adapt_lr * c.smoothness, sizes.of("adapt")
+    noise = c.gradient_noise**2 * (1 / sizes.of("outer") + steps**2 / adapt)
+    bias = steps * (c.gradient_noise / np.sqrt(adapt) + c.gradient_bound)
+    return EstimatorError(bias, 2 * noise + 2 * (steps * c.gradient_bound) ** 2)
+
+
+def hessian_free_error(constants: Constants, adapt_lr: float, sizes: BatchSizes, radius: float) -> EstimatorError:
+    """Lemma H.2, for (120) with the difference (121) of radius delta:
+
+        bias         alpha (2 L sigma_G / sqrt(D) + L sigma_G / sqrt(D') + rho delta B^2)
+        mean square  6 sigma_G^2 (2 (alpha L)^2/D + 2/D' + alpha^2/(2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4
+
+    Loose in delta, both ways: the truth falls as delta^2 where the third derivative is Lipschitz, and (119)'s error is
+    rho delta |v|^2 / 2, half of what is printed; and as delta goes to 0 the bound goes to infinity but the truth does
+    not, because both ends of the difference see the same batch.
+    """
+    _check(constants, adapt_lr)
+    require_positive("radius", radius)
+    c = constants
+    steps, sigma = adapt_lr * c.smoothness, c.gradient_noise
+    adapt, outer, curvature = (sizes.of(role) for role in ("adapt", "outer", "curvature"))
+    difference = adapt_lr * c.hessian_lipschitz * radius * c.gradient_bound**2
+    bias = steps * sigma * (2 / np.sqrt(adapt) + 1 / np.sqrt(outer)) + difference
+    noise = 2 * steps**2 / adapt + 2 / outer + adapt_lr**2 / (2 * radius**2 * curvature)
+    return EstimatorError(bias, 6 * sigma**2 * noise + 2 * difference**2)
+
+
+def meta_spread(constants: Constants, adapt_lr: float) -> float:
+    """`gamma_F` with gamma_F^2 = 3 B^2 alpha^2 gamma_H^2 + 192 gamma_G^2: Lemma 4.4.
+
+    Loose: `gmeta.meta_spread` shows gamma_F <= (1 + alpha L)^2 gamma_G + alpha B gamma_H, at most 4 gamma_G where
+    this has 13.9 gamma_G.
+    """
+    _check(constants, adapt_lr)
+    c = constants
+    return float(np.sqrt(3 * (c.gradient_bound * adapt_lr * c.hessian_spread) ** 2 + 192 * c.gradient_spread**2))
+
+
+def spread_from_total_variation(bound: float, distances: np.ndarray) -> float:
+    """`gamma = 2 b sqrt((1/n) sum_i |p_i - p|_TV^2)`: (14a).
+
+    gamma_G where `bound` is B, the largest gradient of a single loss l(w; z), and gamma_H where it is L, the largest
+    Hessian of one (`by_example` measures them). The distances are over all of z = (x, y), not over labels alone.
+    """
+    require_nonnegative("bound", bound)
+    return 2 * bound * _root_mean_square(distances)
+
+
+def spread_from_wasserstein(lipschitz: float, distances: np.ndarray) -> float:
+    """`gamma = l sqrt((1/n) sum_i W_1(p_i, p)^2)`: (16).
+
+    gamma_G where `lipschitz` is L_Z, gamma_H where it is rho_Z: (15), by how much the gradient, or the Hessian, of a
+    single loss changes with its sample, in the metric of the distances.
+    """
+    require_nonnegative("lipschitz", lipschitz)
+    return lipschitz * _root_mean_square(distances)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run of Algorithm 1: beta is `local_lr`, tau `num_local_steps`, K `num_rounds`, r n `cohort_size`, n clients."""
+
+    local_lr: float
+    num_local_steps: int
+    num_rounds: int
+    cohort_size: int
+    num_clients: int
+
+    def __post_init__(self) -> None:
+        require_positive("local_lr", self.local_lr)
+        for name in ("num_local_steps", "num_rounds", "cohort_size", "num_clients"):
+            require_count(name, getattr(self, name))
+        must = f"be at most the {self.num_clients} clients"
+        require(lambda v: v <= self.num_clients, "cohort_size", self.cohort_size, must)
+
+    @property
+    def sampling_share(self) -> float:
+        """`(1 - r) / (r (n - 1))`: what sampling a cohort without replacement leaves of a variance, (93)."""
+        others = self.num_clients - self.cohort_size
+        return 0.0 if others == 0 else others / (self.cohort_size * (self.num_clients - 1))
+
+
+def largest_adapt_lr(smoothness: float) -> float:
+    """`1 / L`, which Lemmas 4.2 to 4.4 allow for the adaptation step."""
+    require_positive("smoothness", smoothness)
+    return 1 / smoothness
+
+
+def largest_local_lr(meta_smoothness: float, num_local_steps: int) -> float:
+    """`1 / (10 tau L_F)`, which Theorem 4.5 and gMeta Theorem 8 allow for a local step."""
+    require_positive("meta_smoothness", meta_smoothness)
+    require_count("num_local_steps", num_local_steps)
+    return 1 / (10 * num_local_steps * meta_smoothness)
+
+
+def noise_floor(training: Training, meta_smoothness: float, estimator: EstimatorError, meta_spread: float) -> float:
+    """`sigma_T^2`, the part of (111) that more rounds do not remove: (108), corrected.
+
+        280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2) + beta L_F (2 sigma_F^2 + q gamma_F^2) + m_F^2
+        + 1.2 q beta L_F gamma_F sqrt(35 tau (tau - 1) (2 sigma_F^2 + gamma_F^2)),     q = (1 - r) / (r (n - 1)).
+
+    m_F is the estimator's bias, so that m_F^2 = 4 alpha^2 L^2 sigma_G^2 / D for Lemma 4.3, and other estimators fit
+    in as appendix H says.
+
+    Departures from the paper: the last term, which (108) lacks. (99) and (105) treat the mean iterate of a cohort as
+    independent of who is in the cohort, which it is at t = 0 only. Counter-example: two clients, one of them a round,
+    f_i(w) = (w - c_i)^2 / 2 with c_i = -1, 1, adapt_lr = 0, exact gradients, w_0 = 0, so that F(w_0) = F*. In the
+    long run E|grad F|^2 is about beta tau / 2, where (111) has 4 beta (1 + 280 beta tau (tau - 1)) with the true
+    L_F = gamma_F = 1: too small at tau = 20, beta = 5e-6; with the paper's L_F = 4 and gamma_F^2 = 192 it is so at
+    tau = 20000, beta = 5e-13. With all clients in every round (q = 0) or one local step the theorem stands as printed.
+
+    Proof: write S for the cohort's mean gradient minus grad F, both at the mean iterate w of all clients, and v for
+    the cohort's. Given the iterates S has mean 0 and mean square at most q gamma_F^2, and E<grad F(v), S> =
+    E<grad F(v) - grad F(w), S> <= L_F sqrt(E|v - w|^2 E|S|^2), with E|v - w|^2 from (95). (99) takes it for 0.
+    """
+    _check_local_lr(training, meta_smoothness)
+    t, share = training, training.sampling_share
+    step = t.local_lr * meta_smoothness
+    drift = t.num_local_steps * (t.num_local_steps - 1) * (2 * estimator.mean_square + meta_spread**2)
+    printed = 280 * step**2 * drift + step * (2 * estimator.mean_square + share * meta_spread**2) + estimator.bias**2
+    return printed + 1.2 * share * step * meta_spread * float(np.sqrt(35 * drift))
+
+
+def stationarity_bound(
+    training: Training, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
+) -> float:
+    """The mean over rounds and local steps of E|grad F|^2 at the cohort's mean iterate: (111).
+
+        4 (F(w_0) - F*) / (beta tau K) + 4 sigma_T^2
+
+    `initial_gap` is F(w_0) - F*. By Remark 4.7 it bounds the randomly chosen iterates as well. It holds for any F_i
+    that are `meta_smoothness`-smooth with spread `meta_spread` and any estimator with these errors: gMeta Theorem 8
+    with `gmeta`'s, where the paper gives only the order. Departures from the paper: `noise_floor`.
+    """
+    require_nonnegative("initial_gap", initial_gap)
+    t = training
+    optimisation = 4 * initial_gap / (t.local_lr * t.num_local_steps * t.num_rounds)
+    return optimisation + 4 * noise_floor(t, meta_smoothness, estimator, meta_spread)
+
+
+def stationarity_terms(
+    training: Training, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
+) -> dict[str, float]:
+    """The terms of Theorem 4.5 and gMeta (30), which are given up to a constant factor (but the first, which has it).
+
+    Departures from the paper: `sampling_drift`, of the order that `noise_floor` adds.
+    """
+    _check_local_lr(training, meta_smoothness)
+    t, share = training, training.sampling_share
+    step, noise, spread = t.local_lr * meta_smoothness, estimator.mean_square, meta_spread**2
+    drift = step * t.num_local_steps * (t.num_local_steps - 1)
+    return {
+        "optimisation": 4 * initial_gap / (t.local_lr * t.num_local_steps * t.num_rounds),
+        "noise": step * (1 + drift) * noise,
+        "sampling": step * spread * share,
+        "local_drift": step * spread * drift,
+        "bias": estimator.bias**2,
+        "sampling_drift": share * meta_spread * float(np.sqrt(step * drift * (noise + spread))),
+    }
+
+
+def _check(constants: Constants, adapt_lr: float) -> None:
+    require_small_adapt_lr(adapt_lr, constants.smoothness, _ANY_STEP)
+
+
+def _check_local_lr(training: Training, meta_smoothness: float) -> None:
+    most = largest_local_lr(meta_smoothness, training.num_local_steps)
+    allowed = lambda v: v <= most * (1 + 1e-9)
+    require(allowed, "local_lr", training.local_lr, f"be at most 1 / (10 tau L_F) = {most:.4g}")
+
+
+def _root_mean_square(distances: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(distances))))

@@ -1,0 +1,222 @@
+"""Bounds of PersA-FL 2023 (asynchronous: FedAsync, PersA-FL-MAML, PersA-FL-ME) as functions of its constants.
+
+All batches have at least `batch_size` samples, b in the paper. The theorems set the server step to 1 and the local step
+to 1 / (Q sqrt(L T)), with Q local steps a visit, T server updates and L the smoothness of the objective.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from personax.sampling import BatchSizes
+from personax.theory import gmeta
+from personax.theory.quantities import Constants, EstimatorError
+from personax.values import require, require_count, require_nonnegative, require_positive
+
+
+def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
+    """`L_b = L (1 + alpha L)^2 + alpha rho G`: Lemma 1."""
+    return gmeta.meta_smoothness(constants, adapt_lr, 1)
+
+
+def meta_error(constants: Constants, adapt_lr: float, batch_size: int) -> EstimatorError:
+    """Lemma 2, (22)-(23), for (9), for any adapt_lr:
+
+    bias         alpha L (1 + alpha L) sigma_g / sqrt(b)
+    mean square  3 (1 + alpha L)^2 sigma_g^2 s + 3 alpha^2 G^2 sigma_h^2 / b + 3 alpha^2 sigma_g^2 sigma_h^2 s / b,
+                 s = (1 + alpha^2 L^2) / b
+    """
+    require_nonnegative("adapt_lr", adapt_lr)
+    c, b = constants, BatchSizes(batch_size).outer
+    steps = adapt_lr * c.smoothness
+    gradient = c.gradient_noise**2 * (1 + steps**2) / b
+    hessian = (adapt_lr * c.hessian_noise) ** 2 / b
+    mean_square = 3 * ((1 + steps) ** 2 * gradient + c.gradient_bound**2 * hessian + gradient * hessian)
+    return EstimatorError(steps * (1 + steps) * c.gradient_noise / np.sqrt(b), mean_square)
+
+
+def meta_spread(constants: Constants, adapt_lr: float) -> float:
+    """`gamma_b` with gamma_b^2 = 12 (1 + alpha L)^2 (1 + alpha^2 L^2) gamma_g^2 + 12 alpha^2 G^2 gamma_h^2: Lemma 3.
+
+    Loose: `gmeta.meta_spread` has (1 + alpha L)^2 gamma_g + alpha G gamma_h.
+    """
+    require_nonnegative("adapt_lr", adapt_lr)
+    c, steps = constants, adapt_lr * constants.smoothness
+    gradients = (1 + steps) ** 2 * (1 + steps**2) * c.gradient_spread**2
+    return float(np.sqrt(12 * (gradients + (adapt_lr * c.gradient_bound * c.hessian_spread) ** 2)))
+
+
+def meta_gradient_bound(constants: Constants, adapt_lr: float) -> float:
+    """`G_b = (1 + alpha L) G`: Lemma 4."""
+    require_nonnegative("adapt_lr", adapt_lr)
+    return (1 + adapt_lr * constants.smoothness) * constants.gradient_bound
+
+
+def moreau_smoothness(constants: Constants, strength: float) -> float:
+    """`lambda L / (lambda - L)`, (C13), for lambda > L.
+
+    Lemma 5 states the larger lambda / (kappa - 1) for lambda >= kappa L; with kappa = lambda / L they agree.
+    """
+    _check_strength(strength, constants.smoothness)
+    return strength * constants.smoothness / (strength - constants.smoothness)
+
+
+def moreau_error(constants: Constants, strength: float, tolerance: float, batch_size: int) -> EstimatorError:
+    """Lemma 6, corrected, for (10) with the inner problem solved to a gradient norm nu = `tolerance`:
+
+        bias         lambda / (lambda - L) (nu + sigma_g / sqrt(b))
+        mean square  2 lambda^2 / (lambda - L)^2 (nu^2 + sigma_g^2 / b)
+
+    L must be the smoothness of the loss of every batch, where Assumption 2 has only that of f_i: where a batch's loss
+    curves down by more than lambda its inner problem has no solution.
+
+    Departures from the paper: (26) has the bias without sigma_g / sqrt(b). (C21) replaces the batch's gradient at theta
+    by the mean one, but theta was computed from that batch; and (C23) bounds the norm of a mean of differences of
+    gradients by that of differences of points. Counter-example: one client, batches of one of two equally likely
+    losses, (w^2 + 2 w) / 2 and 3 (w^2 - 2 w) / 2, lambda = 21, nu = 0: at w = 7/15 the mean estimate is 0 and the
+    gradient -7/115, while (26) says that there is no bias. Hence Theorem 3 depends on the batch size, as pFedMe's rate
+    does. Loose in b: measured the bias falls as 1/b, the bound as 1/sqrt(b).
+
+    Proof: the inner problem is (lambda - L)-strongly convex, and its gradient at the exact theta is that batch's noise
+    there, of which theta is independent; at the found one it is at most nu. So the two are at most
+    (nu + noise) / (lambda - L) apart, and lambda times that is the error.
+    """
+    _check_strength(strength, constants.smoothness)
+    require_nonnegative("tolerance", tolerance)
+    factor = strength / (strength - constants.smoothness)
+    noise = constants.gradient_noise**2 / BatchSizes(batch_size).outer
+    return EstimatorError(factor * (tolerance + np.sqrt(noise)), 2 * factor**2 * (tolerance**2 + noise))
+
+
+def moreau_spread(constants: Constants, strength: float) -> float:
+    """`gamma_c` with gamma_c^2 = 16 lambda^2 gamma_g^2 / (lambda^2 - 48 L^2), lambda >= 7 L: Lemma 7, (28).
+
+    Loose: `sharp_moreau_spread`. The text says that it turns into gamma_g^2 as lambda grows; that is 16 gamma_g^2.
+    """
+    least = 7 * constants.smoothness
+    enough = lambda v: v >= least * (1 - 1e-9)
+    hint = "For any above `smoothness` use `sharp_moreau_spread(...)`."
+    require(enough, "strength", strength, f"be at least 7 times the smoothness, {least:.4g}", hint)
+    share = 16 / (1 - 48 * (constants.smoothness / strength) ** 2)
+    return float(np.sqrt(share)) * constants.gradient_spread
+
+
+def sharp_moreau_spread(constants: Constants, strength: float) -> float:
+    """`lambda / (lambda - L) gamma_g`, for any lambda > L: not in the paper, and 4 to 24 times below its (28).
+
+    Proof: let theta be the inner solution of the mean loss f at w. The inner problem of f_i is
+    (lambda - L)-strongly convex and has the gradient g = grad f_i(theta) - grad f(theta) there, so theta_i is at most
+    |g| / (lambda - L) away, and grad F_i(w) = lambda (w - theta_i) at most lambda |g| / (lambda - L) from the fixed
+    lambda (w - theta). A variance is at most the mean square distance from any fixed vector.
+    """
+    _check_strength(strength, constants.smoothness)
+    return strength / (strength - constants.smoothness) * constants.gradient_spread
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run of Algorithms 1 and 2: T is `num_updates` of the server, Q `num_local_steps`, tau `staleness`, at most."""
+
+    num_updates: int
+    num_local_steps: int
+    staleness: int
+
+    def __post_init__(self) -> None:
+        require_count("num_updates", self.num_updates)
+        require_count("num_local_steps", self.num_local_steps)
+        require_count("staleness", self.staleness, least=0)
+
+
+def local_lr(training: Training, smoothness: float) -> float:
+    """`eta = 1 / (Q sqrt(L T))`, the step size of Theorems 1 to 3; L is that of the objective: L, L_b or L_c."""
+    require_positive("smoothness", smoothness)
+    return 1 / (training.num_local_steps * np.sqrt(smoothness * training.num_updates))
+
+
+def least_num_updates(smoothness: float, num_local_steps: int, staleness: int) -> float:
+    """`160 L (Q + 7) (tau + 1)^3`, from which number of server updates on Theorem 1 holds."""
+    return 160 * smoothness * (num_local_steps + 7) * (staleness + 1) ** 3
+
+
+def largest_staleness(smoothness: float, num_local_steps: int, num_updates: int) -> int:
+    """The largest staleness for which Theorem 1 covers a run of so many server updates; -1 where none is."""
+    require_positive("smoothness", smoothness)
+    ratio = num_updates / least_num_updates(smoothness, num_local_steps, 0)
+    return int(np.floor(np.cbrt(ratio) + 1e-12)) - 1
+
+
+def fedasync_bound(training: Training, initial_gap: float, constants: Constants, batch_size: int) -> float:
+    """The mean over server updates of E|grad f(w^t)|^2: Theorem 1, with s = sigma_g^2 / b + gamma_g^2:
+
+        4 sqrt(L) (f(w^0) - f*) / sqrt(T) + 8 sqrt(L) s / sqrt(T) + 80 L (1 + Q) (tau^2 + 1) s / T
+
+    for T >= 160 L (Q + 7) (tau + 1)^3. f* is the smallest minimum of any client's loss.
+    """
+    level = constants.smoothness
+    noise = constants.gradient_noise**2 / BatchSizes(batch_size).outer + constants.gradient_spread**2
+    _check_num_updates(training, least_num_updates(level, training.num_local_steps, training.staleness))
+    factor = 80 * (1 + training.num_local_steps)
+    return _first_terms(training, initial_gap, level, noise) + _staleness_term(training, level, factor, noise)
+
+
+def persafl_meta_bound(
+    training: Training, initial_gap: float, constants: Constants, adapt_lr: float, batch_size: int
+) -> float:
+    """The mean over server updates of E|grad F^(b)(w^t)|^2: Theorem 2, for T >= 64 L_b:
+
+        4 sqrt(L_b) (F(w^0) - f*) / sqrt(T) + 8 sqrt(L_b) (sigma_b^2 + gamma_b^2) / sqrt(T)
+        + 20 Q L_b (G_b^2 + sigma_b^2) (tau^2 + 1) / T + 4 Q mu_b^2
+
+    with mu_b the bias (22), so that the last term is 4 Q alpha^2 L^2 (1 + alpha L)^2 sigma_g^2 / b.
+    """
+    level = meta_smoothness(constants, adapt_lr)
+    error, spread = meta_error(constants, adapt_lr, batch_size), meta_spread(constants, adapt_lr)
+    _check_num_updates(training, 64 * level)
+    steps = training.num_local_steps
+    moved = meta_gradient_bound(constants, adapt_lr) ** 2 + error.mean_square
+    first = _first_terms(training, initial_gap, level, error.mean_square + spread**2)
+    return first + _staleness_term(training, level, 20 * steps, moved) + 4 * steps * error.bias**2
+
+
+def persafl_moreau_bound(
+    training: Training, initial_gap: float, constants: Constants, strength: float, tolerance: float, batch_size: int
+) -> float:
+    """The mean over server updates of E|grad F^(c)(w^t)|^2: Theorem 3, corrected:
+
+        4 sqrt(L_c) (F(w^0) - f*) / sqrt(T) + 8 sqrt(L_c) s / sqrt(T) + 144 L_c (1 + Q) (tau^2 + 1) s / T + 4 Q mu_c^2,
+        s = sigma_c^2 + gamma_c^2, for T >= 288 L_c (Q + 7) (tau + 1)^3 and lambda >= 7 L.
+
+    Departures from the paper: mu_c has the noise that Lemma 6 lacks (`moreau_error`). Counter-example: the client of
+    `moreau_error` from w^0 = 7/15, Q = 1, no staleness: the printed bound goes to 0 as T grows, but the mean of w^t
+    stays where the mean estimate vanishes, and E|grad F|^2 is at least (7/115)^2 for ever. Further, the first term is
+    printed with w^t for w^0, the third with gamma_g for the gamma_c that (C62) has, and the condition with
+    (tau + 1)^2, where (C61) needs tau (tau + 1)^2 to be small against T.
+    """
+    level = moreau_smoothness(constants, strength)
+    error = moreau_error(constants, strength, tolerance, batch_size)
+    noise = error.mean_square + moreau_spread(constants, strength) ** 2
+    steps = training.num_local_steps
+    _check_num_updates(training, 288 * level * (steps + 7) * (training.staleness + 1) ** 3)
+    stale = _staleness_term(training, level, 144 * (1 + steps), noise)
+    return _first_terms(training, initial_gap, level, noise) + stale + 4 * steps * error.bias**2
+
+
+def _first_terms(training: Training, initial_gap: float, smoothness: float, noise: float) -> float:
+    require_nonnegative("initial_gap", initial_gap)
+    return float(np.sqrt(smoothness / training.num_updates)) * (4 * initial_gap + 8 * noise)
+
+
+def _staleness_term(training: Training, smoothness: float, factor: float, noise: float) -> float:
+    return factor * smoothness * (training.staleness**2 + 1) * noise / training.num_updates
+
+
+def _check_num_updates(training: Training, least: float) -> None:
+    enough = lambda v: v >= least * (1 - 1e-9)
+    hint = "The bound holds for long runs only: use more updates, fewer local steps or less staleness."
+    require(enough, "num_updates", training.num_updates, f"be at least {least:.6g}", hint)
+
+
+def _check_strength(strength: float, smoothness: float) -> None:
+    above = lambda v: v > smoothness
+    hint = "Below it the envelope need not have one inner solution."
+    require(above, "strength", strength, f"be above the smoothness, {smoothness:.4g}", hint)

@@ -1,0 +1,89 @@
+"""Where constants are measured: which models, and which samples stand for each client's loss."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from personax.federation import Federation
+from personax.keys import host_generator
+from personax.typing import Array, Batch, Params
+from personax.values import require_count, require_positive
+
+_SAMPLES = 2**31 + 24  # stream of a key, away from those of splits and schedules
+
+
+class Region(NamedTuple):
+    """Models at which a constant is measured, along the leading axis of every leaf, and the region in words.
+
+    The papers' constants are suprema over all of space, where many do not exist: the gradient of a quadratic is not
+    bounded. Here they are maxima over stated models.
+    """
+
+    models: Params
+    told: str
+
+    @property
+    def num_models(self) -> int:
+        """The number of models."""
+        return len(jax.tree.leaves(self.models)[0])
+
+
+def at(params: Params) -> Region:
+    """One model."""
+    return Region(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], params), "one model")
+
+
+def path(models: Sequence[Params]) -> Region:
+    """Models of a run, in its order."""
+    if not len(models):
+        raise ValueError("A path needs at least one model, got none.")
+    return Region(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models), f"a path of {len(models)} models")
+
+
+def ball(center: Params, radius: float, num_models: int, *, key: Array) -> Region:
+    """The center and `num_models - 1` models drawn uniformly from the ball around it."""
+    require_positive("radius", radius, "For the center alone use `at(params)`.")
+    require_count("num_models", num_models)
+    flat, restore = ravel_pytree(center)
+    direction_key, radius_key = jax.random.split(key)
+    directions = jax.random.normal(direction_key, (num_models - 1, flat.size), flat.dtype)
+    shares = jax.random.uniform(radius_key, (num_models - 1, 1), flat.dtype) ** (1 / flat.size)
+    offsets = radius * shares * directions / jnp.linalg.norm(directions, axis=1, keepdims=True)
+    drawn = jnp.concatenate([flat[None], flat[None] + offsets])
+    return Region(jax.vmap(restore)(drawn), f"{num_models} models of the ball of radius {radius:g} around the first")
+
+
+def sample_clients(federation: Federation, num_samples: int | None = None, *, key: Array | None = None) -> Batch:
+    """Training samples that stand for each client's loss f_i: leaves [clients, samples, ...].
+
+    All of a client's samples, or `num_samples` of them drawn without replacement where it has more. Clients with
+    fewer than others get filler of weight 0.
+    """
+    require_count("num_samples", num_samples)
+    counts = np.asarray(federation.counts)
+    if num_samples is not None and counts.max() > num_samples and key is None:
+        raise ValueError(f"Drawing {num_samples} samples of each client needs a `key`. Without a number all are taken.")
+    width = int(counts.max()) if num_samples is None else min(num_samples, int(counts.max()))
+    rows, weight = np.zeros((len(counts), width), np.int64), np.zeros((len(counts), width))
+    for i, (start, count) in enumerate(zip(federation.offsets[:-1], counts, strict=True)):
+        taken = np.arange(count)
+        if count > width:
+            assert key is not None
+            taken = host_generator(key, _SAMPLES, int(federation.ids[i])).permutation(count)[:width]
+        rows[i, : len(taken)], weight[i, : len(taken)] = start + taken, 1
+        rows[i, len(taken) :] = start
+    keys = jax.random.split(jax.random.key(0), len(counts))
+    return Batch(jnp.asarray(federation.x[rows]), jnp.asarray(federation.y[rows]), jnp.asarray(weight, float), keys)
+
+
+def by_example(batches: Batch) -> Batch:
+    """Every sample as a client of its own: constants of single losses l(w; z), which Fallah (14) and (15) ask for."""
+    flat = lambda leaf: leaf.reshape(-1, 1, *leaf.shape[2:])
+    kept = np.flatnonzero(np.asarray(batches.weight).ravel() > 0)
+    take = lambda leaf: flat(leaf)[kept]
+    keys = jnp.repeat(batches.key, batches.weight.shape[1])[kept]
+    return Batch(take(batches.x), take(batches.y), take(batches.weight), keys)

@@ -1,0 +1,84 @@
+"""How far a model is from a stationary point of what the clients minimise together: the quantity of every theorem."""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from personax.curvature import exact
+from personax.objectives import Erm, Meta, Moreau, Objective, Visit
+from personax.objectives.objective import Batches
+from personax.step_sizes import Clock
+from personax.theory.region import Region
+from personax.typing import Array, Batch, LossFn, Params
+from personax.values import require
+
+
+class Stationarity(NamedTuple):
+    """`|grad F(w)|^2` with F = (1/n) sum_i F_i, and (1/n) sum_i |grad F_i(w) - grad F(w)|^2."""
+
+    squared_norm: Array
+    squared_spread: Array
+
+
+def client_gradients(
+    objective: Objective, loss: LossFn, params: Params, batches: Batch, *, as_trained: bool = False
+) -> Params:
+    """`grad F_i(w)` of each client, leaves [clients, ...]: exact, on all the given samples.
+
+    For `Meta` it is Fallah (5), gMeta (8), PersA-FL (5), with exact Hessians whatever the objective trains with; for
+    `Moreau` PersA-FL (7), as exact as its inner steps are: give it a small `tolerance`, of which lambda / (lambda - L)
+    may be left as an error (PersA-FL (26)); for `Erm` grad f_i. Departures from the paper: none. With `as_trained`,
+    the Hessians of `Meta` are applied as the objective does: what its bias is measured by.
+    """
+    known = isinstance(objective, Erm | Meta | Moreau)
+    require(
+        lambda _: known, "objective", objective, "be Erm, Meta or Moreau", "Others have no single function to stop at."
+    )
+    return _client_gradients(loss, objective if as_trained else _without_shortcuts(objective), params, batches)
+
+
+def stationarity(objective: Objective, loss: LossFn, params: Params, batches: Batch) -> Stationarity:
+    """The squared norm that Fallah Theorem 4.5, gMeta Theorem 8 and PersA-FL Theorems 1 to 3 bound.
+
+    At a server's model, or at Fallah's randomly chosen iterate of Remark 4.7, which `simulate(...,
+    tracker=RandomIterate())` leaves in `result.tracked`. The second number is what Lemmas 4.4 and 7 (gMeta), 3 and 7
+    (PersA-FL) bound. As a metric of a run: `observe=lambda snapshot: stationarity(..., snapshot.params, ...)`.
+    """
+    return _summary(client_gradients(objective, loss, params, batches))
+
+
+def stationarity_along(objective: Objective, loss: LossFn, region: Region, batches: Batch) -> Stationarity:
+    """`stationarity` at each model of a region, for instance the `path` of a run."""
+    one = lambda model: stationarity(objective, loss, model, batches)
+    return jax.lax.map(one, region.models)
+
+
+@partial(jax.jit, static_argnums=0)
+def _client_gradients(loss: LossFn, objective: Objective, params: Params, batches: Batch) -> Params:
+    def of_client(batch: Batch) -> Params:
+        visit = Visit(params, (), Clock(0, 0, 1), 0.0)
+        iterate, memory = objective.begin(params, objective.init_personal(params))
+        return objective.gradient(loss, iterate, memory, visit, _all_of(objective, batch))[0]
+
+    return jax.lax.map(of_client, batches)
+
+
+def _without_shortcuts(objective: Objective) -> Objective:
+    return replace(objective, hvp=exact) if isinstance(objective, Meta) else objective
+
+
+def _all_of(objective: Objective, batch: Batch) -> Batches:
+    """All of a client's samples as every batch of a local step, which makes its estimate exact."""
+    repeat = lambda num: jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), batch)
+    return {role: repeat(num) for role, num in objective.roles().items() if num}
+
+
+def _summary(gradients: Params) -> Stationarity:
+    total = lambda tree: sum(jax.tree.leaves(jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), tree)))
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=0, keepdims=True), gradients)
+    num = len(jax.tree.leaves(gradients)[0])
+    away = jax.tree.map(lambda leaf, center: leaf - center, gradients, mean)
+    return Stationarity(jnp.asarray(total(mean)), jnp.asarray(total(away)) / num)

@@ -1,0 +1,206 @@
+"""Inspection: what is measured is what theory measures, limits follow from it, and the advice runs."""
+
+import dataclasses
+import tomllib
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import personax as px
+from personax import theory
+from personax.build import build, make_schedules, resolve
+from personax.cli import app
+from personax.config import dump, parse
+from personax.inspection import INSPECTION, Effort, inspect_federation, measure
+from personax.inspection.advice import advise, limits_of
+from personax.inspection.measure import MIXES, measure_federation
+from personax.results import NonFiniteUpdate
+
+pytestmark = pytest.mark.xdist_group("inspection")
+
+
+def tables(spreads=(0.5, 0.5), seed=0, num_clients=8, num_rounds=30, **changes):
+    """A small synthetic federation for logistic regression."""
+    data = {"kind": "synthetic", "model_spread": spreads[0], "input_spread": spreads[1], "num_clients": num_clients}
+    return {
+        "seeds": [0],
+        "data": data | {"num_samples": 50, "num_features": 6},
+        "split": {"seed": seed},
+        "model": {"kind": "logistic_regression"},
+        "task": {"l2": 0.01},
+        "schedule": {"num_rounds": num_rounds, "cohort_size": 5},
+        "algorithms": {"FedAvg": {"recipe": "fedavg", "lr": 0.1, "num_steps": 3, "batch_size": 8}},
+    } | changes
+
+
+def resolved(**changes):
+    return resolve(parse(tables(**changes)), baselines=False)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return inspect_federation(resolved(), Effort(6, 20))
+
+
+def test_what_is_measured_is_told(found):
+    measured = found.measured
+    assert (len(measured.clients), measured.num_clients, measured.num_samples) == (6, 8, 20)
+    assert (measured.num_steps, measured.num_updates) == (3, 150)
+    assert "a path of 4 models of FedAvg, 60 rounds" in measured.region
+    assert measured.adapt_lr == pytest.approx(0.5 / measured.of("smoothness"))
+    assert {one.name for one in measured.constants} == {field.name for field in dataclasses.fields(theory.Constants)}
+    assert INSPECTION.validate_json(INSPECTION.dump_json(found)) == found
+
+
+def test_the_constants_are_those_of_the_path(found):
+    """Logistic regression with an l2 penalty is at least that convex and at most as smooth as its inputs are long."""
+    config = resolved()
+    federation = build(config).federation
+    longest = (np.square(federation.x).sum(axis=1) + 1).max()  # the bias is a feature of 1
+    assert 0.01 < found.measured.of("smoothness") <= longest / 2 + 0.01
+    assert found.measured.of("gradient_spread") > 0
+    first_order, free = found.measured.estimators
+    assert 1e-4 < free.relative_bias * 100 < first_order.relative_bias * 100 and first_order.relative_bias < 2
+
+
+def test_mixtures_end_at_the_shared_model_and_at_ones_own(found):
+    for client in found.measured.clients:
+        assert client.mix in MIXES and set(client.losses) == {"shared", "adapted", "mixed", "alone"}
+        at_ends = {0.0: "shared", 1.0: "alone"}
+        if client.mix in at_ends:
+            assert client.losses[at_ends[client.mix]] <= min(client.losses["shared"], client.losses["alone"])
+    total = lambda name: sum(client.losses[name] for client in found.measured.clients)
+    assert total("mixed") <= min(total("shared"), total("alone")) + 1e-6
+
+
+def test_limits_follow_from_the_constants(found):
+    limits = {limit.setting: limit.value for limit in found.limits}
+    steepest = found.measured.of("smoothness")
+    constants = theory.Constants(**{one.name: one.value for one in found.measured.constants})
+    meta = theory.gmeta.meta_smoothness(constants, found.measured.adapt_lr, 1)
+    assert limits["adapt_lr"] == pytest.approx(1 / steepest)
+    assert limits["lr"] == pytest.approx(1 / (10 * 3 * meta))
+    assert limits["strength, smooth"] == pytest.approx(2 * steepest)
+    assert limits["strength, PersA-FL-ME"] == pytest.approx(7 * steepest)
+    many = dataclasses.replace(found.measured, num_updates=10**9)
+    assert limits_of(many)[-1].value > limits["staleness"]
+
+
+def with_losses(found, **losses):
+    clients = [
+        dataclasses.replace(client, losses={name: value + 0.01 * at for name, value in losses.items()})
+        for at, client in enumerate(found.measured.clients)
+    ]
+    return dataclasses.replace(found.measured, clients=clients, mix=0.4)
+
+
+@pytest.mark.parametrize(
+    "losses, recipe, options",
+    [
+        ({"shared": 0.1, "adapted": 0.2, "mixed": 0.1, "alone": 0.9}, "fedavg", {}),
+        ({"shared": 0.5, "adapted": 0.2, "mixed": 0.4, "alone": 0.9}, "per_fedavg", {}),
+        ({"shared": 0.5, "adapted": 0.4, "mixed": 0.2, "alone": 0.9}, "apfl", {"mix": 0.4}),
+        ({"shared": 0.5, "adapted": 0.4, "mixed": 0.2, "alone": 0.2}, "local_only", {}),
+    ],
+)
+def test_the_advice_is_what_does_best_on_data_kept_from_training(found, losses, recipe, options):
+    measured = with_losses(found, **losses)
+    advice = advise(resolved(), measured)
+    assert advice.recipe == recipe
+    table = tomllib.loads(advice.starter)
+    entry = next(one for one in table["algorithms"].values() if one["recipe"] == recipe)
+    assert options.items() <= entry.items()
+    assert table["local"]["lr"] == pytest.approx(0.5 / measured.of("smoothness"), rel=0.05)
+    assert table["local"]["num_steps"] == 3 and table["local"]["batch_size"] == 8
+
+
+@pytest.mark.parametrize("bias, hvp", [(0.05, "first_order"), (0.5, None)])
+def test_first_order_is_advised_where_its_bias_is_small(found, bias, hvp):
+    measured = with_losses(found, shared=0.5, adapted=0.2, mixed=0.4, alone=0.9)
+    estimators = [dataclasses.replace(measured.estimators[0], relative_bias=bias), measured.estimators[1]]
+    starter = tomllib.loads(advise(resolved(), dataclasses.replace(measured, estimators=estimators)).starter)
+    assert starter["algorithms"]["Per-FedAvg"].get("hvp") == hvp
+
+
+def test_it_says_how_sure_it_is(found):
+    clear = with_losses(found, shared=0.5, adapted=0.2, mixed=0.4, alone=0.9)
+    assert advise(resolved(), clear).sure[0].endswith("clear.")
+    clients = [
+        dataclasses.replace(one, losses={**one.losses, "adapted": 0.2 + (0.5 if at % 2 else 0)})
+        for at, one in enumerate(clear.clients)
+    ]
+    close = advise(resolved(), dataclasses.replace(clear, clients=clients))
+    assert "a close call" in close.sure[0]
+
+
+def test_a_training_that_diverges_takes_smaller_steps(monkeypatch):
+    tried, real = [], measure.simulate
+
+    def unstable(algorithm, *given, **more):
+        tried.append(float(algorithm.local.lr))
+        if len(tried) == 1:
+            raise NonFiniteUpdate("too large")
+        return real(algorithm, *given, **more)
+
+    monkeypatch.setattr(measure, "simulate", unstable)
+    config = resolved()
+    measured = measure_federation(config, build(config), Effort(4, 10))
+    assert measured.path_lr == tried[1] == tried[0] / 4
+
+
+def test_the_command_writes_findings_a_page_and_a_starter_that_runs(tmp_path):
+    config = tmp_path / "mine.toml"
+    config.write_text(dump(parse(tables())), encoding="utf-8")
+    run = lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+    told = run("inspect", config, "--out", tmp_path / "found", "--clients", 4, "--samples", 10)
+    assert told.exit_code == 0, told.output
+    assert "Start with" in told.output and "How sure" in told.output
+    page = (tmp_path / "found" / "report.html").read_text(encoding="utf-8")
+    assert "What the theorems allow" in page and "kappa_G" in page
+    again = run("inspect", config, "--out", tmp_path / "found")
+    assert again.exit_code != 0 and "holds an inspection already" in again.output
+    starter = tmp_path / "found" / "starter.toml"
+    compared = run("compare", starter, "--set", "schedule.num_rounds=2", "--out", tmp_path / "run")
+    assert compared.exit_code == 0, compared.output
+
+
+RECIPES = ("fedavg", "per_fedavg", "apfl", "local_only")
+
+
+def accuracy(config, name):
+    """The score of one algorithm, 0 where it diverges."""
+    plan = build(config)
+    training = next(one for one in plan.trainings if one.name == name)
+    schedules = make_schedules(config, training.algorithm, plan.federation.num_clients)
+    result = px.simulate(training.algorithm, plan.task, plan.federation, schedules, key=plan.keys)
+    protocol = list(training.protocols.values())[-1]
+    found = px.evaluate(training.algorithm, plan.task, plan.federation, result, protocol, key=plan.keys)
+    return float(np.mean(found.mean("accuracy")))
+
+
+@pytest.mark.slow
+def test_the_advice_never_diverges_and_beats_the_median_of_a_random_search():
+    rng, num_better = np.random.default_rng(0), 0
+    for seed in range(20):
+        given = {"spreads": rng.uniform(0, 1.5, 2).tolist(), "seed": seed, "num_clients": 20}
+        advice = inspect_federation(resolved(**given), Effort(10, 20)).advice
+        config = resolve(parse(tomllib.loads(advice.starter)), baselines=False)
+        name = {"fedavg": "FedAvg", "per_fedavg": "Per-FedAvg", "apfl": "APFL", "local_only": "Local"}[advice.recipe]
+        advised = accuracy(config, name)  # an update that is not finite raises
+        searched = []
+        for _ in range(9):
+            recipe, lr = str(rng.choice(RECIPES)), float(10 ** rng.uniform(-3, 0.5))
+            adapted = {"scores": {"x": {"model": "adapted", "num_steps": 5, "lr": lr}}}
+            options = {
+                "fedavg": adapted,
+                "per_fedavg": adapted | {"adapt_lr": lr},
+                "apfl": {"mix": float(rng.uniform())},
+            }
+            entry = {"recipe": recipe, "lr": lr, "num_steps": 3, "batch_size": 8, **options.get(recipe, {})}
+            try:
+                searched.append(accuracy(resolved(**given, algorithms={"x": entry}), "x"))
+            except NonFiniteUpdate:
+                searched.append(0.0)
+        num_better += advised >= np.median(searched)
+    assert num_better == 20
