@@ -36,6 +36,7 @@ from personax.datasets.registry import ENTRIES
 from personax.datasets.stand_in import write_stand_in
 from personax.folders import Folder, refuse_used, slug, tidy
 from personax.inspection import INSPECTION, Effort, Inspection, inspect_federation
+from personax.live import cli as live
 from personax.progress import Bars
 from personax.records import RunRecord, TableRow, read_results
 from personax.report import write_inspection, write_report, write_reproduction
@@ -391,3 +392,6 @@ def list_command() -> None:
     for entry in ENTRIES:
         table.add_row(entry.name, entry.description, entry.size, entry.where, entry.citation)
     out.print(table)
+
+
+live.mount(app)
