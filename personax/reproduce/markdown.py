@@ -24,8 +24,8 @@ FINDINGS = {
         "cells, on a CPU) MNIST with 4 steps gives 62.6, 64.8 and 67.5 for FedAvg, FO and HF, where the paper has "
         "60.2, 64.6 and 70.9. It is not the whole reason: with 10 steps it gives 88.3, 89.4 and 92.9 (paper 76.0, 78.0 "
         "and 79.9), and on CIFAR-10 with 10 steps 64.4 and 62.9 for FedAvg and FO (40.5, 47.0). Normal kernels of "
-        "another deviation, tried on MNIST with 4 steps and one seed, do not come nearer: 27.6 for all three with 0.01, 85.5, "
-        "87.2 and 91.6 with 0.1, 86.5, 91.0 and 92.7 with 1.",
+        "another deviation, tried on MNIST with 4 steps and one seed, do not come nearer: 27.6 for all three with "
+        "0.01, 85.5, 87.2 and 91.6 with 0.1, 86.5, 91.0 and 92.7 with 1.",
         "First-order does not collapse on CIFAR-10. Here, too, the start matters: from PyTorch's default (row 5, 1000 "
         "rounds, 2 seeds, on a CPU) FO ends at 58.1 and FedAvg at 59.2, which is the paper's order, where FO is 4.6 "
         "points ahead from a Glorot start. The scaling of the inputs (row 5, 300 rounds, 2 seeds, on a CPU) is not the "
