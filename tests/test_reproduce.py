@@ -102,6 +102,19 @@ def test_cells_that_have_ended_are_kept_unless_the_experiment_changed(done, tmp_
     assert longer.cells[0].readings != record.cells[0].readings
 
 
+def test_an_interrupted_reproduction_goes_on_where_it_was(done, tmp_path):
+    def stop(cells):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(tiny(), tmp_path, told=stop)
+    (kept,) = (tmp_path / "trainings").iterdir()  # the second training was not begun
+    written = kept.stat().st_mtime_ns
+    again = reproduce(tiny(), tmp_path)
+    assert kept.stat().st_mtime_ns == written
+    assert [cell.readings for cell in again.cells] == [cell.readings for cell in done[1].cells]
+
+
 def test_the_record_is_read_back_and_shown(done, tmp_path):
     folder, record = done
     assert REPRODUCTION.validate_json((folder / "results.json").read_bytes()) == record

@@ -69,10 +69,10 @@ def reproduce(
         jax.block_until_ready((federation.train, federation.test))
     one = partial(_training, federations, seeds, folder)
     # Compiling takes longer than running on a GPU, and leaves it free: trainings side by side. A CPU has better to do.
-    workers = 1 if jax.default_backend() == "cpu" or experiment.timed else 8
-    with ThreadPoolExecutor(workers) as pool:
-        cells: list[CellRecord] = []
-        for found in pool.map(one, experiment.trainings):
+    together = jax.default_backend() != "cpu" and not experiment.timed
+    cells: list[CellRecord] = []
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(one, experiment.trainings) if together else map(one, experiment.trainings):
             cells += found
             told(found)
     record = ReproductionRecord(
@@ -182,7 +182,11 @@ def _train(
         points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
         mark[0] = time.perf_counter()
 
-    watched = {} if every is None else {"every": every, "observe": observe}
+    watched = {"every": every, "observe": observe}
+    if every is None:  # pauses at which Ctrl-C is heard
+        first = schedules[0]
+        length = int(first.round_ends.sum()) if first.has_rounds else first.num_events
+        watched = {"every": -(-length // 20), "observe": lambda snapshot: None}
     result = simulate(algorithm, task, federation, schedules, key=keys, **watched)
     found = score(result.snapshot, {one for cell in cells for one in cell.protocols.values()})
     return found, _curves(points, chunks) if points else []
