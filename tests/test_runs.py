@@ -85,7 +85,7 @@ def programs(tmp_path_factory):
     before = {name: getattr(jax.config, name) for name in settings}
     change = lambda values: [jax.config.update(name, item) for name, item in values.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # as the command line has it
+        patch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_gpu_deterministic_ops=true")  # as the command line
         compilation_cache.reset_cache()
         change(settings)
         yield place
@@ -498,11 +498,11 @@ def test_an_evaluation_that_was_cut_short_is_not_counted_twice(whole, tmp_path, 
     """A signal can come between two scores of one evaluation."""
     calls, whole_record = [], runs.evaluation_record
 
-    def cut_short(*arguments):
+    def cut_short(*arguments, **of_run):
         calls.append(None)
         if len(calls) == 6:  # the second score of the third evaluation
             raise KeyboardInterrupt
-        return whole_record(*arguments)
+        return whole_record(*arguments, **of_run)
 
     monkeypatch.setattr(runs, "evaluation_record", cut_short)
     folder = interrupted(tmp_path / "run", Silent(), checkpoint_seconds=np.inf)
