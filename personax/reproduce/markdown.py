@@ -30,9 +30,9 @@ FINDINGS = {
         "rounds, 2 seeds, on a CPU) FO ends at 58.1 and FedAvg at 59.2, which is the paper's order, where FO is 4.6 "
         "points ahead from a Glorot start. The scaling of the inputs (row 5, 300 rounds, 2 seeds, on a CPU) is not the "
         "reason: bytes as they are make both meta methods diverge, and standardised inputs leave the order as it is "
-        "(FedAvg 54.3, FO 57.1, HF 58.3). A larger training step opens gaps of the paper's size: with 0.01 for 0.001 (row "
-        "4, one seed, on a CPU) FedAvg, FO and HF end at 46.0, 49.8 and 67.9. What makes FO fall below FedAvg, to 25 % in "
-        "row 5, was not found.",
+        "(FedAvg 54.3, FO 57.1, HF 58.3). A larger training step opens gaps of the paper's size: with 0.01 for 0.001 "
+        "(row 4, one seed, on a CPU) FedAvg, FO and HF end at 46.0, 49.8 and 67.9. What makes FO fall below FedAvg, to "
+        "25 % in row 5, was not found.",
         "On MNIST the seed of the split matters more than the seeds of a run: three others gave 92.1 to 92.6, 93.9 to "
         "94.4 and 95.4 to 96.3 for FedAvg, FO and HF with 10 steps.",
         "The Hessian-free and the exact product cannot be told apart at this radius.",
