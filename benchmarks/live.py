@@ -1,0 +1,277 @@
+"""A live server beside a bare gRPC echo with the same mutual TLS, in turns on the same machine; and 1000 clients.
+
+`python benchmarks/live.py` prints exchanges a second (an upload and the newest model back) of 3 clients at 280 KB and
+10 MB, and the ratio of the two; then the memory of a server with 1000 connected clients that hold a 280 KB model.
+The clients do not train, so that the server and the protocol are all that is measured: every upload is checked,
+journaled and applied, every model encoded, both sides verify checksums and layouts.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+NAMES = ("a", "b", "c")
+SIZES = {"280 KB": 280_000, "10 MB": 10_000_000}
+FEATURES, OUTPUTS = 54, 10
+LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def recipe_of(num_bytes):
+    """FedAsync on a network of about this size."""
+    from personax.build import Outputs, resolve
+    from personax.config import parse
+    from personax.live.recipe import Spec, make_recipe
+
+    width = num_bytes // 4 // (FEATURES + OUTPUTS)
+    algorithm = {"recipe": "fedasync", "lr": 0.1, "num_steps": 1, "server": {"kind": "asynchronous", "lr": 1e-6}}
+    table = {"seeds": 1, "model": {"kind": "mlp", "widths": [width]}, "algorithms": {"FedAsync": algorithm}}
+    schedule = {"num_rounds": 10**8, "cohort_size": 1}
+    config = resolve(parse({**table, "schedule": schedule}), baselines=False)
+    return make_recipe(config, Spec((FEATURES,), "float32", Outputs("classification", OUTPUTS)))
+
+
+def credentials_of(folder, who):
+    from personax.live.certificates import read_credentials
+
+    return read_credentials(folder / "certificates" / who)
+
+
+def serve(folder, num_bytes):
+    """The server under test; prints its port."""
+    from personax.live.book import Book
+    from personax.live.certificates import Revocations
+    from personax.live.journal import Journal
+    from personax.live.processes import set_up_server
+    from personax.live.service import run_service
+    from personax.live.terms import Terms
+
+    set_up_server()
+    terms, run = Terms(rate=1e6, max_connections=5000), folder / "run"
+    book = Book(recipe_of(num_bytes), terms, Journal(run), run / "checkpoints", "benchmark")
+    shown = credentials_of(folder, "server")
+    revoked = Revocations(folder / "certificates" / "server" / "revoked.pem", shown.authority)
+    keywords = {"credentials": shown, "revocations": revoked, "stop": asyncio.Event()}
+    opened = lambda port, service: print(port, flush=True)
+    asyncio.run(run_service(book, terms, "127.0.0.1:0", opened=opened, **keywords))
+
+
+def echo(folder):
+    """A server with a pool of threads that sends back what it gets; prints its port."""
+    server = grpc.server(ThreadPoolExecutor(8), options=LARGE)
+    port = opened(server, credentials_of(folder, "server"), lambda request, context: request)
+    server.start()
+    print(port, flush=True)
+    server.wait_for_termination()
+
+
+def async_echo(folder):
+    """The same with an event loop."""
+
+    async def same(request, context):
+        return request
+
+    async def main():
+        server = grpc.aio.server(options=LARGE)
+        port = opened(server, credentials_of(folder, "server"), same)
+        await server.start()
+        print(port, flush=True)
+        await server.wait_for_termination()
+
+    asyncio.run(main())
+
+
+def opened(server, shown, answer):
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Echo", {"echo": handler}),))
+    made = grpc.ssl_server_credentials([(shown.key, shown.certificate)], shown.authority, True)
+    return server.add_secure_port("127.0.0.1:0", made)
+
+
+def client(folder, name, live_port, echo_port, async_port):
+    """One client: for each line `KIND SECONDS` on its input, the exchanges that it made in that time."""
+    from personax.live.connection import Connection
+    from personax.live.processes import keep_memory
+    from personax.live.recipe import Limits, read_recipe
+
+    keep_memory()
+    shown = credentials_of(folder, f"clients/{name}")
+    made = grpc.ssl_channel_credentials(shown.authority, shown.key, shown.certificate)
+    channel = lambda port: grpc.secure_channel(f"127.0.0.1:{port}", made, options=LARGE)
+    calls = {"echo": channel(echo_port), "async_echo": channel(async_port)}
+    calls = {kind: made.unary_unary("/Echo/echo") for kind, made in calls.items()}
+    connection = Connection(f"127.0.0.1:{live_port}", shown)
+    welcome = connection.register((FEATURES,), "float32", "benchmark")
+    recipe = read_recipe(welcome.recipe, welcome.layout, Limits())
+    newest, update = connection.fetch(), welcome.next_update
+    delta = {"delta": recipe.down.decode(newest.content)["params"], "extra": ()}
+    plain = bytes(recipe.up.num_bytes)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        kind, seconds = line.split()
+        num, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < float(seconds):
+            if kind in calls:
+                assert len(calls[kind](plain)) == len(plain)
+            else:
+                content = recipe.up.encode(delta)
+                newest = connection.send(f"{name}-{update}", update, newest.version, content)
+                assert newest.outcome == "applied", newest.words
+                recipe.down.decode(newest.content)
+                update += 1
+            num += 1
+        print(num / (time.perf_counter() - begin), flush=True)
+
+
+def crowd(folder, port, num):
+    """Many clients that registered, hold the model and stay connected; prints when they are there."""
+    from personax.live import certificates, wire
+
+    place = folder / "certificates"
+    for i in range(num):
+        certificates.add(place, f"crowd-{i}")
+
+    async def one(i, together):
+        shown = credentials_of(folder, f"clients/crowd-{i}")
+        made = grpc.ssl_channel_credentials(shown.authority, shown.key, shown.certificate)
+        alone = [("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", made, options=alone)
+        call = lambda name, kind: getattr(channel, kind)(
+            wire.METHODS[name].path, wire.METHODS[name].coders[0], wire.METHODS[name].coders[3]
+        )
+        async with together:
+            hello = wire.Hello(protocol=wire.PROTOCOL, input_shape=(FEATURES,), input_dtype="float32")
+            welcome = await call("Register", "unary_unary")(hello)
+            async for _ in call("Fetch", "unary_stream")(wire.Ask(run=welcome.run, have=-1)):
+                pass
+        return channel
+
+    async def main():
+        together = asyncio.Semaphore(50)
+        channels = await asyncio.gather(*(one(i, together) for i in range(num)))
+        print(len(channels), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+    asyncio.run(main())
+
+
+class Process:
+    """A part of the benchmark, in a process of its own."""
+
+    def __init__(self, *words):
+        command = [sys.executable, __file__, *map(str, words)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def read(self):
+        return self.process.stdout.readline().strip()
+
+    def write(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def memory(self):
+        """Bytes in memory now."""
+        fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def certify(folder):
+    from personax.live import certificates
+
+    certificates.create(folder / "certificates", ["127.0.0.1", "localhost"], NAMES)
+
+
+def measure(num_bytes, seconds=2.0, turns=5):
+    """Exchanges a second of the echoes and of the server, the median over turns, and the medians of their ratios."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        certify(folder)
+        servers = Process("serve", folder, num_bytes), Process("echo", folder), Process("async_echo", folder)
+        with servers[0], servers[1], servers[2]:
+            ports = [server.read() for server in servers]
+            clients = [Process("client", folder, name, *ports) for name in NAMES]
+            try:
+                assert all(one.read() == "ready" for one in clients)
+                rates = {"echo": [], "async_echo": [], "live": []}
+                for turn in range(turns + 1):
+                    for kind, found in rates.items():
+                        for one in clients:
+                            one.write(f"{kind} {seconds}")
+                        total = sum(float(one.read()) for one in clients)
+                        if turn:  # the first warms up
+                            found.append(total)
+            finally:
+                for one in clients:
+                    one.__exit__()
+    ratio = lambda kind: float(np.median(np.divide(rates["live"], rates[kind])))
+    found = {kind: float(np.median(of_turns)) for kind, of_turns in rates.items()}
+    return {**found, "ratio": ratio("echo"), "async_ratio": ratio("async_echo")}
+
+
+def measure_crowd(num=1000):
+    """Bytes in memory of a server before and with so many connected clients."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        certify(folder)
+        with Process("serve", folder, SIZES["280 KB"]) as server:
+            port = server.read()
+            before, most, stop = server.memory(), [0], threading.Event()
+
+            def watch():
+                while not stop.wait(0.05):
+                    most[0] = max(most[0], server.memory())
+
+            threading.Thread(target=watch, daemon=True).start()
+            with Process("crowd", folder, port, num) as many:
+                connected = int(many.read())
+                time.sleep(1.0)
+                stop.set()
+    return {"connected": connected, "before": before, "most": most[0]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", default="all")
+    parser.add_argument("given", nargs="*")
+    asked = parser.parse_args()
+    given = [Path(item) if os.sep in item else item for item in asked.given]
+    if asked.part == "serve":
+        serve(given[0], int(given[1]))
+    elif asked.part == "echo":
+        echo(given[0])
+    elif asked.part == "async_echo":
+        async_echo(given[0])
+    elif asked.part == "client":
+        client(*given)
+    elif asked.part == "crowd":
+        crowd(given[0], given[1], int(given[2]))
+    else:
+        for words, num_bytes in SIZES.items():
+            found = measure(num_bytes)
+            rates = ", ".join(f"{kind} {found[kind]:.1f}/s" for kind in ("live", "echo", "async_echo"))
+            print(f"{words}: {rates}, ratios {found['ratio']:.2f} and {found['async_ratio']:.2f}", flush=True)
+        if asked.part == "all":
+            print(json.dumps(measure_crowd()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,418 @@
+"""The server's state machine: every upload is settled once, by the functions that the simulator uses.
+
+What happens is first a record of the journal and then a change of the state, by one function, `_fold`: a restart folds
+the records since its checkpoint and stands where it stood. One thread at a time may change a book.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax import checkpoint
+from personax.keys import host_generator
+from personax.live.arithmetic import compiled, measure, sum_of_squares
+from personax.live.journal import Content, Journal, Record
+from personax.live.messages import Mismatch, checksum
+from personax.live.recipe import Recipe
+from personax.live.terms import Terms
+from personax.typing import PyTree
+
+_COHORTS = 2**31 + 64  # stream of the run's key
+_LONG_LOG = (128 << 20, 12)  # bytes, or so many uploads: short enough for the log to stay in the same pages of memory
+logger = logging.getLogger("personax.live")
+
+
+class Arrived(NamedTuple):
+    """An upload as it came in, whole and with the right checksum."""
+
+    id: str
+    update: int  # the client's own count
+    version: int  # of the model that it started from
+    num_samples: float
+    content: bytes | memoryview
+    check: int
+
+
+class Settled(NamedTuple):
+    """What became of an upload: applied, duplicate, late or refused; and why."""
+
+    outcome: str
+    words: str = ""
+
+
+class Published(NamedTuple):
+    """A model as clients get it."""
+
+    version: int
+    content: bytes
+    check: int
+    num_events: int  # that led to it
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A client as the server knows it."""
+
+    id: int
+    next_update: int = 0
+    last_upload: str = ""
+    last_outcome: str = ""
+    norm: float | None = None  # of its last upload that was applied
+    num_applied: int = 0
+    num_refused: int = 0
+    num_late: int = 0
+    staleness: int = 0  # of its last upload, in versions
+
+
+@dataclass(frozen=True)
+class Round:
+    """A synchronous round: its cohort, who of it has reported, and since when it waits."""
+
+    members: tuple[str, ...]
+    reported: tuple[str, ...]
+    since: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Everything of a book that is not an array."""
+
+    run: str
+    began: float  # the wall clock, in seconds since 1970
+    seats: dict[str, Seat] = field(default_factory=dict)
+    num_events: int = 0
+    round: Round | None = None
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last numbers of each client that reports
+    history: list[dict[str, Any]] = field(default_factory=list)  # of all such numbers, as the run went on
+
+
+class Book:
+    """A run's state: the model, who has contributed what, and what is due."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        terms: Terms,
+        journal: Journal,
+        checkpoints: Path,
+        run: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        present: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
+        self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
+        self.receive, self.step = compiled(recipe.algorithm)
+        self._published: Published | None = None
+        self.fetched: dict[str, tuple[int, float]] = {}  # of each client: events before its last download, and when
+        self.saved = self._restore(run)  # the number of the last record that a checkpoint has
+
+    # What is asked
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return self.clock() - self.ledger.began
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the server waits for rounds."""
+        return self.recipe.algorithm.server.buffer_size is None
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients a round takes; without rounds, how many updates count as one."""
+        wanted = self.recipe.config.schedule.cohort_size
+        return max(len(self.ledger.seats), self.terms.num_clients or 1) if wanted == "all" else wanted
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has had all its rounds, or as many updates."""
+        section = self.recipe.config.schedule
+        if self.is_synchronous:
+            return self.version >= section.num_rounds
+        return self.ledger.num_events >= section.num_rounds * self.cohort_size
+
+    def trains(self, name: str) -> bool:
+        """Whether a client is to train now."""
+        if self.finished or name not in self.ledger.seats:
+            return False
+        if not self.is_synchronous:
+            return True
+        at = self.ledger.round
+        return at is not None and name in at.members and name not in at.reported
+
+    @property
+    def fresh(self) -> Published | None:
+        """The newest model, if it has been encoded already."""
+        made = self._published
+        return made if made is not None and made.version == self.version else None
+
+    def published(self) -> Published:
+        """The newest model; it is encoded when the first client asks for it."""
+        made = self._published
+        if made is None or made.version != self.version:
+            content = self.recipe.down.encode({"params": self.state.params, "shared": self.state.shared})
+            made = self._published = Published(self.version, content, checksum(content), self.ledger.num_events)
+        return made
+
+    # What happens
+
+    def join(self, name: str, id: int | None = None) -> Seat:
+        """A client's seat: the one that it had, or a new one with its own number or the next that is free."""
+        seats = self.ledger.seats
+        if name in seats:
+            return seats[name]
+        taken = {seat.id for seat in seats.values()}
+        if id in taken:
+            owner = next(other for other, seat in seats.items() if seat.id == id)
+            raise Mismatch(f"{name} has the number {id}, which is that of {owner}. Certify it again with another.")
+        number = next(n for n in range(len(taken) + 1) if n not in taken) if id is None else id
+        self._note({"what": "join", "client": name, "id": number})
+        self.advance()
+        return self.ledger.seats[name]
+
+    def hand_out(self, name: str, num_events: int) -> None:
+        """Remember when a client got which model. Not journaled: it is for the figures of a report alone."""
+        self.fetched[name] = (num_events, round(self.now, 3))
+
+    def settle(self, name: str, arrived: Arrived) -> Settled:
+        """Take in an upload, or say why not; the same one is never taken in twice."""
+        seat = self.ledger.seats[name]
+        if arrived.update < seat.next_update:
+            if arrived.id == seat.last_upload:
+                return Settled("duplicate", f"It was settled before: {seat.last_outcome}.")
+            words = f"Update {arrived.update} is settled, the next is {seat.next_update}. Nothing was applied."
+            return self._refuse(name, Settled("duplicate", words))
+        settled, tree, scale, norm = self._judge(name, arrived)
+        # After a restart it is not known when the client had its model.
+        started_at, received = self.fetched.get(
+            name, (min(arrived.version, self.ledger.num_events), round(self.now, 3))
+        )
+        about = {
+            "what": "upload",
+            "client": name,
+            "update": arrived.update,
+            "upload": arrived.id,
+            "started": arrived.version,
+            "staleness": self.version - arrived.version,
+            "started_at": started_at,
+            "received": received,
+            "outcome": settled.outcome,
+            **({"words": settled.words} if settled.words else {}),
+            **({"norm": norm, "scale": scale, "samples": arrived.num_samples} if tree is not None else {}),
+        }
+        kept = arrived.content if tree is not None else b""
+        self._note(about, kept, arrived.check if kept else None, tree)
+        if settled.outcome == "refused":
+            self._refuse(name, settled)
+        self.advance()
+        return settled
+
+    def report(self, name: str, numbers: dict[str, Any]) -> None:
+        """Keep the numbers that a client chose to report."""
+        self._note({"what": "report", "client": name, **numbers})
+
+    def advance(self) -> bool:
+        """Begin, end or extend a synchronous round, if that is due; whether anything changed."""
+        if not self.is_synchronous or self.finished:
+            return False
+        at, now = self.ledger.round, self.now
+        if at is None:
+            return self._begin_round()
+        if len(at.reported) == len(at.members):
+            self._note({"what": "step", "why": "complete"})
+        elif now < at.since + self.terms.deadline:
+            return False
+        elif at.reported and len(at.reported) >= self.terms.least_share * len(at.members):
+            self._note({"what": "step", "why": "deadline"})
+        else:
+            away = [name for name in at.members if name not in at.reported]
+            others = [name for name in self._present() if name not in at.members]
+            drawn = self._draw(others, len(away))
+            stay = away[: len(away) - len(drawn)]
+            self._note({"what": "cohort", "members": [*at.reported, *drawn, *stay]})
+            logger.warning("The round waits for %s; in their place: %s", ", ".join(away), ", ".join(drawn) or "no one")
+            return True
+        self._begin_round()
+        return True
+
+    @property
+    def log_is_long(self) -> bool:
+        """Whether a checkpoint is due, whenever the last was."""
+        return self.journal.end > max(_LONG_LOG[0], _LONG_LOG[1] * self.recipe.up.num_bytes)
+
+    def snapshot(self) -> Callable[[], None]:
+        """What writes a checkpoint of this moment; it may run in another thread, one at a time."""
+        number, state, ledger = self.journal.last, self.state, asdict(self.ledger)
+        if number == self.saved:
+            return lambda: None
+        before, self.saved = self.saved, number
+        self.journal.rotate()
+
+        def write() -> None:
+            checkpoint.save(self.checkpoints, number, state, {"ledger": ledger})
+            self.journal.forget(before)  # the checkpoint before this one is kept, too
+
+        return write
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.snapshot()()
+
+    # How
+
+    def _begin_round(self) -> bool:
+        names = self._present()
+        wanted = self.recipe.config.schedule.cohort_size
+        needed = self.terms.num_clients or (1 if wanted == "all" else wanted)
+        if len(names) < needed:
+            return False
+        self._note({"what": "cohort", "members": self._draw(names, len(names) if wanted == "all" else wanted)})
+        return True
+
+    def _present(self) -> list[str]:
+        """The clients that are there, by their numbers."""
+        here = set(self.present())
+        return sorted((name for name in self.ledger.seats if name in here), key=lambda name: self.ledger.seats[name].id)
+
+    def _draw(self, names: list[str], num: int) -> list[str]:
+        rng = host_generator(self.recipe.key, _COHORTS, self.version, self.journal.last)
+        return [names[i] for i in rng.permutation(len(names))[:num]]
+
+    def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, PyTree, float, float]:
+        """What is to become of an upload, its arrays if they are to be applied, the factor to clip them, their norm."""
+        nothing = (None, 1.0, 0.0)
+        if self.finished:
+            return Settled("late", "The run is finished."), *nothing
+        if arrived.version > self.version:
+            words = f"It started from version {arrived.version}, and the newest is {self.version}."
+            return Settled("refused", words), *nothing
+        if self.is_synchronous and not self.trains(name):
+            return Settled("late", "Its round is over, or it was not in the cohort."), *nothing
+        try:
+            tree = self.recipe.up.decode(arrived.content)
+        except Mismatch as error:
+            return Settled("refused", str(error)), *nothing
+        squares, problem = measure(tree)
+        if problem:
+            return Settled("refused", problem), *nothing
+        moved = squares["delta"] if "delta" in squares else self._moved(tree["end"])
+        norm = float(np.sqrt(moved))
+        bound = self.terms.bound([s.norm for n, s in self.ledger.seats.items() if n != name and s.norm is not None])
+        if not norm <= bound:
+            what = f"Its norm {norm:.3g} is far beyond that of the others, whose bound is {bound:.3g}."
+            if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not np.isfinite(norm):
+                return Settled("refused", what), *nothing
+            logger.warning("%s: upload %d clipped. %s", name, arrived.update, what)
+            return Settled("applied", f"Clipped. {what}"), tree, bound / norm, bound
+        return Settled("applied"), tree, 1.0, norm
+
+    def _moved(self, end: PyTree) -> float:
+        """The squared distance of a client's model from the newest."""
+        return sum_of_squares(jax.tree.map(lambda w, e: np.asarray(w) - e, self.state.params, end))
+
+    def _refuse(self, name: str, settled: Settled) -> Settled:
+        """Count and log a refusal with the client's name."""
+        logger.warning("%s: upload %s. %s", name, settled.outcome, settled.words)
+        seat = self.ledger.seats[name]
+        self._reseat(name, replace(seat, num_refused=seat.num_refused + 1))
+        return settled
+
+    def _reseat(self, name: str, seat: Seat) -> None:
+        self.ledger.seats[name] = seat
+
+    def _note(
+        self, about: dict[str, Any], arrays: Content = b"", check: int | None = None, tree: PyTree | None = None
+    ) -> None:
+        record = self.journal.append({**about, "time": round(self.now, 3)}, arrays, check)
+        self._fold(record, tree)
+
+    def _fold(self, record: Record, tree: PyTree | None = None) -> None:
+        """Change the state by what happened; the same now and after a restart."""
+        about, ledger = record.about, self.ledger
+        what = about["what"]
+        if what == "join":
+            self._reseat(about["client"], Seat(about["id"]))
+        elif what == "cohort":
+            before = () if ledger.round is None else ledger.round.reported
+            self.ledger = replace(ledger, round=Round(tuple(about["members"]), before, about["time"]))
+        elif what == "step":
+            self.state = self.step(self.state, np.int32(self._num_clients))
+            self.ledger = replace(ledger, round=None)
+        elif what == "report":
+            kept = {key: item for key, item in about.items() if key not in ("what", "number", "client")}
+            ledger.reports[about["client"]] = kept
+            self._chronicle(about["time"])
+        elif what == "upload":
+            self._fold_upload(about, record.arrays, tree)
+        self.version = np.asarray(self.state.version).item()
+
+    def _fold_upload(self, about: dict[str, Any], arrays: Content, tree: PyTree | None) -> None:
+        name, ledger = about["client"], self.ledger
+        seat = ledger.seats[name]
+        settled = {"next_update": about["update"] + 1, "last_upload": about["upload"], "last_outcome": about["outcome"]}
+        if about["outcome"] == "applied":
+            tree = self.recipe.up.decode(arrays) if tree is None else tree
+            numbers = (np.int32(about["started"]), np.float32(about["samples"]), np.float32(about["scale"]))
+            self.state = self.receive(self.state, tree, *numbers, np.int32(self._num_clients))
+            at = ledger.round
+            reported = at and replace(at, reported=(*at.reported, name))
+            self.ledger = replace(ledger, num_events=ledger.num_events + 1, round=reported)
+            settled |= {"num_applied": seat.num_applied + 1, "norm": about["norm"], "staleness": about["staleness"]}
+        elif about["outcome"] == "late":
+            settled["num_late"] = seat.num_late + 1
+        self._reseat(name, replace(seat, **settled))
+
+    @property
+    def _num_clients(self) -> int:
+        return max(len(self.ledger.seats), self.terms.num_clients or 1)
+
+    def _chronicle(self, at: float) -> None:
+        """Add where all who report stand to the history, as often as the configuration evaluates."""
+        every = self.recipe.config.evaluation.every * (1 if self.is_synchronous else self.cohort_size)
+        position = self.version if self.is_synchronous else self.ledger.num_events
+        entry = {"events": self.ledger.num_events, "version": self.version, "time": at}
+        entry |= {"reports": {name: one["numbers"] for name, one in self.ledger.reports.items()}}
+        history = self.ledger.history
+        last = history[-1]["position"] if history else -1
+        if last >= 0 and position // every == last // every:
+            history.pop()
+        history.append({**entry, "position": position})
+
+    def _restore(self, run: str) -> int:
+        """Stand where the run stood: at the last checkpoint, whose number is returned, and what was settled since."""
+        algorithm = self.recipe.algorithm
+        params = self.recipe.initial_params()
+        first = algorithm.server.init(algorithm.objective, params, self.recipe.extra_shape)
+        saved = checkpoint.load(self.checkpoints, first, told=logger.warning)
+        if saved is None:
+            self.state, self.ledger, number = first, Ledger(run, self.clock()), 0
+        else:
+            self.state = jax.tree.map(jnp.asarray, saved.tree)
+            self.ledger, number = _ledger(saved.about["ledger"]), saved.number
+        self.version = np.asarray(self.state.version).item()
+        for record in self.journal.after(number):
+            self._fold(record)
+        return number
+
+
+def _ledger(table: dict[str, Any]) -> Ledger:
+    seats = {name: Seat(**seat) for name, seat in table["seats"].items()}
+    at = table["round"]
+    waiting = at and Round(tuple(at["members"]), tuple(at["reported"]), at["since"])
+    return Ledger(**{**table, "seats": seats, "round": waiting})
+
+
+def staleness_histogram(lines: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """How many versions old the applied uploads of a journal were."""
+    found = Counter(line["staleness"] for line in lines if line.get("outcome") == "applied")
+    return {"staleness": sorted(found), "count": [found[value] for value in sorted(found)]}

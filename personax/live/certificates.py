@@ -1,0 +1,266 @@
+"""Who may take part: an authority, and certificates for a server, its operator and its clients.
+
+    authority/      the authority's private key: it makes certificates, is handed to no one, and no server needs it
+    server/         for the machine that serves: its certificate and key, and the list of revoked ones
+    operator/       for `personax status`: sees all clients
+    clients/NAME/   for one client each: hand it to that client alone, over a channel that you trust
+
+A private key has mode 0600. A certificate says its owner's name (common name), role (organizational unit) and, for a
+client, the number that its random streams follow (serial number of the subject).
+"""
+
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from personax.checkpoint import write_atomically
+
+DAYS = 365
+ROLES = ("server", "operator", "client")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_EARLIER = timedelta(minutes=5)  # clocks of machines differ
+
+
+class Credentials(NamedTuple):
+    """What a server or a client shows and trusts, as PEM."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+class Identity(NamedTuple):
+    """What a certificate says of its owner."""
+
+    name: str
+    role: str
+    id: int | None
+    serial: int
+    expires: datetime
+
+
+def create(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int = DAYS) -> None:
+    """A new authority with certificates for a server under these host names or addresses, an operator, and clients."""
+    authority = folder / "authority"
+    if authority.exists():
+        raise ValueError(
+            f"{folder} has an authority already. Add to it with `personax certify add`, or choose another."
+        )
+    if not hosts:
+        raise ValueError("A server needs at least one host name or address. Give it with --host.")
+    for name in clients:
+        _check_name(name)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _subject("personax authority", "authority")
+    can = _usage(key_cert_sign=True, crl_sign=True)
+    made = _builder(subject, subject, key.public_key(), 10 * days)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(can, True)
+    certificate = made.sign(key, hashes.SHA256())
+    _write_private(authority / "key.pem", _key_pem(key))
+    write_atomically(authority / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    _write_issued(folder, {})
+    _issue(folder, folder / "server", "server", "server", days, hosts=hosts)
+    _issue(folder, folder / "operator", "operator", "operator", days)
+    _write_revoked(folder, [])
+    for name in clients:
+        add(folder, name, days)
+
+
+def add(folder: Path, name: str, days: int = DAYS) -> Path:
+    """A certificate for one more client; the folder to hand out."""
+    _check_name(name)
+    issued = _issued(folder)
+    if name in issued and issued[name]["serial"]:
+        raise ValueError(f"{name} has a certificate already. Revoke it first, or choose another name.")
+    # A client that is certified anew keeps its number: it is the same client.
+    number = issued[name]["id"] if name in issued else len(issued)
+    place = folder / "clients" / name
+    _issue(folder, place, name, "client", days, number=number)
+    return place
+
+
+def revoke(folder: Path, name: str) -> Path:
+    """Put a client's certificates on the list of revoked ones; the list, which the server reads anew by itself."""
+    issued = _issued(folder)
+    known = sorted(other for other, entry in issued.items() if entry["serial"])
+    if name not in known:
+        raise ValueError(f"{folder} has no valid certificate of {name!r}. There are: {', '.join(known) or 'none'}.")
+    entry = issued[name]
+    issued[name] = {**entry, "serial": None, "revoked": [*entry["revoked"], entry["serial"]]}
+    _write_issued(folder, issued)
+    _write_revoked(folder, [int(serial) for entry in issued.values() for serial in entry["revoked"]])
+    return folder / "server" / "revoked.pem"
+
+
+def read_credentials(folder: Path) -> Credentials:
+    """The files of an identity; a private key that others can read is refused."""
+    paths = [folder / name for name in ("ca.pem", "cert.pem", "key.pem")]
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"{folder} must hold an identity, got no {path.name} there. Make one: `personax certify`.")
+    if os.name == "posix" and paths[2].stat().st_mode & 0o077:
+        raise ValueError(f"{paths[2]} must be readable by its owner alone. Say: chmod 600 {paths[2]}")
+    return Credentials(*(path.read_bytes() for path in paths))
+
+
+@lru_cache(maxsize=4096)
+def identity_of(certificate: bytes) -> Identity:
+    """What a certificate says. That it is genuine has been checked by TLS."""
+    parsed = x509.load_pem_x509_certificate(certificate)
+    read = lambda oid: next((str(part.value) for part in parsed.subject.get_attributes_for_oid(oid)), "")
+    name, role = read(NameOID.COMMON_NAME), read(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    number = read(NameOID.SERIAL_NUMBER)
+    id = int(number) if number.isdigit() else None
+    return Identity(name, role, id, parsed.serial_number, parsed.not_valid_after_utc)
+
+
+class Revocations:
+    """The list of revoked certificates, read anew whenever its file has changed; signed by the authority."""
+
+    def __init__(self, path: Path, authority: bytes) -> None:
+        self.path, self.authority = path, x509.load_pem_x509_certificate(authority)
+        self.seen: tuple[int, int] | None = None
+        self.serials: frozenset[int] = frozenset()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the list if it has changed."""
+        found = self.path.stat() if self.path.exists() else None
+        if found is None:
+            if self.seen is None:
+                raise ValueError(
+                    f"{self.path} must be there: the list of revoked certificates. Copy it from where you certify."
+                )
+            return
+        stamp = (found.st_mtime_ns, found.st_size)
+        if stamp == self.seen:
+            return
+        listed = x509.load_pem_x509_crl(self.path.read_bytes())
+        key: Any = self.authority.public_key()
+        if not listed.is_signature_valid(key):
+            raise ValueError(f"{self.path} must be signed by the authority, got another's. Copy the right one.")
+        self.serials = frozenset(entry.serial_number for entry in listed)
+        self.seen = stamp
+
+
+def _issue(
+    folder: Path,
+    place: Path,
+    name: str,
+    role: str,
+    days: int,
+    *,
+    number: int | None = None,
+    hosts: Sequence[str] = (),
+    begin: timedelta = timedelta(),
+) -> None:
+    """A key and a certificate in a folder of their own."""
+    signer = serialization.load_pem_private_key((folder / "authority" / "key.pem").read_bytes(), None)
+    authority = x509.load_pem_x509_certificate((folder / "authority" / "ca.pem").read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = _builder(_subject(name, role, number), authority.subject, key.public_key(), days, begin)
+    made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    made = made.add_extension(_usage(digital_signature=True), critical=True)
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+    made = made.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    if hosts:
+        made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    certificate = made.sign(signer, hashes.SHA256())  # pyright: ignore[reportArgumentType]
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write_private(place / "key.pem", _key_pem(key))
+    write_atomically(place / "cert.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    write_atomically(place / "ca.pem", (folder / "authority" / "ca.pem").read_bytes())
+    if role == "client":
+        issued = _issued(folder)
+        before = issued.get(name, {}).get("revoked", [])
+        issued[name] = {"id": number, "serial": str(certificate.serial_number), "revoked": before}
+        _write_issued(folder, issued)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: Any, days: int, begin: timedelta = timedelta()
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC) + begin
+    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    made = made.serial_number(x509.random_serial_number())
+    return made.not_valid_before(now - _EARLIER).not_valid_after(now + timedelta(days=days))
+
+
+def _subject(name: str, role: str, number: int | None = None) -> x509.Name:
+    parts = [
+        (NameOID.ORGANIZATION_NAME, "personax"),
+        (NameOID.ORGANIZATIONAL_UNIT_NAME, role),
+        (NameOID.COMMON_NAME, name),
+    ]
+    if number is not None:
+        parts.append((NameOID.SERIAL_NUMBER, str(number)))
+    return x509.Name([x509.NameAttribute(oid, text) for oid, text in parts])
+
+
+def _usage(**given: bool) -> x509.KeyUsage:
+    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    names += ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    return x509.KeyUsage(**{name: given.get(name, False) for name in names})
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"A name has up to 63 letters, digits and `.`, `_`, `-`, beginning with one of the first two, got {name!r}."
+        )
+
+
+def _key_pem(key: Any) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """A file that no one else can read at any moment."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "wb") as opened:
+        opened.write(content)
+
+
+def _issued(folder: Path) -> dict[str, Any]:
+    path = folder / "authority" / "issued.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} must hold an authority, got none there. Make one: personax certify create {folder}")
+    return json.loads(path.read_text())
+
+
+def _write_issued(folder: Path, issued: dict[str, Any]) -> None:
+    write_atomically(folder / "authority" / "issued.json", json.dumps(issued, indent=1).encode())
+
+
+def _write_revoked(folder: Path, serials: list[int]) -> None:
+    signer = serialization.load_pem_private_key((folder / "authority" / "key.pem").read_bytes(), None)
+    authority = x509.load_pem_x509_certificate((folder / "authority" / "ca.pem").read_bytes())
+    now = datetime.now(UTC)
+    made = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
+    made = made.last_update(now - _EARLIER).next_update(now + timedelta(days=10 * DAYS))
+    for serial in serials:
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+        made = made.add_revoked_certificate(entry.build())
+    listed = made.sign(signer, hashes.SHA256())  # pyright: ignore[reportArgumentType]
+    write_atomically(folder / "server" / "revoked.pem", listed.public_bytes(serialization.Encoding.PEM))

@@ -1,0 +1,224 @@
+"""A client's side of the protocol: one connection, which is made anew for as long as the client has patience."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import grpc
+
+from personax.live import wire
+from personax.live.certificates import Credentials, identity_of
+from personax.live.gate import NAME_KEY
+from personax.live.messages import PIECE, Broken, Collector, checksum, pieces
+
+logger = logging.getLogger("personax.live")
+_AGAIN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DATA_LOSS,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+)
+
+
+_SMALL = 1 << 20  # bytes
+
+
+class Unreachable(OSError):
+    """The server did not answer for longer than the client has patience."""
+
+
+class RefusedByServer(ValueError):
+    """The server answered that it will not."""
+
+    def __init__(self, words: str, code: grpc.StatusCode) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class Newest(NamedTuple):
+    """An answer: what became of an upload, what to do next, and the newest model unless it is unchanged."""
+
+    version: int
+    content: bytes | memoryview | None
+    train: bool
+    finished: bool
+    outcome: str = ""
+    words: str = ""
+    retry_seconds: float = 0.5
+
+
+class Connection:
+    """Calls a server; what fails on the way is tried again, with pauses that grow up to `longest_pause` seconds."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None,
+        *,
+        name: str = "",
+        role: str = "client",
+        max_bytes: int = 256 << 20,
+        patience: float = 600.0,
+        call_seconds: float = 60.0,
+        longest_pause: float = 5.0,
+    ) -> None:
+        self.address, self.max_bytes, self.patience, self.call_seconds = address, max_bytes, patience, call_seconds
+        self.longest_pause = longest_pause
+        self.name = identity_of(credentials.certificate).name if credentials else name
+        self.metadata = None if credentials else ((NAME_KEY, name), ("personax-role", role))
+        if credentials is None:
+            self.channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            made = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+            self.channel = grpc.secure_channel(address, made, options=_OPTIONS)
+        self.calls = {name: _call(self.channel, method) for name, method in wire.METHODS.items()}
+        self.run = ""
+
+    def close(self) -> None:
+        """Hang up."""
+        self.channel.close()
+
+    def register(self, input_shape: tuple[int, ...], input_dtype: str, personax: str, newcomer: bool = False) -> Any:
+        """Introduce the client; what the server wants."""
+        hello = wire.Hello(
+            protocol=wire.PROTOCOL,
+            personax=personax,
+            input_shape=input_shape,
+            input_dtype=input_dtype,
+            newcomer=newcomer,
+        )
+        welcome = self._again(lambda: self._unary("Register", hello))
+        if welcome.protocol != wire.PROTOCOL:
+            got = f"The server speaks protocol {welcome.protocol}, this client {wire.PROTOCOL}"
+            raise RefusedByServer(f"{got}. Update the older.", grpc.StatusCode.FAILED_PRECONDITION)
+        self.run = welcome.run
+        return welcome
+
+    def fetch(self, have: int = -1, wait_seconds: float = 0.0) -> Newest:
+        """The newest model, unless it is the version that the client has."""
+        ask = wire.Ask(run=self.run, have=have, wait_seconds=wait_seconds)
+        return self._again(lambda: self._gathered("Fetch", ask, wait_seconds))
+
+    def send(
+        self, id: str, update: int, version: int, content: bytes, num_samples: float = 0.0, want_model: bool = True
+    ) -> Newest:
+        """An upload; what became of it and, if it is wanted, the newest model. Sent again, it is settled only once."""
+        about = {
+            "run": self.run,
+            "id": id,
+            "update": update,
+            "version": version,
+            "num_samples": num_samples,
+            "want_model": want_model,
+            "num_bytes": len(content),
+            "checksum": checksum(content),
+        }
+        if len(content) <= _SMALL:  # one message each way
+            upload = wire.Part(wire.Upload(**about), content)
+            return self._again(lambda: self._checked([self._unary("Exchange", upload)]))
+        return self._again(lambda: self._gathered("Send", _parts(content, about)))
+
+    def report(
+        self,
+        numbers: dict[str, dict[str, float]],
+        version: int,
+        update: int,
+        num_samples: int,
+        num_train_samples: int,
+        last: bool,
+    ) -> bool:
+        """Tell the server numbers by score and metric; whether the run is finished."""
+        flat = [
+            wire.Number(score=score, metric=metric, value=value)
+            for score, metrics in numbers.items()
+            for metric, value in metrics.items()
+        ]
+        counts = {"num_samples": num_samples, "num_train_samples": num_train_samples}
+        told = wire.Numbers(run=self.run, version=version, update=update, last=last, numbers=flat, **counts)
+        return self._again(lambda: self._unary("Report", told)).finished
+
+    def status(self) -> str:
+        """Where the federation stands, as JSON."""
+        return self._again(lambda: self._unary("Status", wire.Question())).json
+
+    def _unary(self, name: str, request: Any) -> Any:
+        return self.calls[name](request, timeout=self.call_seconds, metadata=self.metadata)
+
+    def _gathered(self, name: str, request: Any, wait_seconds: float = 0.0) -> Newest:
+        given = request() if callable(request) else request
+        answers = self.calls[name](given, timeout=self.call_seconds + wait_seconds, metadata=self.metadata)
+        return self._checked(answers)
+
+    def _checked(self, answers: Any) -> Newest:
+        """A model from its pieces."""
+        first, collector = None, None
+        for part in answers:
+            if collector is None:
+                first = part.about
+                if first.num_bytes > self.max_bytes:
+                    got = f"{first.num_bytes:,} bytes"
+                    words = f"The server announced a model of {got}, and this client takes {self.max_bytes:,}."
+                    raise RefusedByServer(words, grpc.StatusCode.OUT_OF_RANGE)
+                collector = Collector(first.num_bytes, first.checksum)
+            collector.add(part.data)
+        if first is None or collector is None:
+            raise Broken("The server's answer was cut off.")
+        content = None if first.unchanged else collector.content()
+        told = (first.outcome, first.words, first.retry_seconds)
+        return Newest(first.version, content, first.train, first.finished, *told)
+
+    def _again(self, call: Callable[[], Any]) -> Any:
+        """Call until it works, the server refuses, or patience runs out."""
+        began, pause = time.monotonic(), 0.1
+        while True:
+            try:
+                return call()
+            except (grpc.RpcError, Broken) as error:
+                code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.DATA_LOSS  # pyright: ignore[reportAttributeAccessIssue]
+                words = error.details() if isinstance(error, grpc.RpcError) else str(error)  # pyright: ignore[reportAttributeAccessIssue]
+                if code not in _AGAIN:
+                    raise RefusedByServer(f"The server at {self.address} refused: {words}", code) from None
+                left = self.patience - (time.monotonic() - began)
+                if left <= 0:
+                    told = f"The server at {self.address} did not answer for {self.patience:g} s: {words}"
+                    raise Unreachable(f"{told}. Is it running, and does it trust this certificate?") from None
+                logger.info("%s: %s Trying again in about %.1f s.", self.name, words, pause)
+                time.sleep(min(pause * random.uniform(0.5, 1.5), left))
+                pause = min(2 * pause, self.longest_pause)
+
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", PIECE + (1 << 16)),
+    ("grpc.max_send_message_length", PIECE + (1 << 16)),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+
+
+def _call(channel: Any, method: wire.Method) -> Any:
+    kind = ("stream" if method.many_in else "unary", "stream" if method.many_out else "unary")
+    make = getattr(channel, f"{kind[0]}_{kind[1]}")
+    return make(method.path, method.coders[0], method.coders[3])
+
+
+def _parts(content: bytes, about: dict[str, Any]) -> Callable[[], Iterator[Any]]:
+    """An upload in messages, made anew for each try."""
+
+    def made() -> Iterator[Any]:
+        rest: dict[str, Any] = about
+        for piece in pieces(content):
+            yield wire.Part(wire.Upload(**rest), piece)
+            rest = {}
+
+    return made

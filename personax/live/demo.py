@@ -1,0 +1,131 @@
+"""A whole federation on one machine: certificates, a server and three clients, each a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from personax.build import make_federation
+from personax.config import dump, load
+from personax.live import certificates
+
+CLIENTS = ("anna", "bert", "cleo")
+CONFIG = """
+name = "live-demo"
+seeds = 1
+[data]
+kind = "digits"
+[partition]
+kind = "classes_per_client"
+num_clients = 3
+num_classes_each = 4
+[split]
+test_share = 0.3
+[model]
+kind = "mlp"
+widths = [32]
+[schedule]
+num_rounds = 20
+cohort_size = 3
+[evaluation]
+every = 2
+[local]
+lr = 0.1
+num_steps = 10
+batch_size = 10
+[algorithms."PersA-FL-ME"]
+recipe = "persafl"
+objective = { kind = "Moreau", strength = 1.0, prox_lr = 0.1, num_prox_steps = 10 }
+lr = 0.3
+server = { kind = "asynchronous", lr = 0.5 }
+"""
+
+
+def prepare(folder: Path, overrides: list[str]) -> None:
+    """A configuration, certificates, and a file of samples for each client."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.toml"
+    path.write_text(CONFIG, encoding="utf-8")
+    config = load(path, overrides)
+    path.write_text(dump(config), encoding="utf-8")
+    certificates.create(folder / "certificates", ["127.0.0.1", "localhost"], CLIENTS)
+    federation = make_federation(config)
+    for i, name in enumerate(CLIENTS):
+        (x, y), (test_x, test_y) = federation.client(i), federation.client_test(i)
+        np.savez(folder / f"{name}.npz", x=x, y=y, test_x=test_x, test_y=test_y)
+
+
+class Parts:
+    """The processes of a demonstration; none of them outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def begin(self, name: str, *words: str, before: tuple[str, ...] = ()) -> None:
+        """Start a command of personax, with words before it that say where; what it says goes to a file."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [*before, sys.executable, "-c", "from personax.cli import app; app()", *words]
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+
+    def log(self, name: str) -> str:
+        """What a part has said so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def __enter__(self) -> "Parts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def run_demo(folder: Path, overrides: list[str], told: Callable[[str], None], watch: Callable[[int], None]) -> None:
+    """Start everything and wait for the end; `watch(port)` is called about twice a second meanwhile."""
+    prepare(folder, overrides)
+    place = folder / "certificates"
+    with Parts(folder) as parts:
+        serving = ("--listen", "127.0.0.1:0", "--identity", str(place / "server"), "--clients", str(len(CLIENTS)))
+        out = ("--out", str(folder / "run"), "--no-view")
+        parts.begin("server", "serve", str(folder / "config.toml"), *serving, *out)
+        port = wait_for_port(parts)
+        told(f"The server listens on 127.0.0.1:{port}. Clients join: {', '.join(CLIENTS)}.")
+        for name in CLIENTS:
+            given = ("--data", str(folder / f"{name}.npz"), "--identity", str(place / "clients" / name))
+            kept = ("--folder", str(folder / name), "--report", "2")
+            parts.begin(name, "join", f"127.0.0.1:{port}", *given, *kept)
+        while any(process.poll() is None for process in parts.processes.values()):
+            ended = [n for n, process in parts.processes.items() if process.poll() not in (None, 0)]
+            if ended:
+                raise ValueError(f"{ended[0]} ended early:\n{parts.log(ended[0])[-2000:]}")
+            if parts.processes["server"].poll() is None:
+                watch(port)
+            time.sleep(0.5)
+        failed = [n for n, process in parts.processes.items() if process.returncode]
+        if failed:
+            raise ValueError(f"{failed[0]} failed:\n{parts.log(failed[0])[-2000:]}")
+
+
+def wait_for_port(parts: Parts, name: str = "server", seconds: float = 90.0) -> int:
+    """The port that a server says it listens on."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for line in parts.log(name).splitlines():
+            if line.startswith("Listening on "):
+                return int(line.split()[2].rpartition(":")[2])
+        if parts.processes[name].poll() is not None:
+            break
+        time.sleep(0.1)
+    raise ValueError(f"The server did not start:\n{parts.log(name)[-2000:]}")

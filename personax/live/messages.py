@@ -1,0 +1,205 @@
+"""Arrays as safetensors bytes: one layout for what goes down and one for what goes up, known to both sides beforehand.
+
+A layout fixes the names, shapes and types of a pytree's leaves, and so every byte of a safetensors header. Whatever
+arrives with another header is not what was agreed, and is refused before any of it is looked at.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import xxhash
+
+from personax.typing import PyTree
+
+PIECE = 4 << 20  # bytes of data in one message; what is longer travels in several
+_NAMES = {
+    np.dtype(kind): name
+    for name, kind in {
+        "BOOL": "bool",
+        "I32": "int32",
+        "I64": "int64",
+        "U8": "uint8",
+        "U32": "uint32",
+        "F16": "float16",
+        "BF16": jnp.bfloat16,
+        "F32": "float32",
+        "F64": "float64",
+    }.items()
+}
+
+
+class Mismatch(ValueError):
+    """What the other side has or sent is not what was agreed."""
+
+
+class Broken(ValueError):
+    """What arrived is not what was sent: too short, too long, or with another checksum."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its length."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name} of shape {self.shape}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The leaves of a pytree, in the order of the tree."""
+
+    leaves: tuple[Leaf, ...]
+    structure: Any
+
+    @classmethod
+    def of(cls, tree: PyTree) -> "Layout":
+        """The layout of a pytree of arrays or of their shapes.
+
+        >>> Layout.of({"delta": np.zeros(3, np.float32)}).describe()
+        [['delta', [3], 'float32']]
+        """
+        found, structure = jax.tree_util.tree_flatten_with_path(tree)
+        leaves = []
+        for keys, leaf in found:
+            kind = np.dtype(leaf.dtype)
+            name = jax.tree_util.keystr(keys, simple=True, separator=".")
+            if kind not in _NAMES:
+                raise ValueError(f"`{name}` must be of a type that safetensors has, got {kind}. Convert it.")
+            leaves.append(Leaf(name, tuple(leaf.shape), kind))
+        names = [leaf.name for leaf in leaves]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"Leaves must have different names, got {twice!r} twice. Rename a key.")
+        return cls(tuple(leaves), structure)
+
+    def describe(self) -> list[list[Any]]:
+        """The layout as JSON has it."""
+        return [[leaf.name, list(leaf.shape), leaf.dtype.name] for leaf in self.leaves]
+
+    def require_same(self, described: Sequence[Any], where: str) -> None:
+        """Refuse what the other side described, if it is not this; the first difference is named."""
+        words = lambda leaf: f"{leaf[2]} of shape {tuple(leaf[1])}" if leaf else "no such array"
+        mine, theirs = ({leaf[0]: list(leaf) for leaf in leaves} for leaves in (self.describe(), described))
+        for name in [*mine, *theirs]:
+            if mine.get(name) != theirs.get(name):
+                raise Mismatch(
+                    f"{where}: `{name}` must be {words(mine.get(name))} as here, got {words(theirs.get(name))} there. "
+                    "Use the same model, data types and version of personax on both."
+                )
+
+    @cached_property
+    def _placed(self) -> list[tuple[int, int]]:
+        """For each leaf in the order of the bytes: its index and where it begins. Wide types first: all are aligned."""
+        order = sorted(range(len(self.leaves)), key=lambda i: (-self.leaves[i].dtype.itemsize, i))
+        begins = np.cumsum([0, *(self.leaves[i].num_bytes for i in order)])
+        return [(i, int(begin)) for i, begin in zip(order, begins, strict=False)]
+
+    @cached_property
+    def header(self) -> bytes:
+        """What every message of this layout begins with."""
+        entries = {}
+        for i, begin in self._placed:
+            leaf = self.leaves[i]
+            ends = [begin, begin + leaf.num_bytes]
+            entries[leaf.name] = {"dtype": _NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": ends}
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The length of every message of this layout."""
+        return len(self.header) + sum(leaf.num_bytes for leaf in self.leaves)
+
+    def encode(self, tree: PyTree) -> bytes:
+        """A pytree of this layout as the content of a safetensors file."""
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            if array.shape != leaf.shape or array.dtype != leaf.dtype:
+                raise Mismatch(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
+        # One copy of each array: `tobytes` and a serializer would make three.
+        plain = (np.ascontiguousarray(arrays[i]).reshape(-1).view(np.uint8).data for i, _ in self._placed)
+        return b"".join([self.header, *plain])
+
+    def decode(self, content: bytes | memoryview) -> PyTree:
+        """The pytree whose `encode` gave this content; its arrays are views of it."""
+        if len(content) != self.num_bytes or content[: len(self.header)] != self.header:
+            raise Mismatch(self._difference(content))
+        arrays: list[Any] = [None] * len(self.leaves)
+        for i, begin in self._placed:
+            leaf = self.leaves[i]
+            count, at = math.prod(leaf.shape), len(self.header) + begin
+            arrays[i] = np.frombuffer(content, leaf.dtype, count, at).reshape(leaf.shape)
+        return jax.tree.unflatten(self.structure, arrays)
+
+    def _difference(self, content: bytes | memoryview) -> str:
+        """What is wrong with a content, in words."""
+        try:
+            found = {name: (tuple(a["shape"]), a["dtype"]) for name, a in safetensors.deserialize(bytes(content))}
+        except (safetensors.SafetensorError, ValueError) as error:
+            return f"The arrays must come as safetensors of {self.num_bytes} bytes, got {len(content)}: {error}."
+        wanted = {leaf.name: (leaf.shape, _NAMES[leaf.dtype]) for leaf in self.leaves}
+        for name in [*wanted, *found]:
+            if wanted.get(name) != found.get(name):
+                say = lambda leaf: f"{leaf[1]} of shape {leaf[0]}" if leaf else "no such array"
+                return f"`{name}` must be {say(wanted.get(name))}, got {say(found.get(name))}."
+        return "The arrays must be in the agreed order, got the right ones in another."
+
+
+def checksum(content: bytes | memoryview) -> int:
+    """XXH3: against accidents. Against people there is TLS."""
+    return xxhash.xxh3_64_intdigest(content)
+
+
+def pieces(content: bytes, size: int = PIECE) -> Iterator[memoryview]:
+    """The content in pieces for messages; short content is one."""
+    view = memoryview(content)
+    for begin in range(0, len(content), size):
+        yield view[begin : begin + size]
+
+
+class Collector:
+    """Puts pieces together, and never takes more than was announced."""
+
+    def __init__(self, num_bytes: int, check: int) -> None:
+        self.num_bytes, self.check = num_bytes, check
+        self.pieces: list[bytes | memoryview] = []
+        self.have = 0
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """The next piece."""
+        self.have += len(piece)
+        if self.have > self.num_bytes:
+            raise Broken(f"{self.num_bytes} bytes were announced, got more: {self.have}. Send what was announced.")
+        self.pieces.append(piece)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was announced is there."""
+        return self.have == self.num_bytes
+
+    def content(self) -> bytes | memoryview:
+        """All of it, checked."""
+        if not self.complete:
+            raise Broken(f"{self.num_bytes} bytes were announced, got {self.have}: the stream was cut. Send it again.")
+        whole = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        if checksum(whole) != self.check:
+            raise Broken(f"The checksum of {self.num_bytes} bytes does not fit: they were changed. Send them again.")
+        return whole

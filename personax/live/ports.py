@@ -1,0 +1,50 @@
+"""The port of a server: mutual TLS, or loopback alone; and what gRPC itself limits."""
+
+import contextlib
+import ipaddress
+from typing import Any
+
+import grpc
+
+from personax.live.certificates import Credentials
+from personax.live.messages import PIECE
+from personax.live.terms import Terms
+
+
+def options(terms: Terms) -> list[tuple[str, int]]:
+    """What gRPC itself limits."""
+    return [
+        ("grpc.max_receive_message_length", PIECE + (1 << 16)),
+        ("grpc.max_send_message_length", PIECE + (1 << 16)),
+        ("grpc.max_metadata_size", 1 << 14),
+        ("grpc.max_concurrent_streams", 4 * terms.max_streams),
+        ("grpc.max_allowed_incoming_connections", terms.max_connections),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 600_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def listen(server: Any, address: str, credentials: Credentials | None) -> int:
+    """Open the port: with mutual TLS, or without any where nobody else can reach it. The port's number."""
+    if credentials is None:
+        require_loopback(address)
+        return server.add_insecure_port(address)
+    pair = [(credentials.key, credentials.certificate)]
+    made = grpc.ssl_server_credentials(pair, credentials.authority, require_client_auth=True)
+    return server.add_secure_port(address, made)
+
+
+def require_loopback(address: str) -> None:
+    """Without TLS only this machine may be served."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return
+    raise ValueError(
+        f"Without TLS the address must be of this machine alone, such as 127.0.0.1, got {host!r}. Use TLS."
+    )

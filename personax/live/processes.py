@@ -1,0 +1,36 @@
+"""What a process of a live federation sets up before its first array."""
+
+import contextlib
+import ctypes
+import os
+
+import jax
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+
+
+def set_up_server() -> None:
+    """Settle uploads in the thread that asks: they are many and small, and handing them on costs more than they do."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_multi_thread_eigen" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    keep_memory()
+    allow_many_files()
+
+
+def keep_memory() -> None:
+    """Models come and go all the time: memory that one leaves is kept for the next, not given back page by page."""
+    with contextlib.suppress(OSError, AttributeError):  # only GNU's C library has it
+        allocator = ctypes.CDLL("libc.so.6").mallopt
+        for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            allocator(option, 256 << 20)
+
+
+def allow_many_files() -> None:
+    """Every connection is an open file: take as many as this user may have."""
+    with contextlib.suppress(ImportError):  # which Windows has not
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,258 @@
+"""What a server tells its clients to do: names and numbers of recipes that they have installed, within their limits.
+
+No code crosses the wire. A recipe is the TOML of a configuration without its data: the model, the task, one algorithm
+with its scores. A client's owner says which objectives it may run and how much work and memory one visit may cost.
+"""
+
+import json
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.build import Outputs, Training, make_task, make_training
+from personax.config import Config, ConfigError, Imported, dump, parse
+from personax.federation import ClientData
+from personax.keys import INIT, run_stream
+from personax.live.messages import Layout
+from personax.local import local_update
+from personax.objectives import Meta, Moreau
+from personax.sampling import ROLES, Client
+from personax.tasks import as_inputs
+from personax.typing import Array, Extra, Model, Params, Task
+
+OBJECTIVES = ("Aruba", "Erm", "Meta", "Mixture", "Moreau", "Proximal", "Scaffold")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "yogi", "lion", "nadam", "adabelief", "noisy_sgd")
+_MOST_TEXT = 1 << 16  # characters of a recipe
+
+
+class Refused(ValueError):
+    """A recipe that the client's owner does not allow."""
+
+
+class Spec(NamedTuple):
+    """What a model takes and gives: known to the server without any data."""
+
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    outputs: Outputs
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client's owner allows a server to ask for."""
+
+    objectives: tuple[str, ...] = OBJECTIVES
+    max_steps: int = 10_000  # gradients in one visit
+    max_batch: int = 4096  # samples in one batch
+    max_bytes: int = 256 << 20  # of one model, as it is sent
+    allow_imports: bool = False  # models and optimizers of installed packages, by name
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.objectives if name not in OBJECTIVES]
+        if unknown:
+            raise ValueError(f"`objectives` must be among {', '.join(OBJECTIVES)}, got {unknown[0]!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """One algorithm with all that server and clients must agree on."""
+
+    config: Config  # one algorithm, resolved
+    spec: Spec
+
+    @cached_property
+    def training(self) -> Training:
+        """The algorithm and the protocols that score it."""
+        ((name, entry),) = self.config.algorithms.items()
+        return make_training(name, entry)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What is run."""
+        return self.training.algorithm
+
+    @property
+    def key(self) -> Any:
+        """The run's key."""
+        return jax.random.key(self.config.seed_list[0])
+
+    @cached_property
+    def task(self) -> Task:
+        """The model and its loss."""
+        return make_task(self.config, self.spec.outputs)
+
+    def initial_params(self) -> Params:
+        """The model before training: the simulator's, which depends on the shape of a sample and on no sample."""
+        x = jnp.zeros((1, *self.spec.input_shape), self.spec.input_dtype)
+        return _initial_params(self.task.model, self.key, x)
+
+    @cached_property
+    def params_shape(self) -> Params:
+        """The shapes and types of the parameters."""
+        x = jax.ShapeDtypeStruct((1, *self.spec.input_shape), jnp.dtype(self.spec.input_dtype))
+        return jax.eval_shape(lambda x: self.task.model.init(jax.random.key(0), as_inputs(x)), x)
+
+    @cached_property
+    def extra_shape(self) -> Extra:
+        """The shapes and types of what a client uploads beside its delta."""
+        objective, local = self.algorithm.objective, self.algorithm.local
+        number = jax.ShapeDtypeStruct((1,), jnp.int32)
+        x = jax.ShapeDtypeStruct((1, *self.spec.input_shape), jnp.dtype(self.spec.input_dtype))
+        outputs = self.spec.outputs
+        kind = (jnp.int32, ()) if outputs.kind == "classification" else (jnp.float32, (outputs.num,))
+        data = ClientData(x, jax.ShapeDtypeStruct((1, *kind[1]), kind[0]), number, number, number)  # pyright: ignore[reportArgumentType]
+
+        def visit(data: ClientData, params: Params) -> Extra:
+            where = Client(data.start[0], data.num_samples[0], data.ids[0], jnp.zeros((), jnp.int32))
+            state = (params, objective.init_shared(params), objective.init_personal(params), 0)
+            stream = run_stream(jax.random.key(0))
+            return local_update(objective, local, self.task.loss, data, 1, where, *state, stream).extra
+
+        return jax.eval_shape(visit, data, self.params_shape)
+
+    @cached_property
+    def down(self) -> Layout:
+        """What clients download: the model and what the server broadcasts beside it."""
+        shared = jax.eval_shape(self.algorithm.objective.init_shared, self.params_shape)
+        return Layout.of({"params": self.params_shape, "shared": shared})
+
+    @cached_property
+    def up(self) -> Layout:
+        """What clients upload, and all that they may: their delta, or their model where the server mixes models."""
+        return Layout.of({self.uploads: self.params_shape, "extra": self.extra_shape})
+
+    @property
+    def uploads(self) -> str:
+        """The name of what a client uploads."""
+        return "delta" if self.algorithm.server.applies == "deltas" else "end"
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the server must know how many samples a client has."""
+        return self.algorithm.server.weighting == "samples"
+
+    def to_text(self) -> str:
+        """The recipe as it travels."""
+        table = tomllib.loads(dump(self.config))
+        spec = {"input_shape": list(self.spec.input_shape), "input_dtype": self.spec.input_dtype}
+        kept = {name: table[name] for name in ("name", "seeds", "model", "task", "algorithms")}
+        return json.dumps({"config": kept, "spec": {**spec, "outputs": list(self.spec.outputs)}})
+
+    def layout_text(self) -> str:
+        """Both layouts as they travel."""
+        return json.dumps({"down": self.down.describe(), "up": self.up.describe()})
+
+
+@partial(jax.jit, static_argnums=0)
+def _initial_params(model: Model, key: Array, x: Array) -> Params:
+    return model.init(run_stream(key, INIT), as_inputs(x))
+
+
+def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
+    """The recipe that a server sent, if the client's owner allows it and this installation makes the same of it."""
+    if len(text) > _MOST_TEXT:
+        raise Refused(f"A recipe must have at most {_MOST_TEXT} characters, got {len(text)}. Ask who runs the server.")
+    try:
+        told = json.loads(text)
+        table, spec = told["config"], told["spec"]
+        _refuse_imports(table, limits)
+        config = parse(table)
+        shape, dtype = tuple(int(n) for n in spec["input_shape"]), str(np.dtype(spec["input_dtype"]))
+        recipe = Recipe(config, Spec(shape, dtype, Outputs(str(spec["outputs"][0]), int(spec["outputs"][1]))))
+        _check_limits(recipe, limits)
+    except (ConfigError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise Refused(
+            f"The server's recipe cannot be read: {error!s:.300}. Use the server's version of personax."
+        ) from None
+    agreed = json.loads(layout)
+    recipe.down.require_same(agreed["down"], "The server's model")
+    recipe.up.require_same(agreed["up"], "The upload")
+    return recipe
+
+
+def _refuse_imports(table: dict[str, Any], limits: Limits) -> None:
+    """A name that would import a module is code by another way: only where the owner allows it."""
+    if limits.allow_imports:
+        return
+    if table.get("model", {}).get("kind") == "import":
+        raise Refused(
+            "The server's model is imported from a package, which this client does not allow (--allow-imports)."
+        )
+    for name in _optimizers(table.get("algorithms", {})):
+        if name not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise Refused(f"The server's optimizer must be one of {known}, got {name!r}. See --allow-imports.")
+
+
+def _optimizers(item: Any) -> list[Any]:
+    """The names of all optimizers in a table."""
+    if isinstance(item, list):
+        return [name for entry in item for name in _optimizers(entry)]
+    if not isinstance(item, dict):
+        return []
+    found = [name for entry in item.values() for name in _optimizers(entry)]
+    if item.get("kind") == "Optimizer":
+        found.append(item.get("name", "sgd"))
+    if isinstance(item.get("optimizer"), str):
+        found.append(item["optimizer"])
+    return found
+
+
+def _check_limits(recipe: Recipe, limits: Limits) -> None:
+    """Whether one visit stays within the owner's limits, whatever the client's data."""
+    algorithm = recipe.algorithm
+    name = type(algorithm.objective).__name__
+    if name not in limits.objectives:
+        allowed = ", ".join(limits.objectives)
+        raise Refused(f"The server's objective is {name}, which this client does not allow (it allows {allowed}).")
+    largest = max(algorithm.local.size_of(role) for role in ROLES)
+    protocols = recipe.training.protocols.values()
+    largest = max(largest, *(protocol.batch_size for protocol in protocols))
+    if largest > limits.max_batch:
+        raise Refused(f"The server asks for batches of {largest} samples, and this client allows {limits.max_batch}.")
+    most = max(gradients(algorithm, 1), *(protocol.num_steps for protocol in protocols))
+    if most > limits.max_steps:
+        raise Refused(f"The server asks for {most} gradients in a visit, and this client allows {limits.max_steps}.")
+    for layout in (recipe.down, recipe.up):
+        if layout.num_bytes > limits.max_bytes:
+            got = f"{layout.num_bytes:,} bytes"
+            raise Refused(f"The server's model takes {got} to send, and this client allows {limits.max_bytes:,}.")
+
+
+def gradients(algorithm: Algorithm, num_samples: int) -> int:
+    """About how many gradients a visit of a client with so many samples computes."""
+    objective = algorithm.objective
+    inner = objective.num_adapt_steps if isinstance(objective, Meta) else 0
+    inner = objective.num_prox_steps if isinstance(objective, Moreau) else inner
+    return int(algorithm.local.steps_of(num_samples)) * (1 + inner)
+
+
+def require_within(recipe: Recipe, num_samples: int, limits: Limits) -> None:
+    """The limit on steps once more, for a client whose visit is passes over its data."""
+    most = gradients(recipe.algorithm, num_samples)
+    if most > limits.max_steps:
+        raise Refused(f"A visit to these data takes {most} gradients, and this client allows {limits.max_steps}.")
+
+
+def make_recipe(config: Config, spec: Spec) -> Recipe:
+    """A recipe to serve, from a resolved configuration with one algorithm."""
+    names = list(config.algorithms)
+    if len(names) != 1:
+        raise ConfigError(f"A server serves one algorithm, got {', '.join(names)}. Choose one with --algorithm.")
+    recipe = Recipe(replace(config, seeds=config.seed_list[:1]), spec)
+    if not recipe.algorithm.objective.federated:
+        raise ConfigError(
+            f"`{names[0]}` shares nothing, so there is nothing to serve. Choose another with --algorithm."
+        )
+    if isinstance(config.model, Imported):
+        return recipe
+    for name in _optimizers(tomllib.loads(dump(config))["algorithms"]):
+        if name not in OPTIMIZERS:
+            raise ConfigError(f"Clients take one of the optimizers {', '.join(OPTIMIZERS)}, got {name!r}. Choose one.")
+    return recipe

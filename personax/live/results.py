@@ -1,0 +1,203 @@
+"""The run folder of a live run: the same files as a simulation's, so `personax report` and `personalize` read them."""
+
+import json
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from personax import checkpoint
+from personax.config import dump
+from personax.folders import Folder
+from personax.live.book import Book, staleness_histogram
+from personax.live.journal import read_lines
+from personax.live.recipe import Recipe
+from personax.protocol import Protocol
+from personax.records import RUN, SCHEMA_VERSION, AlgorithmRecord, EvaluationRecord, FederationRecord, RunRecord
+from personax.schedules import Schedule
+from personax.scores import Evaluation
+from personax.summarise import activity_of, citations_of, headline_of, machine, score_record, table_rows
+from personax.values import to_dict
+
+
+def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
+    """A new run folder, or one that a server with the same configuration left; and the run's name on the wire."""
+    folder, text = Folder(root), dump(recipe.config)
+    about = root / "live.json"
+    if not folder.config.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_atomically(about, json.dumps({"run": name, "spec": recipe.spec}, indent=1).encode())
+        checkpoint.write_atomically(folder.config, text.encode())
+        return folder, name
+    if not about.exists():
+        raise ValueError(f"{root} has a run that was not live. Choose another folder with --out.")
+    if folder.config.read_text(encoding="utf-8") != text:
+        raise ValueError(
+            f"{root} has a run with another configuration. Continue it with that one, or choose another --out."
+        )
+    return folder, json.loads(about.read_text())["run"]
+
+
+def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
+    """Write what a simulation writes at its end; None where no client reported any number."""
+    export_model(folder, book)
+    recipe, ledger = book.recipe, book.ledger
+    if not ledger.history:
+        return None
+    training, lines = recipe.training, read_lines(folder.root)
+    protocols = {name: one for name, one in training.protocols.items() if _reports(ledger.history[-1], name)}
+    histories = {
+        name: [_evaluation_record(book, protocol, entry, name) for entry in ledger.history if _reports(entry, name)]
+        for name, protocol in protocols.items()
+    }
+    found = {name: _evaluation(book, protocol, ledger.history[-1], name) for name, protocol in protocols.items()}
+    refused = sum(line.get("outcome") == "refused" for line in lines)
+    record = AlgorithmRecord(
+        name=training.name,
+        recipe=training.recipe,
+        definition=to_dict(training.algorithm),
+        citations=citations_of(training.recipe, training.algorithm),
+        mode="synchronous" if book.is_synchronous else "asynchronous",
+        num_rounds=recipe.config.schedule.num_rounds,
+        num_events=ledger.num_events,
+        seconds={"compile": 0.0, "train": book.now, "evaluate": 0.0},
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        num_dropped=[int(book.state.num_dropped)],
+        num_skipped=[refused],
+        scores=[score_record(name, protocol, histories[name], None) for name, protocol in protocols.items()],
+        staleness={} if book.is_synchronous else staleness_histogram(lines),
+        active=activity_of(_schedule(book, lines)) if ledger.num_events else {},
+    )
+    rows = pa.concat_tables([_rows(book, name, one) for name, one in found.items()], promote_options="default")
+    metrics = list(dict.fromkeys(metric for one in found.values() for metric in one.metrics))
+    reports = ledger.reports.values()
+    total = lambda key: sum(int(one[key]) for one in reports)
+    summary = f"{len(ledger.seats)} clients on machines of their own; {len(ledger.reports)} of them report numbers"
+    whole = RunRecord(
+        schema_version=SCHEMA_VERSION,
+        personax=version_of("personax"),
+        name=recipe.config.name,
+        started=datetime.fromtimestamp(ledger.began, UTC).isoformat(timespec="seconds"),
+        machine=machine(),
+        seeds=recipe.config.seed_list,
+        metrics=metrics,
+        headline=headline_of(metrics),
+        federation=FederationRecord(len(ledger.seats), 0, total("train_samples"), total("samples"), summary, []),
+        algorithms=[record],
+        local=None,
+        together=None,
+        table=table_rows({name: training.name for name in found}, found, None, None),
+    )
+    _write_all(folder, whole, rows)
+    return whole
+
+
+def export_model(folder: Folder, book: Book) -> None:
+    """The shared model, for `personax personalize` and for anyone who reads safetensors."""
+    recipe, spec = book.recipe, book.recipe.spec
+    shared = dict(enumerate(jax.tree.leaves(book.state.shared)))
+    about = {
+        "personax": version_of("personax"),
+        "run": recipe.config.name,
+        "algorithm": recipe.training.name,
+        "seed": str(recipe.config.seed_list[0]),
+        "task": spec.outputs.kind,
+        "num_outputs": str(spec.outputs.num),
+        "input_shape": json.dumps(spec.input_shape),
+        "input_dtype": spec.input_dtype,
+    }
+    plain = lambda tree: jax.tree.map(np.asarray, tree)
+    trees = {"params": plain(book.state.params), "shared": {str(i): np.asarray(leaf) for i, leaf in shared.items()}}
+    checkpoint.export(folder.model(recipe.training.name), trees, about)
+
+
+def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:
+    """The table of events that a journal tells of: the applied uploads, in the order in which they were applied."""
+    applied = [line for line in lines if line.get("outcome") == "applied"]
+    column = lambda key, kind: np.asarray([line[key] for line in applied], kind)
+    received, time = column("received", float), column("time", float)
+    return Schedule(
+        num_clients=len(names),
+        client=np.asarray([names.index(line["client"]) for line in applied], np.int32),
+        started_at=np.minimum(column("started_at", int), np.arange(len(applied))),
+        requested=received,
+        received=np.minimum(received, time),
+        time=time,
+        aggregated=np.ones(len(applied), bool),
+        round_ends=np.zeros(len(applied), bool),
+    )
+
+
+def _schedule(book: Book, lines: list[dict[str, Any]]) -> Schedule:
+    return journal_schedule(lines, sorted(book.ledger.seats, key=lambda name: book.ledger.seats[name].id))
+
+
+def _reports(entry: dict[str, Any], name: str) -> bool:
+    return any(name in numbers for numbers in entry["reports"].values())
+
+
+def _evaluation(book: Book, protocol: Protocol, entry: dict[str, Any], name: str) -> Evaluation:
+    """The numbers of the clients that report, as an evaluation of one seed."""
+    seats, reports = book.ledger.seats, book.ledger.reports
+    reporting = sorted((c for c in entry["reports"] if name in entry["reports"][c]), key=lambda c: seats[c].id)
+    common = set.intersection(*(set(entry["reports"][client][name]) for client in reporting))
+    first = [metric for metric in entry["reports"][reporting[0]][name] if metric in common]
+    metrics = {m: np.array([[entry["reports"][client][name][m] for client in reporting]]) for m in first}
+    counts = lambda key: np.array([[max(int(reports[client][key]), 1) for client in reporting]])
+    ids = np.array([[seats[client].id for client in reporting]])
+    events = np.array([entry["events"]])
+    own, when = replace(protocol, clients="all"), np.array([entry["time"]])
+    return Evaluation(own, metrics, ids, counts("samples"), counts("train_samples"), events, when)
+
+
+def _evaluation_record(book: Book, protocol: Protocol, entry: dict[str, Any], name: str) -> EvaluationRecord:
+    found = _evaluation(book, protocol, entry, name)
+    numbers = lambda statistic: {m: [float(v) for v in getattr(found, statistic)(m)] for m in found.metrics}
+    position = entry["position"] if book.is_synchronous else entry["events"] // book.cohort_size
+    return EvaluationRecord(
+        round=position,
+        events=[entry["events"]],
+        time=[entry["time"]],
+        seconds=entry["time"],
+        mean=numbers("mean"),
+        std=numbers("std"),
+        worst_decile=numbers("worst_decile"),
+        best_decile=numbers("best_decile"),
+    )
+
+
+def _rows(book: Book, score: str, found: Evaluation) -> pa.Table:
+    names = {seat.id: name for name, seat in book.ledger.seats.items()}
+    num = found.clients.size
+    columns = {
+        "algorithm": pa.array([book.recipe.training.name] * num).dictionary_encode(),
+        "score": pa.array([score] * num).dictionary_encode(),
+        "seed": np.repeat(np.asarray(book.recipe.config.seed_list), num),
+        "client": found.clients.ravel(),
+        "name": [names[int(id)] for id in found.clients.ravel()],
+        "num_samples": found.num_samples.ravel(),
+        "num_train_samples": found.num_train_samples.ravel(),
+        **{name: np.asarray(values, float).ravel() for name, values in found.metrics.items()},
+        "mix": pa.nulls(num, pa.float64()),
+    }
+    return pa.table(columns)
+
+
+def _write_all(folder: Folder, record: RunRecord, rows: pa.Table) -> None:
+    lines = []
+    for score in record.algorithms[0].scores:
+        for one in score.evaluations:
+            told = {"algorithm": record.algorithms[0].name, "score": score.name, **asdict(one)}
+            lines.append(json.dumps(told))
+    checkpoint.write_atomically(folder.metrics, "".join(f"{line}\n" for line in lines).encode())
+    buffer = pa.BufferOutputStream()
+    pq.write_table(rows, buffer)
+    checkpoint.write_atomically(folder.clients, buffer.getvalue().to_pybytes())
+    checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))

@@ -1,0 +1,384 @@
+"""The server: gRPC with mutual TLS around a book.
+
+The event loop reads and writes, so a slow, stalled or vanished client holds up nobody else; everything that touches the
+book runs in one thread: the loop's own where uploads are small, a worker where they are not. Checkpoints are written in
+another, from values that do not change.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from math import isfinite
+from typing import Any
+
+import grpc
+
+from personax.live import wire
+from personax.live.book import Arrived, Book, Published, Settled
+from personax.live.certificates import Credentials, Identity, Revocations
+from personax.live.gate import Denied, Gate
+from personax.live.messages import PIECE, Broken, Collector, Mismatch, pieces
+from personax.live.ports import listen, options
+from personax.live.standing import Standing, standing_of
+from personax.live.terms import Terms
+
+logger = logging.getLogger("personax.live")
+_LONGEST_WAIT = 30.0  # seconds that a request for work stays open
+_MOST_NUMBERS = 1000  # in one report
+_SMALL = 1 << 20  # bytes of an upload
+_RETRY = 0.5  # seconds after which to ask again for work
+Code = grpc.StatusCode
+
+
+class Service:
+    """Answers the calls of `wire.proto`."""
+
+    def __init__(self, book: Book, gate: Gate, terms: Terms) -> None:
+        self.book, self.gate, self.terms = book, gate, terms
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="book")
+        # Changing threads costs more than settling a small upload.
+        self.inline = book.recipe.up.num_bytes <= _SMALL
+        self.seen: dict[str, float] = {}
+        self.newcomers: set[str] = set()
+        self.done: set[str] = set()  # clients that have the last model and have said all they want to
+        self.transfers = asyncio.Semaphore(terms.max_transfers)
+        self.changed = asyncio.Event()
+        self.failure: OSError | None = None
+        self.draining = False
+        self.bytes_up = self.bytes_down = 0
+        book.present = self.present
+
+    # Calls
+
+    async def register(self, hello: Any, context: Any) -> Any:
+        """Check that both sides talk of the same thing, and tell the client what to do."""
+        who = self.gate.client(context)
+        spec = self.book.recipe.spec
+        if hello.protocol != wire.PROTOCOL:
+            words = (
+                f"This server speaks protocol {wire.PROTOCOL}, {who.name} speaks {hello.protocol}. Update the older."
+            )
+            raise Denied(Code.FAILED_PRECONDITION, words)
+        given = (tuple(hello.input_shape), hello.input_dtype)
+        if given != (spec.input_shape, spec.input_dtype):
+            words = f"Samples must be {spec.input_dtype} of shape {spec.input_shape}, got {given[1]} of {given[0]}."
+            raise Denied(Code.FAILED_PRECONDITION, f"{words} Convert the data, or ask who runs the server.")
+        self._see(who)
+        next_update, id = 0, who.id or 0
+        if hello.newcomer:
+            self.newcomers.add(who.name)
+        else:
+            self.newcomers.discard(who.name)
+            self.done.discard(who.name)
+            seat = await self._work(self.book.join, who.name, who.id)
+            next_update, id = seat.next_update, seat.id
+        recipe = self.book.recipe
+        return wire.Welcome(
+            protocol=wire.PROTOCOL,
+            run=self.book.ledger.run,
+            recipe=recipe.to_text(),
+            layout=recipe.layout_text(),
+            id=id,
+            next_update=next_update,
+        )
+
+    async def fetch(self, ask: Any, context: Any) -> AsyncIterator[Any]:
+        """The newest model, or that it is unchanged; after waiting for work, if the client wants to."""
+        who = self.gate.client(context)
+        self._check_run(ask.run)
+        self._see(who)
+        with self.gate.stream(who.name):
+            await self._wait_for_work(who.name, min(ask.wait_seconds, _LONGEST_WAIT))
+            async for part in self._newest(who.name, ask.have, Settled("")):
+                yield part
+
+    async def send(self, uploads: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """An upload in pieces; then what became of it and, if the client wants it, the newest model."""
+        who = self.gate.client(context)
+        with self.gate.stream(who.name):
+            arrived, want_model = await self._collect(who, uploads)
+            settled, newest = await self._work(self._settle, who.name, arrived, want_model)
+            async for part in self._newest(who.name, -1, settled, newest):
+                yield part
+
+    async def exchange(self, upload: Any, context: Any) -> Any:
+        """An upload and the newest model, each in one message."""
+        who = self.gate.client(context)
+        with self.gate.stream(who.name):
+            arrived = self._arrived(who, upload.about, self._announced(who, upload))
+            fits = self.book.recipe.down.num_bytes <= PIECE
+            settled, newest = await self._work(self._settle, who.name, arrived, upload.about.want_model and fits)
+            async for part in self._newest(who.name, -1, settled, newest):
+                return part
+
+    async def report(self, numbers: Any, context: Any) -> Any:
+        """Numbers that a client chose to report."""
+        who = self.gate.client(context)
+        self._check_run(numbers.run)
+        self._see(who)
+        if who.name not in self.book.ledger.seats:
+            raise Denied(Code.FAILED_PRECONDITION, f"{who.name} has not registered. Register first.")
+        if numbers.numbers:
+            await self._work(self.book.report, who.name, self._numbers(who, numbers))
+        if numbers.last:
+            self.done.add(who.name)
+        return wire.Thanks(finished=self.book.finished)
+
+    async def status(self, question: Any, context: Any) -> Any:
+        """How it goes: an operator sees all clients, a client itself."""
+        who = self.gate.identify(context)
+        self.gate.spend(who.name)
+        shown = self.standing()
+        if who.role != "operator":
+            shown = shown.of_one(who.name)
+        return wire.Standing(json=shown.to_json())
+
+    # State
+
+    def present(self) -> list[str]:
+        """Clients that train and were heard of lately."""
+        since = time.monotonic() - self.terms.presence
+        return [name for name, at in list(self.seen.items()) if at >= since and name not in self.newcomers]
+
+    def standing(self) -> Standing:
+        """Where everything stands."""
+        now = time.monotonic()
+        ago = {name: now - at for name, at in list(self.seen.items())}
+        return standing_of(self.book, ago, self.gate.refusals, self.bytes_up, self.bytes_down)
+
+    async def tick(self) -> None:
+        """What is due without anyone asking: the deadline of a round."""
+        if not self.draining and self.failure is None:
+            await self._work(self.book.advance)
+
+    async def save(self) -> None:
+        """A checkpoint: taken at once, written meanwhile."""
+        write = await self._work(self.book.snapshot)
+        try:
+            await asyncio.to_thread(write)
+        except OSError as error:
+            self.failure = error
+
+    # How
+
+    async def _work(self, do: Callable[..., Any], *given: Any) -> Any:
+        """Do something with the book, alone; a disk that cannot be written to ends the service."""
+        if self.failure is not None:
+            raise Denied(Code.UNAVAILABLE, "The server is stopping.")
+        before = (self.book.version, self.book.ledger.round)
+        try:
+            if self.inline:
+                found = do(*given)
+            else:
+                found = await asyncio.get_running_loop().run_in_executor(self.worker, do, *given)
+        except OSError as error:
+            self.failure = error
+            logger.error("The server stops: %s", error)
+            raise Denied(Code.UNAVAILABLE, "The server cannot write to its disk, and stops. Try again later.") from None
+        except Mismatch as error:
+            raise Denied(Code.FAILED_PRECONDITION, str(error)) from None
+        if (self.book.version, self.book.ledger.round) != before or self.book.finished:
+            self.wake()
+        return found
+
+    async def _published(self) -> Published:
+        return await self._work(self.book.published)
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _see(self, who: Identity) -> None:
+        if self.draining:
+            raise Denied(Code.UNAVAILABLE, "The server is shutting down. Try again later.")
+        self.seen[who.name] = time.monotonic()
+
+    def _check_run(self, run: str) -> None:
+        if run != self.book.ledger.run:
+            words = f"This server runs {self.book.ledger.run}, the client was in {run or 'none'}. Register again."
+            raise Denied(Code.FAILED_PRECONDITION, words)
+
+    async def _wait_for_work(self, name: str, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not (self.book.finished or self.draining or self.book.trains(name)):
+            changed, left = self.changed, until - time.monotonic()
+            if left <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+            self.seen[name] = time.monotonic()
+
+    async def _newest(
+        self, name: str, have: int, settled: Settled, newest: Published | None = None
+    ) -> AsyncIterator[Any]:
+        """The newest model in pieces, or one message without it. After an upload it is at hand, or not wanted."""
+        book = self.book
+        about = {"outcome": settled.outcome, "words": settled.words, "finished": book.finished}
+        about |= {"train": book.trains(name), "retry_seconds": _RETRY}
+        if have == book.version or (settled.outcome and newest is None):
+            book.hand_out(name, book.ledger.num_events)
+            yield wire.Part(wire.Model(version=book.version, unchanged=True, **about))
+            return
+        async with self.transfers:
+            newest = newest or book.fresh
+            if newest is None:
+                newest = await self._published()
+            book.hand_out(name, newest.num_events)
+            self.bytes_down += len(newest.content)
+            about |= {"version": newest.version, "num_bytes": len(newest.content), "checksum": newest.check}
+            for piece in pieces(newest.content):
+                yield wire.Part(wire.Model(**about), piece)
+                about = {}
+
+    def _announced(self, who: Identity, part: Any) -> Collector:
+        """What an upload says of itself, before any of it is kept."""
+        first = part.about
+        self._check_run(first.run)
+        self._see(who)
+        expected = self.book.recipe.up.num_bytes
+        if who.name not in self.book.ledger.seats:
+            raise Denied(Code.FAILED_PRECONDITION, f"{who.name} has not registered. Register first.")
+        if first.num_bytes > expected or not 0 < len(first.id) <= 64:
+            words = f"An upload has {expected} bytes and an id of up to 64 letters, got {first.num_bytes} announced."
+            logger.warning("%s: upload refused. %s", who.name, words)
+            raise self.gate.deny(who.name, "size", Code.INVALID_ARGUMENT, words)
+        collector = Collector(first.num_bytes, first.checksum)
+        self._add(who, collector, part.data)
+        return collector
+
+    async def _collect(self, who: Identity, uploads: AsyncIterator[Any]) -> tuple[Arrived, bool]:
+        """A whole upload, and whether the newest model is wanted; a client that stalls is let go."""
+        reader, first, collector = aiter(uploads), None, None
+        while collector is None or not collector.complete:
+            try:
+                async with asyncio.timeout(self.terms.stall):
+                    part = await anext(reader)
+            except TimeoutError:
+                words = f"Nothing came for {self.terms.stall:g} s in the middle of an upload. Send it again."
+                raise self.gate.deny(who.name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
+            except StopAsyncIteration:
+                break
+            if collector is None:
+                first, collector = part.about, self._announced(who, part)
+            else:
+                self._add(who, collector, part.data)
+        if first is None or collector is None:
+            raise self.gate.deny(who.name, "broken", Code.INVALID_ARGUMENT, "An upload was announced and none came.")
+        return self._arrived(who, first, collector), first.want_model
+
+    def _add(self, who: Identity, collector: Collector, piece: bytes | memoryview) -> None:
+        try:
+            collector.add(piece)
+        except Broken as error:
+            raise self.gate.deny(who.name, "broken", Code.INVALID_ARGUMENT, str(error)) from None
+
+    def _arrived(self, who: Identity, first: Any, collector: Collector) -> Arrived:
+        try:
+            content = collector.content()
+        except Broken as error:
+            raise self.gate.deny(who.name, "broken", Code.DATA_LOSS, str(error)) from None
+        self.bytes_up += len(content)
+        weight = first.num_samples if self.book.recipe.counts_samples else 1.0
+        if not 0 < weight < 2**31:
+            raise self.gate.deny(
+                who.name, "samples", Code.INVALID_ARGUMENT, f"`num_samples` must be positive, got {weight}."
+            )
+        return Arrived(first.id, first.update, first.version, weight, content, first.checksum)
+
+    def _settle(self, name: str, arrived: Arrived, want_model: bool) -> tuple[Settled, Published | None]:
+        """In the worker: settle an upload and, if it is wanted, encode the newest model."""
+        settled = self.book.settle(name, arrived)
+        return settled, self.book.published() if want_model else None
+
+    def _numbers(self, who: Identity, numbers: Any) -> dict[str, Any]:
+        """A report, as it is kept."""
+        scores = self.book.recipe.training.protocols
+        if len(numbers.numbers) > _MOST_NUMBERS or any(one.score not in scores for one in numbers.numbers):
+            words = f"A report has up to {_MOST_NUMBERS} numbers of the scores {', '.join(scores)}."
+            raise self.gate.deny(who.name, "report", Code.INVALID_ARGUMENT, words)
+        found: dict[str, dict[str, float]] = {}
+        for one in numbers.numbers:
+            if isfinite(one.value):
+                found.setdefault(one.score, {})[one.metric[:40]] = one.value
+        counts = {"samples": numbers.num_samples, "train_samples": numbers.num_train_samples}
+        return {"numbers": found, "version": numbers.version, **counts}
+
+
+def handlers(service: Service) -> grpc.GenericRpcHandler:
+    """The calls of the service, each with its refusals as status codes."""
+    made = {}
+    for name, method in wire.METHODS.items():
+        answer = getattr(service, name.lower())
+        kind = ("stream" if method.many_in else "unary", "stream" if method.many_out else "unary")
+        make = getattr(grpc, f"{kind[0]}_{kind[1]}_rpc_method_handler")
+        wrapped = _guarded_stream(answer) if method.many_out else _guarded(answer)
+        made[name] = make(wrapped, *method.coders[1:3])
+    return grpc.method_handlers_generic_handler(wire.SERVICE, made)
+
+
+def _guarded(answer: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await answer(request, context)
+        except Denied as denied:
+            await context.abort(denied.code, denied.words)
+
+    return call
+
+
+def _guarded_stream(answer: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for part in answer(request, context):
+                yield part
+        except Denied as denied:
+            await context.abort(denied.code, denied.words)
+
+    return call
+
+
+async def run_service(
+    book: Book,
+    terms: Terms,
+    address: str,
+    *,
+    credentials: Credentials | None,
+    revocations: Revocations | None,
+    stop: asyncio.Event,
+    stay: bool = False,
+    opened: Callable[[int, Service], None] = lambda port, service: None,
+) -> None:
+    """Serve until the run is finished and its clients know it, or until `stop`; then drain and save."""
+    service = Service(book, Gate(terms, revocations), terms)
+    server = grpc.aio.server(options=options(terms))
+    server.add_generic_rpc_handlers((handlers(service),))
+    opened_port = listen(server, address, credentials)
+    await server.start()
+    opened(opened_port, service)
+    ended = 0.0
+    saved = time.monotonic()
+    while not stop.is_set() and service.failure is None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 0.2)
+        with contextlib.suppress(Denied):
+            await service.tick()
+            if time.monotonic() - saved >= terms.checkpoint or book.log_is_long:
+                await service.save()
+                saved = time.monotonic()
+        if book.finished and not stay:
+            ended = ended or time.monotonic()
+            waiting = set(service.present()) - service.done
+            if not waiting or time.monotonic() - ended > terms.linger:
+                break
+    service.draining = True
+    service.wake()
+    await server.stop(grace=10.0)
+    with contextlib.suppress(Denied):
+        await service.save()
+    service.worker.shutdown()
+    if service.failure is not None:
+        raise service.failure

@@ -1,0 +1,87 @@
+"""Where a live run stands, as a value: what the terminal view, `personax status` and Prometheus show."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from personax.live.book import Book
+
+
+@dataclass(frozen=True)
+class ClientStanding:
+    """One client."""
+
+    name: str
+    seconds_ago: float | None  # since it was heard of
+    num_applied: int
+    num_refused: int
+    num_late: int
+    staleness: int  # of its last update, in versions
+    numbers: dict[str, dict[str, float]]  # what it chose to report last: by score and metric
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The whole federation."""
+
+    name: str
+    algorithm: str
+    mode: str
+    version: int
+    num_events: int
+    target: str
+    seconds: float
+    finished: bool
+    bytes_up: int
+    bytes_down: int
+    refusals: dict[str, int]  # of requests, by reason
+    clients: tuple[ClientStanding, ...]
+
+    def of_one(self, name: str) -> "Standing":
+        """What a client may see: the run, and itself."""
+        return replace(self, clients=tuple(one for one in self.clients if one.name == name), refusals={})
+
+    def to_json(self) -> str:
+        """As it travels."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Standing":
+        """What `to_json` gave."""
+        table = json.loads(text)
+        return cls(**{**table, "clients": tuple(ClientStanding(**one) for one in table["clients"])})
+
+
+def standing_of(
+    book: Book, ago: Mapping[str, float], refusals: Counter[tuple[str, str]], bytes_up: int, bytes_down: int
+) -> Standing:
+    """Where a server stands."""
+    ledger, section = book.ledger, book.recipe.config.schedule
+    clients = []
+    for name, seat in sorted(ledger.seats.items(), key=lambda item: item[1].id):
+        numbers = ledger.reports.get(name, {}).get("numbers", {})
+        counts = (seat.num_applied, seat.num_refused, seat.num_late, seat.staleness)
+        clients.append(ClientStanding(name, ago.get(name), *counts, numbers))
+    reasons: Counter[str] = Counter()
+    for (_, why), num in list(refusals.items()):
+        reasons[why] += num
+    server = book.recipe.algorithm.server
+    mode = "synchronous" if book.is_synchronous else "asynchronous" if server.buffer_size == 1 else "buffered"
+    target = (
+        f"{section.num_rounds} rounds" if book.is_synchronous else f"{section.num_rounds * book.cohort_size} updates"
+    )
+    return Standing(
+        name=book.recipe.config.name,
+        algorithm=book.recipe.training.name,
+        mode=mode,
+        version=book.version,
+        num_events=ledger.num_events,
+        target=target,
+        seconds=book.now,
+        finished=book.finished,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        refusals=dict(reasons),
+        clients=tuple(clients),
+    )

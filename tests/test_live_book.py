@@ -1,0 +1,247 @@
+"""The server's state machine: what is settled stays settled, wherever it is stopped; rounds, deadlines, full disks."""
+
+import errno
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from personax.live import journal as journal_module
+from personax.live.book import Arrived
+from personax.live.journal import Journal, read_lines
+from personax.live.messages import Mismatch, checksum
+from personax.live.terms import Terms
+from tests.live_parts import NAMES, make_book, recipe
+
+pytestmark = pytest.mark.xdist_group("live")
+
+
+def upload(book, update, scale=0.01, version=None, id=None):
+    shapes = {"delta": book.recipe.params_shape, "extra": book.recipe.extra_shape}
+    content = book.recipe.up.encode(jax.tree.map(lambda leaf: np.full(leaf.shape, scale, leaf.dtype), shapes))
+    version = book.version if version is None else version
+    return Arrived(id or f"id-{update}", update, version, 1.0, content, checksum(content))
+
+
+def state_of(book):
+    return jax.tree.map(np.asarray, (book.state, book.version))
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_an_upload_is_settled_once(tmp_path):
+    book = make_book(tmp_path)
+    book.join("anna")
+    assert book.settle("anna", upload(book, 0)).outcome == "applied"
+    before = state_of(book)
+    assert book.settle("anna", upload(book, 0)).outcome == "duplicate"
+    assert book.settle("anna", upload(book, 0, id="other")).outcome == "duplicate"
+    same(before, state_of(book))
+    assert book.settle("anna", upload(book, 4)).outcome == "applied"  # a client may skip numbers
+    assert book.settle("anna", upload(book, 3)).outcome == "duplicate"
+    assert [line["update"] for line in read_lines(tmp_path) if line["what"] == "upload"] == [0, 4]
+
+
+@pytest.mark.parametrize("saves", [(), (2,), (2, 4), (1, 2, 3, 4, 5)])
+def test_a_restart_stands_where_it_stood(saves, tmp_path):
+    """A book that is dropped at any moment, as by kill -9, and opened again: the same bits, and nothing twice."""
+    given = recipe("SCAFFOLD", num_rounds=100)
+    book = make_book(tmp_path, given)
+    for name in NAMES:
+        book.join(name)
+    for update in range(5):
+        for name in NAMES:
+            book.settle(name, upload(book, update, 0.01 * (update + 1), version=max(book.version - 1, 0)))
+        if update + 1 in saves:
+            book.save()
+    again = make_book(tmp_path, given)
+    same(state_of(book), state_of(again))
+    assert again.ledger.seats == book.ledger.seats and again.ledger.num_events == 15
+    assert again.settle("anna", upload(again, 4)).outcome == "duplicate"
+    assert again.settle("anna", upload(again, 5)).outcome == "applied"
+    numbers = [line["number"] for line in read_lines(tmp_path)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_damaged_checkpoint_costs_nothing(tmp_path, caplog):
+    book = make_book(tmp_path)
+    book.join("anna")
+    for update in range(4):
+        book.settle("anna", upload(book, update))
+        if update % 2:
+            book.save()
+    newest = sorted((tmp_path / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(b"damaged")
+    again = make_book(tmp_path)
+    same(state_of(book), state_of(again))
+    assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize("cut", [1, 20, 400])
+def test_a_record_that_was_cut_off_does_not_count(cut, tmp_path):
+    book = make_book(tmp_path)
+    book.join("anna")
+    for update in range(3):
+        book.settle("anna", upload(book, update))
+    (segment,) = (tmp_path / "log").glob("0*.log")
+    os.truncate(segment, segment.stat().st_size - cut)
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(b'{"number": 5, "wh')
+    again = make_book(tmp_path)
+    assert again.ledger.seats["anna"].next_update == 2 and again.ledger.num_events == 2
+    assert again.settle("anna", upload(again, 2)).outcome == "applied"
+    same(state_of(book)[0].params, state_of(again)[0].params)
+
+
+def test_segments_that_are_written_over_do_not_come_back(tmp_path):
+    book = make_book(tmp_path, recipe(num_rounds=100))
+    book.join("anna")
+    for update in range(12):
+        book.settle("anna", upload(book, update))
+        if update % 3 == 2:
+            book.save()
+    assert len(list((tmp_path / "log").iterdir())) <= 5
+    for update in range(12, 14):
+        book.settle("anna", upload(book, update))
+    again = make_book(tmp_path, recipe(num_rounds=100))
+    same(state_of(book), state_of(again))
+
+
+def test_a_full_disk_changes_nothing_and_stops_everything(tmp_path, monkeypatch):
+    book = make_book(tmp_path)
+    book.join("anna")
+    book.settle("anna", upload(book, 0))
+    before = state_of(book)
+    full = lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(journal_module.os, "pwritev", full)
+    with pytest.raises(OSError, match="No space left"):
+        book.settle("anna", upload(book, 1))
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="must stop"):
+        book.settle("anna", upload(book, 1))
+    same(before, state_of(book))
+    again = make_book(tmp_path)
+    same(before, state_of(again))
+    assert again.settle("anna", upload(again, 1)).outcome == "applied"
+
+
+def test_a_round_ends_when_its_cohort_has_reported(tmp_path):
+    book = make_book(tmp_path, recipe("FedAvg", num_rounds=2, cohort_size=2))
+    assert not book.trains("anna")
+    for name in NAMES:
+        book.join(name)
+    members = book.ledger.round.members
+    assert len(members) == 2 and sum(book.trains(name) for name in NAMES) == 2
+    (other,) = set(NAMES) - set(members)
+    assert book.settle(other, upload(book, 0)).outcome == "late"
+    book.settle(members[0], upload(book, 0))
+    assert book.version == 0 and not book.trains(members[0])
+    book.settle(members[1], upload(book, 0, scale=0.03))
+    assert book.version == 1 and len(book.ledger.round.members) == 2
+    first = jax.tree.map(np.asarray, book.recipe.initial_params())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a - b, 0.02, rtol=1e-6), first, state_of(book)[0].params)
+
+
+def test_a_round_ends_at_its_deadline_with_enough_of_its_cohort(tmp_path):
+    clock = Clock()
+    terms = Terms(num_clients=3, deadline=60.0, least_share=0.6)
+    book = make_book(tmp_path, recipe("FedAvg", num_rounds=3), terms, clock=clock)
+    for name in NAMES:
+        book.join(name)
+    book.settle("anna", upload(book, 0))
+    clock.now += 61
+    assert book.advance() and book.version == 0  # one of three is too few, and there is nobody else: it waits on
+    assert set(book.ledger.round.members) == set(NAMES) and book.ledger.round.reported == ("anna",)
+    book.settle("bert", upload(book, 0))
+    clock.now += 59
+    assert not book.advance()
+    clock.now += 2
+    assert book.advance() and book.version == 1
+    assert book.settle("cleo", upload(book, 0, version=0)).outcome in ("applied", "late")
+    again = make_book(tmp_path, recipe("FedAvg", num_rounds=3), terms, clock=clock)
+    same(state_of(book), state_of(again))
+    assert again.ledger.round == book.ledger.round
+
+
+def test_who_is_away_is_replaced(tmp_path):
+    clock, here = Clock(), set(NAMES)
+    terms = Terms(num_clients=2, deadline=60.0, least_share=1.0)
+    given = recipe("FedAvg", num_rounds=3, cohort_size=2)
+    book = make_book(tmp_path, given, terms, clock=clock, present=lambda: here)
+    for name in NAMES:
+        book.join(name)
+    gone, stays = book.ledger.round.members
+    book.settle(stays, upload(book, 0))
+    here.discard(gone)
+    clock.now += 61
+    book.advance()
+    (other,) = set(NAMES) - {gone, stays}
+    assert set(book.ledger.round.members) == {stays, other} and book.trains(other)
+    book.settle(other, upload(book, 0))
+    assert book.version == 1
+
+
+def test_counts_beside_the_delta_must_be_counts(tmp_path):
+    """ARUBA's server loops over the number of visits that it is told: nobody may say two billion."""
+    book = make_book(tmp_path, recipe_of_aruba())
+    book.join("anna")
+    assert book.settle("anna", upload(book, 0, scale=1)).outcome == "applied"
+    settled = book.settle("anna", upload(book, 1, scale=2))
+    assert settled.outcome == "refused" and "num_tasks" in settled.words
+
+
+def recipe_of_aruba():
+    from personax.build import Outputs, resolve
+    from personax.config import parse
+    from personax.live.recipe import Spec, make_recipe
+
+    entry = {"recipe": "aruba", "num_steps": 1, "server": {"kind": "asynchronous"}}
+    table = {"seeds": 1, "model": {"kind": "logistic_regression"}, "algorithms": {"ARUBA": entry}}
+    return make_recipe(resolve(parse(table), baselines=False), Spec((4,), "float64", Outputs("classification", 3)))
+
+
+def test_numbers_of_clients_are_their_own(tmp_path):
+    book = make_book(tmp_path)
+    assert book.join("anna", 1).id == 1 and book.join("bert").id == 0 and book.join("cleo").id == 2
+    assert book.join("anna", 1).id == 1
+    with pytest.raises(Mismatch, match="which is that of anna"):
+        book.join("dora", 1)
+
+
+def test_a_journal_tells_what_happened(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append({"what": "join", "client": "anna"})
+    journal.append({"what": "upload"}, b"arrays")
+    assert [record.arrays for record in journal.after(0)] == [b"", b"arrays"]
+    assert [record.about["number"] for record in journal.after(1)] == [2]
+    journal.rotate()
+    journal.append({"what": "step"})
+    journal.close()
+    again = Journal(tmp_path, sync=True)
+    assert again.last == 3 and [r.about["what"] for r in again.after(0)] == ["join", "upload", "step"]
+    again.close()
+    (tmp_path / "log" / "000000000001.log").unlink()
+    with pytest.raises(ValueError, match="lacks record 1"):
+        list(Journal(tmp_path).after(0))
+    assert json.loads((tmp_path / "journal.jsonl").read_text().splitlines()[1])["what"] == "upload"
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [({"deadline": 0.0}, "deadline"), ({"least_share": 2.0}, "least_share"), ({"outliers": "keep"}, "outliers")],
+)
+def test_terms_that_make_no_sense_are_refused(given, told):
+    with pytest.raises(ValueError, match=told):
+        Terms(**given)
