@@ -43,9 +43,9 @@ def limits_of(found: Measurements) -> list[Limit]:
         Limit(
             "strength, smooth",
             2 * steepest,
-            "above 2 L",
-            "pFedMe, as in PersA-FL section 4",
-            "from here on the envelope's personal model is unique and the envelope is smooth",
+            "at least 2 L",
+            "PersA-FL Corollary 2",
+            "from here on the envelope is as smooth as its strength; above L its personal model is unique",
         ),
         Limit(
             "strength, PersA-FL-ME",
@@ -71,9 +71,8 @@ def advise(config: Config, found: Measurements) -> Advice:
     losses = {name: np.array([client.losses[name] for client in found.clients]) for name in RECIPES}
     best, second, *_ = sorted(losses, key=lambda name: float(losses[name].mean()))
     recipe, words = RECIPES[best]
-    why = [
-        f"On data kept from it, {words} is best: " + ", ".join(f"{n} {v.mean():.3g}" for n, v in losses.items()) + "."
-    ]
+    told = ", ".join(f"{name} {values.mean():.3g}" for name, values in losses.items())
+    why = [f"{words} has the lowest loss on data kept from training: {told}."]
     options: dict[str, Any] = {}
     if recipe == "apfl":
         options = {"mix": found.mix}

@@ -49,7 +49,7 @@ def _plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-@certify.command("create")
+@certify.command("create", epilog="Example: personax certify create certificates --host my.host --client anna")
 def certify_create(
     folder: Place = Path("certificates"),
     hosts: Annotated[list[str] | None, typer.Option("--host", help="A name or address of the server.")] = None,
@@ -67,7 +67,7 @@ def certify_create(
             typer.echo(f"For {name} alone: {folder / 'clients' / name}")
 
 
-@certify.command("add")
+@certify.command("add", epilog="Example: personax certify add dora")
 def certify_add(
     name: Annotated[str, typer.Argument(help="The client's name.")],
     folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = Path("certificates"),
@@ -80,7 +80,7 @@ def certify_add(
         typer.echo(f"For {name} alone: {certificates.add(folder, name, days)}")
 
 
-@certify.command("revoke")
+@certify.command("revoke", epilog="Example: personax certify revoke anna")
 def certify_revoke(
     name: Annotated[str, typer.Argument(help="The client's name.")],
     folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = Path("certificates"),
