@@ -111,7 +111,7 @@ def test_the_advice_is_what_does_best_on_data_kept_from_training(found, losses, 
     table = tomllib.loads(advice.starter)
     entry = next(one for one in table["algorithms"].values() if one["recipe"] == recipe)
     assert options.items() <= entry.items()
-    assert table["local"]["lr"] == pytest.approx(0.5 / measured.of("smoothness"), rel=0.05)
+    assert table["local"]["lr"] == pytest.approx(1 / measured.of("smoothness"), rel=0.05)
     assert table["local"]["num_steps"] == 3 and table["local"]["batch_size"] == 8
 
 

@@ -67,7 +67,7 @@ def limits_of(found: Measurements) -> list[Limit]:
 
 def advise(config: Config, found: Measurements) -> Advice:
     """Which recipe, why, how sure, and a configuration with it beside local training and FedAvg."""
-    lr = float(f"{0.5 / found.of('smoothness'):.2g}")
+    lr = float(f"{1 / found.of('smoothness'):.2g}")
     losses = {name: np.array([client.losses[name] for client in found.clients]) for name in RECIPES}
     best, second, *_ = sorted(losses, key=lambda name: float(losses[name].mean()))
     recipe, words = RECIPES[best]
@@ -75,17 +75,18 @@ def advise(config: Config, found: Measurements) -> Advice:
     why = [f"{words} has the lowest loss on data kept from training: {told}."]
     options: dict[str, Any] = {}
     if recipe == "apfl":
-        options = {"mix": found.mix}
-        why.append(
-            f"The weight of one's own model that is best for all is {found.mix:.2f}: a start for one that adapts."
-        )
+        options = {"mix": round(found.mix, 2)}
+        why.append(f"The weight of one's own model that is best for all is {found.mix:.2f}, where its learning starts.")
     if recipe == "per_fedavg":
         options, told = _hessian(found, lr)
         why.append(told)
     distances = [client.distance for client in found.clients if client.distance is not None]
     if distances:
         why.append(f"Labels are {np.mean(distances):.2f} away from the average client's (mean total variation).")
-    why.append(f"Steps of {lr:.3g} are half of 1 / L, of the largest curvature on the way (L = {0.5 / lr:.3g}).")
+    why.append(
+        f"Steps of {lr:.3g} are 1 / L, of the largest curvature on the way (L = {found.of('smoothness'):.3g}): twice that "
+        "may raise the loss."
+    )
     sure = _sureness(found, best, second, losses[second] - losses[best])
     return Advice(recipe, why, sure, dump(_starter(config, recipe, options, lr)))
 
