@@ -83,10 +83,8 @@ def advise(config: Config, found: Measurements) -> Advice:
     distances = [client.distance for client in found.clients if client.distance is not None]
     if distances:
         why.append(f"Labels are {np.mean(distances):.2f} away from the average client's (mean total variation).")
-    why.append(
-        f"Steps of {lr:.3g} are 1 / L, of the largest curvature on the way (L = {found.of('smoothness'):.3g}): twice that "
-        "may raise the loss."
-    )
+    steepest = found.of("smoothness")
+    why.append(f"Steps of {lr:.3g} are 1 / L, of the largest curvature found (L = {steepest:.3g}): twice that may diverge.")
     sure = _sureness(found, best, second, losses[second] - losses[best])
     return Advice(recipe, why, sure, dump(_starter(config, recipe, options, lr)))
 
