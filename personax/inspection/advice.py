@@ -84,7 +84,7 @@ def advise(config: Config, found: Measurements) -> Advice:
     if distances:
         why.append(f"Labels are {np.mean(distances):.2f} away from the average client's (mean total variation).")
     steepest = found.of("smoothness")
-    why.append(f"Steps of {lr:.3g} are 1 / L, of the largest curvature found (L = {steepest:.3g}): twice that may diverge.")
+    why.append(f"Steps of {lr:.3g} are 1 / L, of the largest curvature found (L = {steepest:.3g}).")
     sure = _sureness(found, best, second, losses[second] - losses[best])
     return Advice(recipe, why, sure, dump(_starter(config, recipe, options, lr)))
 
