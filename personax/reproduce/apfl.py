@@ -96,7 +96,7 @@ CHOICES = (
     "The interval is a 95 % t-interval over seeds; the paper does not say what its own is over.",
 )
 READINGS = "'At each iteration the learning rate is decreased by 1 %' is read in four ways, a row each."
-FIGURES = f"The step size decays by 1 % {CHOSEN}, the reading that comes nearest in the tables."
+FIGURES = f"The step size decays by 1 % {CHOSEN}: of the readings it comes nearest to FedAvg's columns of Table 2."
 
 
 def loss_of(row: str) -> str:
