@@ -80,7 +80,10 @@ class Convergence:
         except ValueError as error:
             return BoundRecord(f"No theorem covers this run: {error}", [], [])
         source = "Fallah (111), gMeta Theorem 8" if waits else "PersA-FL Theorems 1 to 3"
-        words = f"{source}, corrected as docs/theory.md says, with constants measured at the first and the last model"
+        words = (
+            f"{source}, corrected as docs/theory.md says, with constants measured at the first and the last model and "
+            "Hessian-free products taken as exact"
+        )
         return BoundRecord(words, rounds, values)
 
     def _objective_value(self, params: Params, batch: Batch) -> float:
@@ -128,9 +131,9 @@ class Convergence:
         return persafl.fedasync_bound(training, gap, constants, batch_size)
 
     def _plain_local(self) -> tuple[float, int]:
-        local = self.algorithm.local
-        if callable(local.lr) or local.num_steps is None:
-            raise ValueError("the theorems are for a constant `lr` and a number of local steps.")
+        local, server = self.algorithm.local, self.algorithm.server
+        if callable(local.lr) or local.num_steps is None or float(server.lr) != 1:
+            raise ValueError("the theorems are for a constant `lr`, a number of local steps and a server step of 1.")
         return float(local.lr), local.num_steps
 
 

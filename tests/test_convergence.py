@@ -87,7 +87,7 @@ def test_a_bound_is_told_where_a_theorem_covers_the_run_and_else_why_not(whole, 
     bounds = {one.name: one.bound for one in record.algorithms}
     assert bounds["APFL"] is None and not bounds["FedAvg"].values
     assert "`local_lr` must be at most 1 / (10 tau L_F)" in bounds["FedAvg"].words
-    assert "1 / (Q sqrt(L T))" in bounds["PersA-FL"].words
+    assert "a server step of 1" in bounds["PersA-FL"].words  # it is 0.2
     folder, small = done(tmp_path / "small", lr=1e-3)
     bound = next(one.bound for one in small.algorithms if one.name == "FedAvg")
     assert bound.rounds == [1, 2, 3, 4] and bound.values == sorted(bound.values, reverse=True)
@@ -110,6 +110,10 @@ def test_an_asynchronous_run_with_the_theorems_step_size_has_one_number(tmp_path
     needed = px.theory.persafl.least_num_updates(1e-3, 2, staleness)
     assert (len(bound.values) == 1) == (needed <= 8), bound.words
     assert bound.values or f"{needed:.6g}"[:3] in bound.words
+    work = prepare(resolve(parse(tables(lr=lr, algorithms={"FedAsync": entry})), baselines=False))
+    other = Convergence(work.plan, px.fedasync(2 * lr, num_steps=2))
+    end = initial_params(work.plan.task, work.plan.federation, key=work.plan.keys[0])
+    assert "1 / (Q sqrt(L T))" in other.bound(work.schedules["FedAsync"][0], end, [4]).words
 
 
 def test_a_run_without_it_measures_nothing(tmp_path):

@@ -149,6 +149,18 @@ def test_a_training_that_diverges_takes_smaller_steps(monkeypatch):
     assert measured.path_lr == tried[1] == tried[0] / 4
 
 
+def test_clients_with_one_sample_are_passed_over_and_targets_may_be_real(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "mine.csv"
+    rows = [("a", *rng.normal(size=2)) for _ in range(2)]  # one of them is for its test
+    rows += [(name, *rng.normal(size=2)) for name in "bcd" for _ in range(10)]
+    path.write_text("who,x,label\n" + "\n".join(",".join(map(str, row)) for row in rows), encoding="utf-8")
+    changes = {"data": {"kind": "file", "path": str(path), "client": "who"}, "task": {}, "split": {}}
+    schedule = {"num_rounds": 3, "cohort_size": "all"}
+    found = inspect_federation(resolve(parse(tables(schedule=schedule, **changes)), baselines=False)).measured
+    assert (len(found.clients), found.num_clients) == (3, 4)
+    assert all(client.distance is None for client in found.clients)
+
+
 def test_the_command_writes_findings_a_page_and_a_starter_that_runs(tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text(dump(parse(tables())), encoding="utf-8")

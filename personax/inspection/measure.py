@@ -56,12 +56,12 @@ def measure_federation(
 ) -> Measurements:
     """Everything that the advice rests on, from a resolved configuration and what was built of it."""
     key, task = jax.random.key(config.seed_list[0]), plan.task
-    everyone = validation_of(plan.federation, key)  # a fifth of each client's training data is kept from all models
+    everyone = validation_of(_with_two_samples(plan.federation), key)  # a fifth is kept from all models
     federation = _some_clients(everyone, effort.num_clients, key)
     local = plan.trainings[0].algorithm.local
     num_steps = int(np.max(local.steps_of(federation.counts)))
     cohort = config.schedule.cohort_size
-    size = plan.federation.num_clients if cohort == "all" else min(cohort, plan.federation.num_clients)
+    size = everyone.num_clients if cohort == "all" else min(cohort, everyone.num_clients)
     told("A short training, whose models the constants are measured at")
     region, path_lr = _path(task, everyone, num_steps, local.size_of("outer"), size, key)
     told("Constants of the losses")
@@ -95,6 +95,14 @@ def measure_federation(
 
 def _folded(key: Array, stream: int) -> Array:
     return jax.random.fold_in(key, stream)
+
+
+def _with_two_samples(federation: Federation) -> Federation:
+    """The clients that have something to train on when a part is kept from them."""
+    enough = np.flatnonzero(federation.counts >= 2)
+    if len(enough) < 2:
+        raise ValueError(f"Two clients with two training samples each are needed, got {len(enough)}. Add data.")
+    return federation if len(enough) == federation.num_clients else federation.select(enough)
 
 
 def _some_clients(federation: Federation, num: int, key: Array) -> Federation:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from personax.inspection import Inspection
 from personax.report.figures import Figure
-from personax.report.page import document, facts_html, figure_html
+from personax.report.page import bullets, document, facts_html, figure_html
 from personax.report.runs import PALETTE
 from personax.report.tables import table
 from personax.report.traces import figure
@@ -24,8 +24,8 @@ def render(found: Inspection) -> str:
     limits = [(one.setting, f"{one.value:.4g}", one.rule, f"{one.source}: {one.words}") for one in found.limits]
     biases = [(one.name, f"{one.relative_bias:.2%}") for one in measured.estimators]
     sections = [
-        ("advice", "Advice", _list([f"Start with {advice.recipe}.", *advice.why])),
-        ("sure", "How sure this is", _list(advice.sure)),
+        ("advice", "Advice", bullets([f"Start with {advice.recipe}.", *advice.why])),
+        ("sure", "How sure this is", bullets(advice.sure)),
         ("starter", "A configuration to start with", f"<pre>{escape(advice.starter)}</pre>"),
         ("clients", "Clients", figure_html(drawn[0], with_title=False)),
         ("limits", "What the theorems allow", _rows(("setting", "value", "rule", "why"), limits)),
@@ -67,7 +67,3 @@ def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for first, *rest in rows
     ]
     return table("", f"<tr>{head}</tr>", body)
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"

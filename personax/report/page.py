@@ -134,6 +134,11 @@ def _choices(figure: Figure) -> str:
     return f"<div class='choices'>{''.join(made)}</div>" if made else ""
 
 
+def bullets(lines: Sequence[str]) -> str:
+    """A list of sentences."""
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
 def facts_html(told: dict[str, str]) -> str:
     """Names and values in a row."""
     pairs = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in told.items())

@@ -6,7 +6,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from personax.report.figures import Figure
-from personax.report.page import document, facts_html, figure_html
+from personax.report.page import bullets, document, facts_html, figure_html
 from personax.report.runs import PALETTE, SYMBOLS, Look
 from personax.report.tables import table
 from personax.report.traces import band_and_line, figure, text, thin_line
@@ -21,9 +21,9 @@ def render(record: ReproductionRecord) -> str:
         ("results", "The paper's numbers and ours", _warning(record) + _tables(record)),
         ("claims", "The paper's claims", _claims(record.claims)),
         *([("curves", "Curves", "".join(figure_html(one, with_title=True) for one in drawn))] if drawn else []),
-        ("choices", "What the paper does not say, and what was chosen", _list(record.choices)),
-        ("protocols", "What each reading measures", _list(_readings(record.cells))),
-        ("data", "Data", _list([f"{name}: {origin}" for name, origin in record.data.items()])),
+        ("choices", "What the paper does not say, and what was chosen", bullets(record.choices)),
+        ("protocols", "What each reading measures", bullets(_readings(record.cells))),
+        ("data", "Data", bullets([f"{name}: {origin}" for name, origin in record.data.items()])),
     ]
     told = {
         "from": record.source,
@@ -132,7 +132,3 @@ def _view(cells: Sequence[CellRecord], along: str, words: str) -> go.Figure:
 
 def _readings(cells: Sequence[CellRecord]) -> list[str]:
     return list(dict.fromkeys(f"{one.reading}: {one.words}" for cell in cells for one in cell.readings))
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
