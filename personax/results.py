@@ -65,6 +65,13 @@ class Snapshot:
         """The clients of the last round, in the order of the federation, [members] or [seeds, members]."""
         return self._of_each_seed(Schedule.cohort)
 
+    def of_seeds(self, begin: int, end: int) -> "Snapshot":
+        """Some of several seeds."""
+        part = slice(begin, end)
+        state = jax.tree.map(lambda leaf: leaf[part], self.state)
+        at = (np.asarray(self.num_events)[part], np.asarray(self.time)[part])
+        return Snapshot(state, self.wave, *at, self.schedules[part], self.ids)
+
     def _of_each_seed(self, ask: Callable[[Schedule, int], np.ndarray]) -> np.ndarray:
         asked = [ask(s, int(n)) for s, n in zip(self.schedules, np.atleast_1d(self.num_events), strict=True)]
         return np.stack(asked) if self.has_seeds else asked[0]

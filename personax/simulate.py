@@ -1,6 +1,6 @@
 """A whole federation as one compiled program: clients vmapped, events looped over, seeds vmapped."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -33,12 +33,12 @@ class _Program:
     num_clients: int
     max_count: int
     cohort_chunk: int | None
-    skips: bool
     has_seeds: bool
+    sweeps: bool  # each seed has an algorithm of its own
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Sequence[Algorithm],
     task: Task,
     federation: Federation,
     schedule: Schedule | Iterable[Schedule],
@@ -55,24 +55,27 @@ def simulate(
 ) -> Result:
     """Run an algorithm on a federation along a schedule.
 
-    An array of keys runs that many seeds together, on one schedule or on a sequence of one for each. `params` is the
-    initial model of all seeds; by default the task's model is initialised from each key. `observe(snapshot)` is called
-    before the first event, then every `every` rounds (or, where there are none, events: at the next wave) and at the
-    end; `start` is a snapshot of the same run to continue from. `tracker` follows models between the server's. At most
-    `cohort_chunk` clients train at once, and asynchronous waves hold at most `wave_width` (by default what costs
-    least). A client whose update is not finite raises `NonFiniteUpdate`, or is skipped and counted.
+    An array of keys runs that many seeds together, on one schedule or on a sequence of one for each; a sequence of
+    algorithms, one for each key, is a sweep over their numbers. `params` is the initial model of all seeds; by default
+    the task's model is initialised from each key. `observe(snapshot)` is called before the first event, then every
+    `every` rounds (or, where there are none, events: at the next wave) and at the end; `start` is a snapshot of the
+    same run to continue from. `tracker` follows models between the server's. At most `cohort_chunk` clients train at
+    once, and asynchronous waves hold at most `wave_width` (by default what costs least). A client whose update is not
+    finite raises `NonFiniteUpdate`, or is skipped and counted.
     """
     key = typed_key(key)
     has_seeds = key.ndim > 0
     num_seeds = len(key) if has_seeds else 1
     schedules = [schedule] * num_seeds if isinstance(schedule, Schedule) else list(schedule)
+    sweeps = not isinstance(algorithm, Algorithm)
+    algorithm = algorithm if isinstance(algorithm, Algorithm) else _swept(algorithm, key)
     check_run(algorithm, federation, schedules, num_seeds, tracker)
     require_count("every", every)
     require_count("cohort_chunk", cohort_chunk)
     require_count("wave_width", wave_width)
     require_one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
     largest = int(federation.counts.max())
-    program = _Program(task, federation.num_clients, largest, cohort_chunk, on_nonfinite == "skip", has_seeds)
+    program = _Program(task, federation.num_clients, largest, cohort_chunk, has_seeds, sweeps)
     check_model(task, federation, params)
     if federation.newcomers is not None:
         check_model(task, federation.newcomers, params)
@@ -84,12 +87,12 @@ def simulate(
     else:
         _check_start(start, plan, seedless)
         state = start.state
-    wave = 0 if start is None else start.wave
+    wave, skips = 0 if start is None else start.wave, on_nonfinite == "skip"
     snap = partial(_snapshot, plan, schedules, federation.ids, seedless)
     history = [observe(snap(state, wave))] if observe and start is None else []
     for stop in _stops(plan, schedules[0], wave, every if observe else None):
-        state = _advance(program, algorithm, federation.train, key, waves, tracker, state, wave, stop)
-        if on_nonfinite == "raise":
+        state = _advance(program, algorithm, federation.train, key, waves, tracker, state, wave, stop, skips)
+        if not skips:
             _raise_fault(state.faults, federation)
         wave = stop
         if observe:
@@ -112,7 +115,7 @@ def state_shapes(
     key = typed_key(key)
     has_seeds = key.ndim > 0
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
-    program = _Program(task, federation.num_clients, int(federation.counts.max()), None, False, has_seeds)
+    program = _Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds, False)
     plan = _plan(algorithm, schedules, None)
     return jax.eval_shape(lambda key: _first_state(program, algorithm, federation, key, None, tracker, plan), key)
 
@@ -128,32 +131,33 @@ def _advance(
     state: State,
     begin: int,
     stop: int,
+    skips: bool,
 ) -> State:
     """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
-    step = partial(_wave, program, algorithm, data, tracker)
+    step = partial(_wave, program, data, tracker)
     streams_of = lambda key: (run_stream(key, BATCHES), run_stream(key, ITERATES))
     streams = jax.vmap(streams_of)(key) if program.has_seeds else streams_of(key)
     if program.has_seeds:
         at = lambda index: jax.tree.map(lambda leaf: leaf[:, index], waves)
-        step = jax.vmap(step)
+        step = jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0))
     else:
         at = lambda index: jax.tree.map(lambda leaf: leaf[index], waves)
 
     def more(carry: tuple[Array, State]) -> Array:
-        healthy = jnp.all(carry[1].faults.num == 0) | program.skips
+        healthy = jnp.all(carry[1].faults.num == 0) | skips
         return (carry[0] < stop) & healthy
 
     def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
-        return carry[0] + 1, step(streams, at(carry[0]), carry[1])
+        return carry[0] + 1, step(algorithm, streams, at(carry[0]), carry[1])
 
     return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
 
 
 def _wave(
     program: _Program,
-    algorithm: Algorithm,
     data: ClientData,
     tracker: Tracker | None,
+    algorithm: Algorithm,
     streams: tuple[Array, Array],
     wave: Waves,
     state: State,
@@ -307,9 +311,9 @@ def _initialise(
     num_slots: int,
 ) -> State:
     """The state before the first event, for each seed; `wave` is one of the run's, for the shapes of its uploads."""
-    objective = algorithm.objective
 
-    def one(params: Params) -> State:
+    def one(algorithm: Algorithm, params: Params) -> State:
+        objective = algorithm.objective
         personal = repeat(objective.init_personal(params), program.num_clients)
         anchor = (params, objective.init_shared(params), jnp.zeros((), jnp.int32))
         anchors = anchor if algorithm.server.buffer_size is None else repeat(anchor, len(wave.client))
@@ -322,7 +326,20 @@ def _initialise(
         none = jnp.full((), NO_EVENT, jnp.int32)
         return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none, none))
 
-    return jax.vmap(one)(params) if program.has_seeds else one(params)
+    of_seeds = jax.vmap(one, in_axes=(0 if program.sweeps else None, 0))
+    return (of_seeds if program.has_seeds else one)(algorithm, params)
+
+
+def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
+    """Several algorithms as one, whose numbers have a leading axis."""
+    if len(algorithms) != key.size or key.ndim != 1:
+        raise ValueError(f"Give one algorithm, or one for each key, got {len(algorithms)} for keys of {key.shape}.")
+    others = {jax.tree.structure(one): one for one in algorithms}
+    if len(others) > 1:
+        raise ValueError(
+            f"Algorithms of a sweep must differ in numbers alone, got {', '.join(map(str, others.values()))}."
+        )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *algorithms)
 
 
 def _plan(algorithm: Algorithm, schedules: list[Schedule], wave_width: int | None) -> Plan:

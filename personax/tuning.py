@@ -2,21 +2,24 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from personax.algorithms import Algorithm
 from personax.build import Plan, build, make_schedules, make_training, option_names, with_scores
 from personax.config import Config, ConfigError, Entry
 from personax.evaluate import evaluate
 from personax.federation import Federation
-from personax.results import NonFiniteUpdate
+from personax.results import Snapshot
+from personax.schedules import Schedule
 from personax.scores import higher_is_better
 from personax.simulate import simulate
 from personax.summarise import headline_of
-from personax.typing import Array
+from personax.typing import Array, Task
 
 VALIDATION_SHARE = 0.2
 
@@ -42,7 +45,7 @@ def tune(config: Config, told: Callable[[str], None] = lambda text: None) -> tup
     trials: list[Trial] = []
     entries = {}
     for name, entry in config.algorithms.items():
-        found = [_try(config, plan, name, entry, options) for options in _grid(config, entry)]
+        found = _try_all(config, plan, name, entry)
         entries[name] = _with_best(name, entry, found, told)
         trials += found
     return dataclasses.replace(config, algorithms=entries, tune={}), trials
@@ -80,19 +83,51 @@ def _with(name: str, entry: Entry, options: dict[str, Any]) -> Entry:
     return with_scores(name, dataclasses.replace(chosen, scores={})) if implied else chosen
 
 
-def _try(config: Config, plan: Plan, name: str, entry: Entry, options: dict[str, Any]) -> Trial:
-    training = make_training(name, _with(name, entry, options))
-    run = (training.algorithm, plan.task, plan.federation)
-    protocol = dataclasses.replace(next(iter(training.protocols.values())), clients="all", score_on="test")
-    schedules = make_schedules(config, training.algorithm, plan.federation.num_clients)
-    try:
-        result = simulate(*run, schedules, key=plan.keys)
-    except NonFiniteUpdate:
-        return Trial(name, options, "", None)
-    found = evaluate(*run, result, protocol, key=plan.keys)
-    metric = headline_of(list(found.metrics))
-    score = float(np.mean(found.mean(metric)))
-    return Trial(name, options, metric, score if np.isfinite(score) else None)
+def _try_all(config: Config, plan: Plan, name: str, entry: Entry) -> list[Trial]:
+    """Every choice of the options, trained and scored."""
+    choices = _grid(config, entry)
+    trainings = [make_training(name, _with(name, entry, options)) for options in choices]
+    schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients)
+    run = (plan.task, plan.federation)
+    ends = run_all([training.algorithm for training in trainings], *run, schedules, plan.keys)
+    trials = []
+    for options, training, end in zip(choices, trainings, ends, strict=True):
+        metric, score = "", None
+        if end is not None:
+            protocol = dataclasses.replace(next(iter(training.protocols.values())), clients="all", score_on="test")
+            found = evaluate(training.algorithm, *run, end, protocol, key=plan.keys)
+            metric = headline_of(list(found.metrics))
+            score = float(np.mean(found.mean(metric)))
+        trials.append(Trial(name, options, metric, score if score is not None and np.isfinite(score) else None))
+    return trials
+
+
+def run_all(
+    algorithms: Sequence[Algorithm],
+    task: Task,
+    federation: Federation,
+    schedules: Callable[[Algorithm], list[Schedule]],
+    keys: Array,
+    together: bool | None = None,
+    **options: Any,
+) -> list[Snapshot | None]:
+    """The end of each algorithm's run with all seeds; none where it diverged.
+
+    Those that differ in numbers alone are trained together, by default on accelerators: a CPU has no room for more.
+    """
+    together = jax.default_backend() != "cpu" if together is None else together
+    alike: dict[Any, list[int]] = {}
+    for place, algorithm in enumerate(algorithms):
+        alike.setdefault(jax.tree.structure(algorithm) if together else place, []).append(place)
+    ends: list[Snapshot | None] = [None] * len(algorithms)
+    for places in alike.values():
+        swept = [algorithms[place] for place in places for _ in keys]
+        run = (swept if len(places) > 1 else swept[0], task, federation, schedules(swept[0]) * len(places))
+        end = simulate(*run, key=jnp.tile(keys, len(places)), on_nonfinite="skip", **options).snapshot
+        for number, place in enumerate(places):
+            own = end.of_seeds(number * len(keys), (number + 1) * len(keys))
+            ends[place] = None if np.any(own.state.faults.num) else own
+    return ends
 
 
 def _with_best(name: str, entry: Entry, found: list[Trial], told: Callable[[str], None]) -> Entry:

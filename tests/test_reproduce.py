@@ -102,6 +102,25 @@ def test_cells_that_have_ended_are_kept_unless_the_experiment_changed(done, tmp_
     assert longer.cells[0].readings != record.cells[0].readings
 
 
+def test_trainings_side_by_side_give_what_they_give_one_after_another(done, tmp_path):
+    record = reproduce(tiny(), tmp_path, side_by_side=True)
+    for found, made in zip(record.cells, done[1].cells, strict=True):
+        assert (found.row, found.column, found.chosen) == (made.row, made.column, made.chosen)
+        assert [one.of_seeds for one in found.readings] == [one.of_seeds for one in made.readings]
+
+
+def test_another_network_is_another_training(done, tmp_path):
+    folder = shutil.copytree(done[0], tmp_path / "again")
+    for task in (
+        px.classification(px.mlp((3,), num_outputs=10)),
+        px.classification(px.logistic_regression(10), l2=0.1),
+        px.classification(px.logistic_regression(10, init="fan_in")),
+    ):
+        trainings = tuple(dataclasses.replace(one, task=task) for one in tiny().trainings[:1])
+        other = reproduce(tiny(trainings=trainings, claims=()), folder)
+        assert other.cells[0].readings != done[1].cells[0].readings
+
+
 def test_an_interrupted_reproduction_goes_on_where_it_was(done, tmp_path):
     def stop(cells):
         raise KeyboardInterrupt
@@ -185,6 +204,14 @@ def test_a_claim_may_be_about_the_way_or_about_wavering():
     assert at(0.2, untimed).contrasts[0].difference == pytest.approx(-1.0)  # by rounds
     wavering = judged(Claim("", "", beats("b", "a", ("row",)), of="wavering"), cells).contrasts[0]
     assert wavering.difference == pytest.approx(1.025) and wavering.verdict == "holds"
+
+
+def test_a_claim_may_be_about_how_little_the_rows_of_a_column_differ():
+    values = {"a": ([1.0, 2.0], [2.0, 3.1], [1.5, 2.0]), "b": ([5.0, 5.0], [1.0, 2.0], [9.0, 8.0])}
+    cells = [cell(column, one, f"row {i}") for column, rows in values.items() for i, one in enumerate(rows)]
+    places = {column: tuple((f"row {i}", column) for i in range(3)) for column in values}
+    found = judged(Claim("", "", (Contrast("", places["a"], places["b"]),), of="spread"), cells).contrasts[0]
+    assert found.difference == pytest.approx((8.0 - 1.0 + 6.0 - 1.1) / 2)
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -131,6 +131,27 @@ def test_arrivals_without_delay_and_a_buffer_of_all_clients_are_rounds():
         assert_close((synchronous.params, synchronous.personal), (buffered.params, buffered.personal), rtol=1e-10)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_sweep_is_each_of_its_runs(waits):
+    """Numbers of the objective, of the clients' descent and of the server, each algorithm with a seed of its own."""
+    server = personax.synchronous if waits else personax.asynchronous
+    algorithms = [
+        personax.Algorithm(personax.Mixture(mix), personax.Local(lr, **STEPS), server(server_lr))
+        for mix, lr, server_lr in ((0.2, 0.1, 1.0), (0.5, 0.2, 0.5), (0.9, 0.05, 0.8))
+    ]
+    keys = jax.random.split(KEY, 3)
+    make = personax.rounds if waits else personax.arrivals
+    schedules = [make(4, 6, delays=personax.persafl_delays(4, key=key), key=key) for key in keys]
+    fed = federation()[0]
+    swept = simulate(algorithms, TASK, fed, schedules, key=keys, params=START)
+    for at, (algorithm, key, schedule) in enumerate(zip(algorithms, keys, schedules, strict=True)):
+        alone = simulate(algorithm, TASK, fed, schedule, key=key, params=START)
+        one = swept.snapshot.of_seeds(at, at + 1)
+        state = jax.tree.map(lambda leaf: leaf[0], (one.params, one.personal, one.state.server.version))
+        assert_close(state, (alone.params, alone.personal, alone.snapshot.state.server.version), rtol=1e-10)
+        assert (one.num_events, one.time) == (alone.snapshot.num_events, alone.snapshot.time)
+
+
 def test_persafl_is_per_fedavg_with_another_server():
     assert personax.persafl(personax.Meta(0.1), 0.2, **STEPS) == dataclasses.replace(
         personax.per_fedavg(0.1, 0.2, personax.exact, **STEPS), server=personax.asynchronous()
@@ -288,6 +309,11 @@ def test_mismatches_are_refused_before_anything_is_compiled():
     refused(
         "`query_share` keeps a part of the data for the outer batches", personax.fedavg(0.1, query_share=0.2, **STEPS)
     )
+    refused(r"one for each key, got 2 for keys of \(\)", [personax.fedavg(lr, **STEPS) for lr in (0.1, 0.2)])
+    with pytest.raises(ValueError, match="must differ in numbers alone, got Algorithm"):
+        mixed = [personax.fedavg(0.1, num_steps=num, batch_size=4) for num in (1, 2)]
+        schedule = personax.rounds(4, 2, key=KEY)
+        simulate(mixed, TASK, federation()[0], schedule, key=jax.random.split(KEY), params=START)
     refused("`wave_width` must be a whole number of at least 1, got 0", wave_width=0)
     refused("`every` must be a whole number of at least 1, got 0", every=0)
     with pytest.raises(ValueError, match="`cohort_size` must be at most the 4 clients of the federation, got 9"):

@@ -1,6 +1,7 @@
 """Tuning: options are chosen on a part of the clients' training data, whatever their tests and newcomers hold."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import personax as px
 from personax.build import build, make_schedules, make_training, resolve
 from personax.config import Entry, dump, parse
-from personax.tuning import Trial, _with, _with_best, tune, validation_of
+from personax.tuning import Trial, _with, _with_best, run_all, tune, validation_of
 from tests.test_config import refused
+from tests.test_contract import assert_close
 
 pytestmark = pytest.mark.xdist_group("small runs")
 
@@ -120,6 +122,20 @@ def test_options_that_diverge_are_passed_over(data):
     config, trials = tune(config_of(data, {"lr": [HUGE, 0.1]}), told.append)
     assert [trial.score is None for trial in trials] == [True, False]
     assert config.algorithms["A"].options["lr"] == 0.1 and told == ["A: lr = 0.1"]
+
+
+def test_runs_of_a_search_together_are_those_one_by_one(data):
+    plan = build(config_of(data, {}))
+    local = {"num_steps": 2, "batch_size": 4}
+    algorithms = [px.fedavg(0.1, **local), px.fedavg(HUGE, **local), px.scaffold(0.1, **local), px.fedavg(0.5, **local)]
+    schedules = lambda algorithm: [px.rounds(NUM_CLIENTS, 3, 2, key=key) for key in plan.keys]
+    run = partial(run_all, algorithms, plan.task, plan.federation, schedules, plan.keys)
+    for one, apart in zip(run(together=True), run(together=False), strict=True):
+        assert (one is None) == (apart is None)
+        if one is not None:
+            assert_close((one.params, one.personal), (apart.params, apart.personal))
+            assert one.num_events.tolist() == apart.num_events.tolist() == [6, 6]
+    assert [one is None for one in run()] == [False, True, False, False]
 
 
 def test_when_all_options_diverge_that_is_an_error(data):

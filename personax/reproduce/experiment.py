@@ -72,7 +72,7 @@ Place = tuple[str, str]  # a row and a column
 
 @dataclass(frozen=True)
 class Contrast:
-    """What a claim compares: the sum of the cells `better` less that of the cells `worse` (losses the other way)."""
+    """What a claim compares: the cells `better` with the cells `worse`, as the claim's `of` says."""
 
     name: str
     better: tuple[Place, ...]
@@ -84,15 +84,15 @@ class Claim:
     """An ordering or a trend that the paper states: all contrasts are above 0.
 
     `at` is the share of the training after which they are compared: 1 for the end, less for "converges faster".
-    `of` is what is compared: the values, or how little they waver: the standard deviation over the second half of the
-    curve, of which less is better.
+    `of` is what is compared: the sums of the values (losses the other way); how little they waver, the standard
+    deviation over the second half of the curve; or how little they spread, the largest less the smallest.
     """
 
     words: str
     place: str
     contrasts: tuple[Contrast, ...]
     at: float = 1.0
-    of: Literal["values", "wavering"] = "values"
+    of: Literal["values", "wavering", "spread"] = "values"
 
 
 def beats(better: str | Sequence[str], worse: str | Sequence[str], rows: Iterable[str]) -> tuple[Contrast, ...]:

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 from typing import Protocol as Interface
 
 import jax
@@ -33,17 +34,24 @@ from personax.reproduce.outcome import (
     ReproductionRecord,
     TrainingRecord,
 )
-from personax.results import NonFiniteUpdate, Snapshot
+from personax.results import Snapshot
 from personax.schedules import Schedule
 from personax.scores import Evaluation, higher_is_better, interval
 from personax.simulate import simulate
 from personax.summarise import machine
-from personax.tuning import validation_of
-from personax.typing import Array
+from personax.tasks import as_inputs
+from personax.tuning import run_all, validation_of
+from personax.typing import Array, Batch, Task
 from personax.values import to_dict
 
 Reading = Protocol | ActiveShare
 Scores = dict[str, list[float]]  # by metric, of each seed
+
+
+class _Setting(NamedTuple):
+    training: Training
+    schedules: list[Schedule]  # of each seed
+    keys: Array
 
 
 class Told(Interface):
@@ -59,22 +67,25 @@ def reproduce(
     num_seeds: int | None = None,
     command: str = "",
     told: Told = lambda cells: None,
+    side_by_side: bool | None = None,
 ) -> ReproductionRecord:
-    """Do what is left of a reproduction and write its results. Trainings that have ended are kept."""
+    """Do what is left of a reproduction and write its results. Trainings that have ended are kept.
+
+    By default trainings run side by side on accelerators: compiling takes longer there than running, and leaves the
+    device free. A CPU has better to do.
+    """
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     seeds = list(range(num_seeds or experiment.num_seeds))
     needed = {training.data for training in experiment.trainings}
     federations = {name: make() for name, make in experiment.federations.items() if name in needed}
     for federation in federations.values():  # copied to the device before several threads ask for it
         jax.block_until_ready((federation.train, federation.test))
-    one = partial(_training, federations, seeds, folder)
-    # Compiling takes longer than running on a GPU, and leaves it free: trainings side by side. A CPU has better to do.
-    together = jax.default_backend() != "cpu" and not experiment.timed
     cells: list[CellRecord] = []
-    with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(one, experiment.trainings) if together else map(one, experiment.trainings):
-            cells += found
-            told(found)
+    one = partial(_training, federations, seeds, folder)
+    apart = experiment.timed or (jax.default_backend() == "cpu" if side_by_side is None else not side_by_side)
+    for found in map(one, experiment.trainings) if apart else _side_by_side(one, experiment.trainings):
+        cells += found
+        told(found)
     record = ReproductionRecord(
         schema_version=1,
         personax=version("personax"),
@@ -97,23 +108,39 @@ def reproduce(
     return record
 
 
+def _side_by_side(
+    one: Callable[[Training], list[CellRecord]], trainings: Sequence[Training]
+) -> Iterator[list[CellRecord]]:
+    """The cells of each training, in order; those that share a program are trained one after another."""
+    alike: dict[Any, list[int]] = {}
+    for place, training in enumerate(trainings):
+        structures = tuple(jax.tree.structure(algorithm) for algorithm in _candidates(training).values())
+        alike.setdefault((training.data, training.task, structures), []).append(place)
+    with ThreadPoolExecutor(8) as pool:
+        work = lambda places: {place: one(trainings[place]) for place in places}
+        chains = {place: pool.submit(work, places) for places in alike.values() for place in places[:1]}
+        first = {place: places[0] for places in alike.values() for place in places}
+        for place in range(len(trainings)):
+            yield chains[first[place]].result()[place]
+
+
 def _training(
     federations: Mapping[str, Federation], seeds: list[int], folder: Path, training: Training
 ) -> list[CellRecord]:
     """The cells of one training: from its file if it has ended before with the same seeds, schedule and algorithm."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     schedules = [training.schedule(key=key) for key in keys]
-    first = training.cells[0]
+    federation, first = federations[training.data], training.cells[0]
     path = folder / "trainings" / f"{slug(f'{first.row} {first.column}')}.json"
-    fingerprint = _fingerprint(training, schedules)
+    fingerprint = _fingerprint(training, federation, schedules)
     if path.exists():
         kept = TRAINING.validate_json(path.read_bytes())
         if kept.fingerprint == fingerprint:
             return kept.cells
     began = time.perf_counter()
-    run = partial(_train, training, schedules, keys)
-    chosen, algorithm = _choose(training, federations[training.data], run)
-    found, curves = run(algorithm, federations[training.data], training.every)
+    setting = _Setting(training, schedules, keys)
+    chosen, algorithm = _choose(setting, federation)
+    found, curves = _train(setting, algorithm, federation)
     seconds = time.perf_counter() - began
     cells = [
         CellRecord(
@@ -134,16 +161,26 @@ def _training(
     return cells
 
 
-def _fingerprint(training: Training, schedules: list[Schedule]) -> str:
-    """What tells a training from others: its algorithms, what it scores, and who reports when."""
+def _fingerprint(training: Training, federation: Federation, schedules: list[Schedule]) -> str:
+    """What tells a training from others: its network, its algorithms, what it scores, and who reports when."""
     algorithms = {name: to_dict(one) for name, one in _candidates(training).items()}
     readings = [(cell.metric, name, repr(one)) for cell in training.cells for name, one in cell.protocols.items()]
     stated = json.dumps([training.data, algorithms, readings, training.every], sort_keys=True)
     digest = hashlib.sha256(stated.encode())
+    digest.update(_written_out(training.task, federation).encode())
     for schedule in schedules:
         for column in (schedule.client, schedule.started_at, schedule.time, schedule.aggregated):
             digest.update(column.tobytes())
     return digest.hexdigest()
+
+
+def _written_out(task: Task, federation: Federation) -> str:
+    """The network's start and its loss as programs: what they compute, whatever they are called."""
+    data, key = federation.train, jax.random.key(0)
+    batch = Batch(data.x[:1], data.y[:1], jnp.ones(1), key)
+    init = jax.jit(lambda key: task.model.init(key, as_inputs(batch.x)))
+    programs = (init.lower(key), jax.jit(task.loss).lower(jax.eval_shape(init, key), batch))
+    return "".join(program.as_text() for program in programs)
 
 
 def _candidates(training: Training) -> dict[str, Algorithm]:
@@ -151,45 +188,49 @@ def _candidates(training: Training) -> dict[str, Algorithm]:
 
 
 def _train(
-    training: Training,
-    schedules: list[Schedule],
-    keys: Array,
-    algorithm: Algorithm,
-    federation: Federation,
-    every: int | None,
+    setting: _Setting, algorithm: Algorithm, federation: Federation
 ) -> tuple[dict[Reading, Scores], list[CurveRecord]]:
     """Train with all seeds; the readings at the end, and the first one of each cell along the way."""
-    task, cells = training.task, training.cells
+    training, schedules, keys = setting
+    cells, every = training.cells, training.every
     followed = [next(iter(cell.protocols.values())) for cell in cells]
     points, chunks, mark = [], [], [time.perf_counter()]
-
-    def score(at: Snapshot, readings: set[Reading]) -> dict[Reading, Scores]:
-        found = {}
-        for one in readings:
-            if isinstance(one, ActiveShare):
-                times = np.broadcast_to(at.time, len(schedules))
-                shares = [one.of(schedule, when) for schedule, when in zip(schedules, times, strict=True)]
-                found[one] = {"active_share": shares}
-            else:
-                found[one] = _of_seeds(evaluate(algorithm, task, federation, at, one, key=keys))
-        return found
 
     def observe(snapshot: Snapshot) -> None:
         jax.block_until_ready(snapshot.params)
         chunks.append(time.perf_counter() - mark[0])
-        scored = score(snapshot, set(followed))
+        scored = _score(setting, algorithm, federation, snapshot, set(followed))
         values = [scored[one][cell.metric] for cell, one in zip(cells, followed, strict=True)]
         points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
         mark[0] = time.perf_counter()
 
-    watched = {"every": every, "observe": observe}
-    if every is None:  # pauses at which Ctrl-C is heard
-        first = schedules[0]
-        length = int(first.round_ends.sum()) if first.has_rounds else first.num_events
-        watched = {"every": -(-length // 20), "observe": lambda snapshot: None}
-    result = simulate(algorithm, task, federation, schedules, key=keys, **watched)
-    found = score(result.snapshot, {one for cell in cells for one in cell.protocols.values()})
+    watched = _pauses(schedules) if every is None else {"every": every, "observe": observe}
+    end = simulate(algorithm, training.task, federation, schedules, key=keys, **watched).snapshot
+    found = _score(setting, algorithm, federation, end, {one for cell in cells for one in cell.protocols.values()})
     return found, _curves(points, chunks) if points else []
+
+
+def _pauses(schedules: list[Schedule]) -> dict[str, Any]:
+    """Options of `simulate` with which Ctrl-C is heard within a twentieth of a run."""
+    first = schedules[0]
+    length = int(first.round_ends.sum()) if first.has_rounds else first.num_events
+    return {"every": -(-length // 20), "observe": lambda snapshot: None}
+
+
+def _score(
+    setting: _Setting, algorithm: Algorithm, federation: Federation, at: Snapshot, readings: set[Reading]
+) -> dict[Reading, Scores]:
+    """What these readings say of each seed."""
+    training, schedules, keys = setting
+    found = {}
+    for one in readings:
+        if isinstance(one, ActiveShare):
+            times = np.broadcast_to(at.time, len(schedules))
+            shares = [one.of(schedule, when) for schedule, when in zip(schedules, times, strict=True)]
+            found[one] = {"active_share": shares}
+        else:
+            found[one] = _of_seeds(evaluate(algorithm, training.task, federation, at, one, key=keys))
+    return found
 
 
 def _curves(points: list[tuple[int, float, list[list[float]]]], chunks: list[float]) -> list[CurveRecord]:
@@ -203,20 +244,22 @@ def _curves(points: list[tuple[int, float, list[list[float]]]], chunks: list[flo
     ]
 
 
-def _choose(training: Training, federation: Federation, run: Callable) -> tuple[str, Algorithm]:
+def _choose(setting: _Setting, federation: Federation) -> tuple[str, Algorithm]:
     """The candidate with the best mean on validation data, by the last reading of the first cell."""
+    training, schedules, keys = setting
     candidates = _candidates(training)
     if len(candidates) == 1:
         return next(iter(candidates.items()))
     held = validation_of(federation, jax.random.key(0))
     cell, scores = training.cells[0], {}
-    sign = 1 if higher_is_better(cell.metric) else -1
-    for name, algorithm in candidates.items():
-        try:
-            found = run(algorithm, held, None)[0]
-        except NonFiniteUpdate:
-            continue
-        scores[name] = sign * float(np.mean(found[list(cell.protocols.values())[-1]][cell.metric]))
+    last, sign = list(cell.protocols.values())[-1], 1 if higher_is_better(cell.metric) else -1
+    run = (list(candidates.values()), training.task, held, lambda algorithm: schedules, keys)
+    for (name, algorithm), end in zip(candidates.items(), run_all(*run, **_pauses(schedules)), strict=True):
+        if end is not None:
+            found = _score(setting, algorithm, held, end, {last})[last]
+            scores[name] = sign * float(np.mean(found[cell.metric]))
+    if not scores:
+        raise ValueError(f"{cell.row}, {cell.column}: all of {', '.join(candidates)} diverged. Add smaller steps.")
     best = max(scores, key=lambda name: scores[name])
     return best, candidates[best]
 
@@ -251,8 +294,11 @@ def _overall(verdicts: list[Verdict]) -> Verdict:
 
 
 def _contrasted(claim: Claim, contrast: Contrast, cells: Mapping[Place, CellRecord]) -> ContrastRecord:
-    total = lambda places: sum((_values(cells[place], claim) for place in places), start=np.zeros(1))
-    mean, low, high = _ends(total(contrast.better) - total(contrast.worse))
+    def value(places: tuple[Place, ...]) -> np.ndarray:
+        values = np.stack([_values(cells[place], claim) for place in places])
+        return -np.ptp(values, axis=0) if claim.of == "spread" else values.sum(axis=0)
+
+    mean, low, high = _ends(value(contrast.better) - value(contrast.worse))
     if low is None or high is None or low <= 0 <= high:
         return ContrastRecord(contrast.name, mean, low, high, "undecided")
     return ContrastRecord(contrast.name, mean, low, high, "holds" if low > 0 else "does not hold")
