@@ -311,10 +311,13 @@ def figure3(quick: bool) -> Experiment:
     )
 
 
-def _table(quick: bool, data: str, task: Task, paper: Mapping[str, Any], num_steps: int) -> list[Training]:
+def _table(
+    quick: bool, data: str, task: Task, paper: Mapping[str, Any], num_steps: int, readings: Iterable[str] = DECAYS
+) -> list[Training]:
     """A table's columns under each reading of the decay."""
     trainings = []
-    for reading, decay in DECAYS.items():
+    for reading in readings:
+        decay = DECAYS[reading]
         contestants = _contestants(decay(LR, 0.01), decay(0.05, 0.05), num_steps=num_steps, batch_size=BATCH)
         trainings += [
             Training(data, task, algorithm, _online(_size(quick)), _online_cells(reading, columns, paper))
@@ -330,6 +333,8 @@ LOSSES, ACCURACIES = tuple(map(loss_of, DECAYS)), tuple(map(accuracy_of, DECAYS)
 def table1(quick: bool) -> Experiment:
     """CIFAR-10 with a CNN, 2 classes each."""
     size = _size(quick)
+    readings = ("each step, geometric", "each round, geometric")
+    losses, accuracies = tuple(map(loss_of, readings)), tuple(map(accuracy_of, readings))
     return _experiment(
         quick,
         size,
@@ -337,20 +342,21 @@ def table1(quick: bool) -> Experiment:
         source="APFL 2020, Table 1, section 5",
         title="CIFAR-10, CNN, 2 classes each",
         federations={"cifar10": _by_classes(datasets.cifar10, 2, size["num_clients"])},
-        trainings=tuple(_table(quick, "cifar10", CNN, TABLE_1, 10)),
+        trainings=tuple(_table(quick, "cifar10", CNN, TABLE_1, 10, readings)),
         claims=(
-            Claim("APFL beats the localized models", "Table 1", beats(MIXED, LOCALIZED, ACCURACIES)),
+            Claim("APFL beats the localized models", "Table 1", beats(MIXED, LOCALIZED, accuracies)),
             Claim(
                 "localized SCAFFOLD beats localized FedAvg",
                 "Table 1",
-                beats(LOCALIZED_SCAFFOLD, LOCALIZED_FEDAVG, ACCURACIES),
+                beats(LOCALIZED_SCAFFOLD, LOCALIZED_FEDAVG, accuracies),
             ),
-            Claim("adaptive mixing has the lowest training loss", "section 5", beats(ADAPTIVE, FIXED, LOSSES)),
-            Claim("0.25 has the best accuracy", "section 5", beats(FIXED[0], MIXED[1:], ACCURACIES)),
+            Claim("adaptive mixing has the lowest training loss", "section 5", beats(ADAPTIVE, FIXED, losses)),
+            Claim("0.25 has the best accuracy", "section 5", beats(FIXED[0], MIXED[1:], accuracies)),
         ),
         choices=(
             *CHOICES,
-            READINGS,
+            "'At each iteration the learning rate is decreased by 1 %' is read in two ways, a row each; `apfl-table2` "
+            "has two more.",
             "The sizes of the CNN are not stated: 16 and 32 channels of 5 x 5, 2 x 2 pooling, 128 units.",
             "The number of rounds is not stated: 100, all clients online.",
             "SCAFFOLD starts at 0.05 and decays by 5 % where the others decay by 1 %, as stated.",

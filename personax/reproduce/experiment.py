@@ -56,7 +56,8 @@ class Training:
     """Who is trained on what, and the cells that it fills. With `every`, the first readings are followed along it.
 
     Of several algorithms the best on validation data, cut from the clients' training data, is run: best by the last
-    reading of the first cell, which must not adapt on what it scores.
+    reading of the first cell, which must not adapt on what it scores. They are compared along the same schedule with
+    all seeds or, where that takes too long, along `search` with the first one.
     """
 
     data: str  # the name of the federation
@@ -65,6 +66,7 @@ class Training:
     schedule: MakesSchedule
     cells: tuple[Cell, ...]
     every: int | None = None
+    search: MakesSchedule | None = None
 
 
 Place = tuple[str, str]  # a row and a column

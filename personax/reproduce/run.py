@@ -132,7 +132,8 @@ def _training(
     schedules = [training.schedule(key=key) for key in keys]
     federation, first = federations[training.data], training.cells[0]
     path = folder / "trainings" / f"{slug(f'{first.row} {first.column}')}.json"
-    fingerprint = _fingerprint(training, federation, schedules)
+    along = [] if training.search is None else [training.search(key=keys[0])]
+    fingerprint = _fingerprint(training, federation, schedules + along)
     if path.exists():
         kept = TRAINING.validate_json(path.read_bytes())
         if kept.fingerprint == fingerprint:
@@ -250,13 +251,16 @@ def _choose(setting: _Setting, federation: Federation) -> tuple[str, Algorithm]:
     candidates = _candidates(training)
     if len(candidates) == 1:
         return next(iter(candidates.items()))
+    if training.search is not None:
+        keys = keys[:1]
+        schedules = [training.search(key=keys[0])]
     held = validation_of(federation, jax.random.key(0))
     cell, scores = training.cells[0], {}
     last, sign = list(cell.protocols.values())[-1], 1 if higher_is_better(cell.metric) else -1
     run = (list(candidates.values()), training.task, held, lambda algorithm: schedules, keys)
     for (name, algorithm), end in zip(candidates.items(), run_all(*run, **_pauses(schedules)), strict=True):
         if end is not None:
-            found = _score(setting, algorithm, held, end, {last})[last]
+            found = _score(_Setting(training, schedules, keys), algorithm, held, end, {last})[last]
             scores[name] = sign * float(np.mean(found[cell.metric]))
     if not scores:
         raise ValueError(f"{cell.row}, {cell.column}: all of {', '.join(candidates)} diverged. Add smaller steps.")
