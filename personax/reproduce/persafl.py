@@ -58,8 +58,8 @@ CHOICES = (
     "FedProx's strength is not stated: 0.1. SCAFFOLD's option is not stated: II.",
     "The sizes of the networks are not stated: those of `cnn2` and `cnn3`, dropout 0.25 in the dense layers.",
     "Batch size, initialisation and scaling are not stated: 32 with replacement, PyTorch's default, [0, 1].",
-    "Strengths, adaptation steps and server steps are chosen from appendix D's sets on 20 % of the training data, after "
-    "a quarter of the time and with one seed.",
+    "Strengths, adaptation steps and server steps are chosen from appendix D's sets on 20 % of the training data, "
+    "after a quarter of the time and with one seed.",
 )
 
 
