@@ -17,6 +17,7 @@ from personax.reproduce import EXPERIMENTS, apfl, gmeta, markdown, persafl
 from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, Training, beats
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ReadingRecord
 from personax.reproduce.run import _judged, reproduce
+from personax.tuning import validation_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
@@ -91,6 +92,29 @@ def test_a_search_passes_over_what_diverges_and_looks_at_validation_data_alone(d
     other = reproduce(dataclasses.replace(changed, federations={"made": upset}), folder / "other")
     assert other.cells[2].chosen == record.cells[2].chosen
     assert other.cells[2].readings[0].of_seeds != record.cells[2].readings[0].of_seeds
+
+
+def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
+    base = tiny(num_rounds=40)
+    local = {"num_steps": 2, "batch_size": 5}
+    training = dataclasses.replace(base.trainings[1], algorithm={str(lr): px.fedavg(lr, **local) for lr in (0.05, 1.0)})
+    chosen = {}
+    for name, search in {"whole": None, "short": partial(px.rounds, 4, 2, 1)}.items():
+        one = dataclasses.replace(training, search=search)
+        record = reproduce(dataclasses.replace(base, trainings=(one,), claims=()), tmp_path)  # a fingerprint of its own
+        chosen[name] = record.cells[0].chosen
+        assert len(record.cells[0].readings[0].of_seeds) == 2
+    held = validation_of(base.federations["made"](), jax.random.key(0))
+    reading = list(training.cells[0].protocols.values())[-1]
+    for name, num_rounds, cohort, num_seeds in (("whole", 40, 2, 2), ("short", 2, 1, 1)):
+        keys = jax.numpy.stack([jax.random.key(seed) for seed in range(num_seeds)])
+        schedules = [px.rounds(4, num_rounds, cohort, key=key) for key in keys]
+        score = {}
+        for step, algorithm in training.algorithm.items():
+            result = px.simulate(algorithm, training.task, held, schedules, key=keys)
+            score[step] = px.evaluate(algorithm, training.task, held, result, reading, key=keys).mean("accuracy").mean()
+        assert chosen[name] == max(score, key=score.get)
+    assert chosen["whole"] != chosen["short"]
 
 
 def test_cells_that_have_ended_are_kept_unless_the_experiment_changed(done, tmp_path):
@@ -258,8 +282,9 @@ def test_the_settings_of_apfl():
     assert (schedule.num_clients, schedule.num_events) == (100, 100 * 100)
     first = EXPERIMENTS["apfl-table1"](False).trainings
     scaffolds = [one.algorithm.local.lr for one in first if one.cells[0].column == apfl.SCAFFOLD]
-    assert {(lr.initial, lr.rate) for lr in scaffolds} == {(0.05, 0.05)} and len(scaffolds) == 4
-    assert {type(one.algorithm.local.lr).__name__ for one in first} == {"Decay", "InverseDecay"}
+    assert {(lr.initial, lr.rate) for lr in scaffolds} == {(0.05, 0.05)}
+    assert {lr.clock for lr in scaffolds} == {"step", "round"}
+    assert {type(one.algorithm.local.lr).__name__ for one in table.trainings[:-2]} == {"Decay", "InverseDecay"}
     sampled = {one.schedule(key=jax.random.key(0)).num_events for one in EXPERIMENTS["apfl-figure4"](False).trainings}
     assert sampled == {30 * 100, 50 * 100, 70 * 100}
 
