@@ -49,12 +49,12 @@ def credentials_of(folder, who):
 
 def serve(folder, num_bytes):
     """The server under test; prints its port."""
+    from personax.config import Terms
     from personax.live.book import Book
     from personax.live.certificates import Revocations
     from personax.live.journal import Journal
     from personax.live.processes import set_up_server
     from personax.live.service import run_service
-    from personax.live.terms import Terms
 
     set_up_server()
     terms, run = Terms(rate=1e6, max_connections=5000), folder / "run"

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
+from personax.config import Terms
 from personax.live import certificates, wire
 from personax.live.certificates import read_credentials
 from personax.live.connection import Connection, RefusedByServer, Unreachable
 from personax.live.messages import Layout, checksum
-from personax.live.terms import Terms
 from tests.live_parts import NAMES, make_book, recipe, serving
 
 pytestmark = pytest.mark.xdist_group("live")
@@ -332,6 +332,29 @@ def test_streams_of_one_client_are_counted(tmp_path, authority):
         assert "2 streams open" in words
         assert all(next(iter(one)).about.unchanged for one in held)
         connection.close()
+
+
+def test_more_connections_give_a_client_no_more_streams(tmp_path, authority):
+    """Limits count for a certificate, whatever the number of connections; other clients have their own."""
+    given = recipe("FedAvg")
+    with serving(tmp_path, given, Terms(num_clients=5, rate=1e5, max_streams=2), authority) as waiting:
+        made = [waiting.connect("mallory") for _ in range(12)]
+        for connection in made:
+            connection.register(given.spec.input_shape, given.spec.input_dtype, "test")
+        ask = wire.Ask(run=made[0].run, have=0, wait_seconds=1.0)
+        held = [connection.calls["Fetch"](ask, timeout=10) for connection in made]
+        codes = []
+        for one in held:
+            try:
+                assert next(one).about.unchanged
+            except grpc.RpcError as error:
+                codes.append(error.code())
+        assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10
+        assert waiting.service.gate.refusals["mallory", "streams"] == 10
+        with joined(waiting, "anna") as other:
+            assert other.fetch().version == 0
+        for connection in made:
+            connection.close()
 
 
 def flood(running, num, hold):

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from personax import personalize
+from personax.config import Terms
 from personax.live import wire
 from personax.live.client import Client, Habits, personalize_only, read_data, take_part
 from personax.live.connection import RefusedByServer
@@ -17,7 +18,6 @@ from personax.live.journal import read_lines
 from personax.live.messages import Layout, Mismatch
 from personax.live.recipe import Limits, Refused, read_recipe
 from personax.live.results import open_run, write_results
-from personax.live.terms import Terms
 from personax.live.visits import compiled_visit
 from personax.protocol import Protocol
 from personax.records import read_results

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from math import inf
+from statistics import median
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.algorithms import Algorithm
+from personax.config import Terms
 from personax.live.messages import Layout
 from personax.server import ServerState, Upload
 from personax.typing import Extra, Params, PyTree
@@ -84,6 +87,13 @@ def measure(tree: dict[str, PyTree]) -> tuple[dict[str, float], str]:
             return sums, f"`extra.{name}` counts one visit and must be 0 or 1, got {leaf.max()}."
     broken = [part for part, total in sums.items() if not np.isfinite(total)]
     return sums, f"`{broken[0]}` must be finite, got NaN or infinite numbers." if broken else ""
+
+
+def norm_bound(terms: Terms, peers: list[float]) -> float:
+    """The largest norm that is not out of line with the last ones of the other clients."""
+    if terms.outlier_factor == 0 or len(peers) < terms.least_peers:
+        return inf
+    return terms.outlier_factor * median(peers)
 
 
 def sum_of_squares(tree: PyTree) -> float:

@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax import checkpoint
+from personax.config import Terms
 from personax.keys import host_generator
-from personax.live.arithmetic import compiled, first_state, measure, sum_of_squares
+from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
 from personax.live.journal import Content, Journal, Record
 from personax.live.messages import Mismatch, checksum
 from personax.live.recipe import Recipe
-from personax.live.terms import Terms
 from personax.typing import PyTree
 
 _COHORTS = 2**31 + 64  # stream of the run's key
-_LONG_LOG = (256 << 20, 24)  # bytes, or so many uploads: short enough for the log to stay in the same pages of memory
+_LONG_LOG = (128 << 20, 12)  # bytes, or so many uploads: short enough for the log to stay in the same pages of memory
 logger = logging.getLogger("personax.live")
 
 
@@ -211,7 +211,10 @@ class Book:
             **({"words": settled.words} if settled.words else {}),
             **({"norm": norm, "scale": scale, "samples": arrived.num_samples} if applied else {}),
         }
-        self._note(about, *((arrived.content, arrived.check) if applied else ()))
+        if applied:
+            self._note(about, arrived.content, arrived.check)
+        else:
+            self._note(about)
         if settled.outcome == "refused":
             self._refuse(name, settled)
         self.advance()
@@ -296,7 +299,7 @@ class Book:
         if arrived.version > self.version:
             words = f"It started from version {arrived.version}, and the newest is {self.version}."
             return Settled("refused", words), *nothing
-        if self.is_synchronous and not self.trains(name):
+        if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
             return Settled("late", "Its round is over, or it was not in the cohort."), *nothing
         try:
             tree = self.recipe.up.decode(arrived.content)
@@ -307,7 +310,8 @@ class Book:
             return Settled("refused", problem), *nothing
         moved = squares["delta"] if "delta" in squares else self._moved(tree["end"])
         norm = float(np.sqrt(moved))
-        bound = self.terms.bound([s.norm for n, s in self.ledger.seats.items() if n != name and s.norm is not None])
+        peers = [s.norm for n, s in self.ledger.seats.items() if n != name and s.norm is not None]
+        bound = norm_bound(self.terms, peers)
         if not norm <= bound:
             what = f"Its norm {norm:.3g} is far beyond that of the others, whose bound is {bound:.3g}."
             if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not np.isfinite(norm):

@@ -216,7 +216,7 @@ class Collector:
         self.num_bytes, self.check, self.have = num_bytes, check, 0
         room = np.empty(num_bytes + ALIGNMENT, np.uint8)
         begin = -room.ctypes.data % ALIGNMENT
-        self.room = memoryview(room)[begin : begin + num_bytes]
+        self.room = room.data[begin : begin + num_bytes]
 
     def add(self, piece: bytes | memoryview) -> None:
         """The next piece."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from personax.config import Terms
 from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
@@ -23,7 +24,6 @@ from personax.live.gate import Denied, Gate
 from personax.live.messages import PIECE, Broken, Collector, Mismatch, pieces
 from personax.live.ports import listen, options
 from personax.live.standing import Standing, standing_of
-from personax.live.terms import Terms
 
 logger = logging.getLogger("personax.live")
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
@@ -219,9 +219,9 @@ class Service:
     async def _newest(self, name: str, settled: Settled, newest: Published | None = None) -> AsyncIterator[Any]:
         """The newest model in pieces; after an upload it is at hand."""
         async with self.transfers:
-            newest = newest or self.book.fresh or await self._work(self.book.published)
-            about = self._with_model(name, settled, newest)
-            for piece in pieces(newest.content):
+            sent: Published = newest or self.book.fresh or await self._work(self.book.published)
+            about = self._with_model(name, settled, sent)
+            for piece in pieces(sent.content):
                 yield wire.Part(about, piece)
                 about = wire.Model()
 
