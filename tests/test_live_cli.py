@@ -120,6 +120,8 @@ def test_without_tls_only_this_machine_is_served(address, tmp_path):
     ended = personax("serve", config, "--listen", address, "--insecure", *given)
     assert ended.exit_code == 1 and "Without TLS" in ended.output
     assert "one of them" in personax("serve", config, "--listen", address, *given).output
+    both = ("--insecure", "--identity", tmp_path)
+    assert "one of them" in personax("serve", config, "--listen", address, *given, *both).output
     assert "one of them" in personax("join", address, "--data", config).output
 
 
@@ -163,6 +165,13 @@ def test_the_command_line_is_light_and_says_what_to_install():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.stdout.strip() == "[]" and live_cli.certify.registered_commands
     assert shown.returncode == 1 and "pip install 'personax[live]'" in shown.stderr, shown.stderr
+
+
+def test_status_finds_the_operators_certificate_by_itself(authority, tmp_path, monkeypatch):
+    monkeypatch.chdir(authority.parent)
+    with serving(tmp_path, recipe(), None, authority) as running:
+        shown = personax("status", running.address)
+    assert shown.exit_code == 0 and "FedAsync" in shown.output, shown.output
 
 
 @pytest.fixture(scope="module")

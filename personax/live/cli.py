@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+_CERTIFICATES = Path("certificates")
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "no_args_is_help": True}
 certify = typer.Typer(
     help="Make, add and revoke the certificates of a live federation.",
@@ -49,9 +50,18 @@ def _plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def _identity(given: Path | None, insecure: bool, role: str) -> Path | None:
+    """Where the certificate is, by default where `personax certify` put it; None without TLS."""
+    usual = _CERTIFICATES / role
+    found = given or (usual if usual.is_dir() and not insecure else None)
+    if (found is None) != insecure:
+        raise ValueError(f"Give --identity for mutual TLS ({usual} is not there), or --insecure to try: one of them.")
+    return found
+
+
 @certify.command("create", epilog="Example: personax certify create certificates --host my.host --client anna")
 def certify_create(
-    folder: Place = Path("certificates"),
+    folder: Place = _CERTIFICATES,
     hosts: Annotated[list[str] | None, typer.Option("--host", help="A name or address of the server.")] = None,
     clients: Annotated[list[str] | None, typer.Option("--client", help="A client's name.")] = None,
     days: Days = 365,
@@ -70,7 +80,7 @@ def certify_create(
 @certify.command("add", epilog="Example: personax certify add dora")
 def certify_add(
     name: Annotated[str, typer.Argument(help="The client's name.")],
-    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = Path("certificates"),
+    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = _CERTIFICATES,
     days: Days = 365,
 ) -> None:
     """Make a certificate for one more client, or a new one for a client whose old one was revoked."""
@@ -83,7 +93,7 @@ def certify_add(
 @certify.command("revoke", epilog="Example: personax certify revoke anna")
 def certify_revoke(
     name: Annotated[str, typer.Argument(help="The client's name.")],
-    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = Path("certificates"),
+    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = _CERTIFICATES,
 ) -> None:
     """Revoke a client's certificate; a running server refuses it within a second."""
     with _plain_errors():
@@ -113,11 +123,10 @@ def serve(
         from personax.config import load
         from personax.live import server
 
-        if (identity is None) != insecure:
-            raise ValueError("Give --identity for mutual TLS, or --insecure to try without: one of them.")
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+        shown = _identity(identity, insecure, "server")
         recipe = server.choose(load(config, overrides or ()), algorithm)
-        place = server.Address(listen, identity, metrics_port)
+        place = server.Address(listen, shown, metrics_port)
         root = folder or Path("runs") / f"live-{recipe.config.name}"
         with _viewed(view) as opened:
             record = server.serve(recipe, root, place, stay=stay, opened=opened)
@@ -229,11 +238,10 @@ def status(
         from personax.live.standing import Standing
         from personax.live.view import table_of
 
-        if (identity is None) != insecure:
-            raise ValueError("Give --identity for mutual TLS, or --insecure without: one of them.")
-        if insecure:
+        chosen = _identity(identity, insecure, "operator")
+        if chosen is None:
             require_loopback(server)
-        shown = None if identity is None else read_credentials(identity)
+        shown = None if chosen is None else read_credentials(chosen)
         connection = Connection(server, shown, name="operator", role="operator", patience=5.0, call_seconds=5.0)
         try:
             text = connection.status()
