@@ -99,7 +99,7 @@ class Faulty:
             return [line for line in lines if of in (None, line["client"])]
         return []
 
-    def wait_for(self, num, of=None, seconds=60):
+    def wait_for(self, num, of=None, seconds=180):
         """Until so many uploads are settled, of all clients or of one."""
         until = time.monotonic() + seconds
         while len(self.uploads(of)) < num:

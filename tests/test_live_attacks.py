@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import grpc
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from personax.config import Terms
-from personax.live import certificates, wire
+from personax.live import certificates, gate, wire
 from personax.live.certificates import read_credentials
 from personax.live.connection import Connection, RefusedByServer, Unreachable
 from personax.live.messages import Layout, checksum
@@ -160,6 +160,50 @@ def test_a_revoked_client_is_refused_in_the_middle_of_its_connection(running):
     assert certificates.identity_of(again.certificate).id == number
     with joined(running, "gone") as connection:
         connection.fetch()
+
+
+def test_a_certificate_that_runs_out_is_refused_in_the_middle_of_its_connection(running, monkeypatch):
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=400)
+
+    with joined(running, "anna") as connection:
+        connection.fetch()
+        monkeypatch.setattr(gate, "datetime", Later)
+        with pytest.raises(RefusedByServer, match="anna's certificate has run out"):
+            connection.fetch()
+
+
+def test_who_has_not_registered_uploads_nothing(running):
+    certificates.add(running.certificates, "stranger")
+    connection = running.connect("stranger")
+    connection.run = running.book.ledger.run
+    with pytest.raises(RefusedByServer, match="stranger has not registered"):
+        connection.send("x", 0, running.book.version, encoded(running))
+    connection.close()
+
+
+@pytest.mark.parametrize("id", ["", "x" * 65])
+def test_an_id_of_an_upload_has_some_letters(running, mallory, id):
+    with pytest.raises(RefusedByServer, match="an id of up to 64 letters"):
+        mallory.send(id, 0, running.book.version, encoded(running))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, 1e300])
+def test_numbers_of_samples_that_make_no_sense_are_refused(tmp_path, authority, weight):
+    given = recipe(server={"kind": "asynchronous", "weighting": "samples"})
+    with serving(tmp_path, given, TERMS, authority) as running, joined(running, "mallory") as connection:
+        with pytest.raises(RefusedByServer, match="`num_samples` must be positive"):
+            connection.send("x", 0, 0, encoded(running), weight)
+        assert connection.send("y", 0, 0, encoded(running), 5.0).outcome == "applied"
+
+
+def test_a_client_takes_no_model_that_is_longer_than_it_allows(running):
+    with joined(running, "anna") as connection:
+        connection.max_bytes = running.book.recipe.down.num_bytes - 1
+        with pytest.raises(RefusedByServer, match="The server announced a model of"):
+            connection.fetch()
 
 
 def test_a_client_cannot_upload_as_another(running, mallory):

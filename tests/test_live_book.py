@@ -105,6 +105,20 @@ def test_a_record_that_was_cut_off_does_not_count(cut, tmp_path):
     same(state_of(book)[0].params, state_of(again)[0].params)
 
 
+def test_a_record_that_was_changed_does_not_count(tmp_path):
+    book = make_book(tmp_path)
+    book.join("anna")
+    for update in range(3):
+        book.settle("anna", upload(book, update))
+    (segment,) = (tmp_path / "log").glob("0*.log")
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 1
+    segment.write_bytes(content)
+    again = make_book(tmp_path)
+    assert again.ledger.num_events == 2 and again.settle("anna", upload(again, 2)).outcome == "applied"
+    assert [line["number"] for line in read_lines(tmp_path)] == [1, 2, 3, 4]
+
+
 def test_segments_that_are_written_over_do_not_come_back(tmp_path):
     book = make_book(tmp_path, recipe(num_rounds=100))
     book.join("anna")
