@@ -110,6 +110,7 @@ class Book:
     ) -> None:
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
         self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
+        self.is_synchronous = recipe.algorithm.server.buffer_size is None
         self.receive, self.step = compiled(recipe.algorithm, recipe.up)
         self._published: Published | None = None
         self.fetched: dict[str, tuple[int, float]] = {}  # of each client: events before its last download, and when
@@ -121,11 +122,6 @@ class Book:
     def now(self) -> float:
         """Seconds since the run began."""
         return self.clock() - self.ledger.began
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the server waits for rounds."""
-        return self.recipe.algorithm.server.buffer_size is None
 
     @property
     def cohort_size(self) -> int:
