@@ -49,12 +49,12 @@ def credentials_of(folder, who):
 
 def serve(folder, num_bytes):
     """The server under test; prints its port."""
+    from personax.config import Terms
     from personax.live.book import Book
     from personax.live.certificates import Revocations
     from personax.live.journal import Journal
     from personax.live.processes import set_up_server
     from personax.live.service import run_service
-    from personax.live.terms import Terms
 
     set_up_server()
     terms, run = Terms(rate=1e6, max_connections=5000), folder / "run"
@@ -200,8 +200,12 @@ def certify(folder):
     certificates.create(folder / "certificates", ["127.0.0.1", "localhost"], NAMES)
 
 
-def measure(num_bytes, seconds=2.0, turns=5):
-    """Exchanges a second of the echoes and of the server, the median over turns, and the medians of their ratios."""
+def measure(num_bytes, seconds=1.0, turns=10):
+    """Exchanges a second of the echoes and of the server, each in its best turn, and their ratio.
+
+    The turns alternate. Other work on the machine slows a turn down and speeds none up: the best is what counts. The
+    server is also compared with an echo on an event loop, and turn by turn (the median).
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         certify(folder)
@@ -222,9 +226,9 @@ def measure(num_bytes, seconds=2.0, turns=5):
             finally:
                 for one in clients:
                     one.__exit__()
-    ratio = lambda kind: float(np.median(np.divide(rates["live"], rates[kind])))
-    found = {kind: float(np.median(of_turns)) for kind, of_turns in rates.items()}
-    return {**found, "ratio": ratio("echo"), "async_ratio": ratio("async_echo")}
+    best = {kind: max(of_turns) for kind, of_turns in rates.items()}
+    ratios = {"ratio": best["live"] / best["echo"], "async_ratio": best["live"] / best["async_echo"]}
+    return {**best, **ratios, "median_ratio": float(np.median(np.divide(rates["live"], rates["echo"])))}
 
 
 def measure_crowd(num=1000):
@@ -268,7 +272,8 @@ def main():
         for words, num_bytes in SIZES.items():
             found = measure(num_bytes)
             rates = ", ".join(f"{kind} {found[kind]:.1f}/s" for kind in ("live", "echo", "async_echo"))
-            print(f"{words}: {rates}, ratios {found['ratio']:.2f} and {found['async_ratio']:.2f}", flush=True)
+            ratios = ", ".join(f"{found[kind]:.2f}" for kind in ("ratio", "async_ratio", "median_ratio"))
+            print(f"{words}: {rates}; ratio to echo, to async_echo, to echo turn by turn: {ratios}", flush=True)
         if asked.part == "all":
             print(json.dumps(measure_crowd()), flush=True)
 

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 _KNOWN = ConfigDict(extra="forbid")  # an unknown key is an error
 Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
 Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
+PartOrAll = Annotated[float, Field(gt=0, le=1, strict=True)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 AtLeastTwo = Annotated[int, Field(ge=2, lt=2**31, strict=True)]
@@ -191,6 +192,44 @@ class EvaluationSection:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class Sample:
+    """`[live.sample]`: what a sample of the clients looks like, where the server has no data to see it in."""
+
+    shape: list[Count]
+    type: Literal["float32", "float64", "uint8", "int32"] = "float32"
+    num_outputs: Count = 10
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Terms:
+    """`[live]`: what the operator of `personax serve` decides; a simulation ignores it. Times are in seconds.
+
+    A synchronous round ends when its cohort has reported, or at its `deadline` if `least_share` of the cohort has; else
+    those who are away are replaced and it waits once more. `num_clients` is how many there are (SCAFFOLD's N): a
+    synchronous run begins when so many are there.
+    An upload whose norm is more than `outlier_factor` times the median of the other clients' last is refused, or
+    clipped to that; with a factor of 0 any norm will do.
+    """
+
+    num_clients: Count | None = None
+    deadline: Positive = 600.0
+    least_share: PartOrAll = 0.5
+    outliers: Literal["refuse", "clip"] = "refuse"
+    outlier_factor: Amount = 20.0
+    least_peers: Count = 2  # who must have reported before norms are compared
+    rate: Positive = 100.0  # requests of one client in a second
+    max_streams: Count = 4  # of one client at the same time
+    max_transfers: Count = 64  # models on their way at the same time
+    max_connections: Count = 4096  # of all peers together
+    stall: Positive = 30.0  # without a piece of an upload
+    presence: Positive = 60.0  # since a client was last heard of
+    checkpoint: Positive = 10.0  # between checkpoints
+    linger: Amount = 60.0  # after the end, for the clients' last numbers
+    sync: Flag = False  # wait for the disk before answering: survives power cuts, too
+    sample: Sample | None = None
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class Entry:
     """`[algorithms.NAME]`: a recipe, its options, and the protocols that score it (by name; by default one)."""
 
@@ -219,6 +258,7 @@ class Config:
     task: TaskSection = TaskSection()
     schedule: ScheduleSection = ScheduleSection()
     evaluation: EvaluationSection = EvaluationSection()
+    live: Terms | None = None
     local: dict[str, Any] = dataclasses.field(default_factory=dict)
     tune: dict[str, Annotated[list[Any], Field(min_length=1)]] = dataclasses.field(default_factory=dict)
     algorithms: Annotated[dict[Name, Entry], Field(min_length=1)] = dataclasses.field(default_factory=dict)

@@ -290,12 +290,12 @@ def _first_state(
 def initial_params(task: Task, federation: Federation, *, key: Array) -> Params:
     """The model that a run with this key starts from; with several keys along a leading axis."""
     keys = typed_key(key)
-    return _initial_params(task.model, federation.train.x[:1], keys, keys.ndim > 0)
+    return first_params(task.model, federation.train.x[:1], keys, keys.ndim > 0)
 
 
 @partial(jax.jit, static_argnames=("model", "has_seeds"))
-def _initial_params(model: Model, x: Array, key: Array, has_seeds: bool) -> Params:
-    """The task's own initial model; a program of its own, which all algorithms share."""
+def first_params(model: Model, x: Array, key: Array, has_seeds: bool = False) -> Params:
+    """The task's own initial model, of which `x` tells the shape; a program of its own, which all algorithms share."""
     init = lambda key: model.init(run_stream(key, INIT), as_inputs(x))
     return jax.vmap(init)(key) if has_seeds else init(key)
 

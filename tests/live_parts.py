@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from personax.build import Outputs, resolve
-from personax.config import parse
+from personax.config import Terms, parse
 from personax.datasets import synthetic
 from personax.federation import Federation
 from personax.live.book import Book
@@ -19,7 +19,6 @@ from personax.live.connection import Connection
 from personax.live.journal import Journal
 from personax.live.recipe import Limits, Spec, make_recipe
 from personax.live.service import run_service
-from personax.live.terms import Terms
 
 NAMES = ("anna", "bert", "cleo")
 FEDERATION = synthetic(0.5, 0.5, num_clients=3, num_features=4, num_classes=3, num_samples=20, key=jax.random.key(7))

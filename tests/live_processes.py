@@ -34,6 +34,12 @@ kind = "logistic_regression"
 [schedule]
 num_rounds = {num_updates}
 cohort_size = 1
+[live]
+rate = {rate}
+outlier_factor = 0
+[live.sample]
+shape = [4]
+num_outputs = 3
 [algorithms.APFL]
 recipe = "apfl"
 lr = 0.1
@@ -58,13 +64,12 @@ class Faulty:
 
     def __init__(self, folder, parts, names, num_updates, host="127.0.0.1", port=None, places=None, rate=10):
         self.folder, self.parts, self.names = Path(folder), parts, names
-        self.rate = rate
         self.host, self.port, self.places = host, port or free_port(), places or {}
         made = synthetic(0.5, 0.5, num_clients=3, num_features=4, num_classes=3, num_samples=20, key=jax.random.key(7))
         single = lambda pair: (pair[0].astype(np.float32), pair[1])
         clients, tests = ([single(of(n)) for n in range(3)] for of in (made.client, made.client_test))
         self.federation = Federation.from_clients(clients[: len(names)], tests[: len(names)])
-        (self.folder / "config.toml").write_text(CONFIG.format(num_updates=num_updates))
+        (self.folder / "config.toml").write_text(CONFIG.format(num_updates=num_updates, rate=rate))
         certificates.create(self.folder / "certificates", [host], names)
         for i, name in enumerate(names):
             (x, y), (test_x, test_y) = clients[i], tests[i]
@@ -76,7 +81,6 @@ class Faulty:
         if name == "server":
             words = ["serve", str(self.folder / "config.toml"), "--listen", f"{self.host}:{self.port}", "--no-view"]
             words += ["--identity", str(certified / "server"), "--out", str(self.folder / "run")]
-            words += ["--input-shape", "4", "--outputs", "3", "--rate", str(self.rate), "--outlier-factor", "0"]
         else:
             words = ["join", f"{self.host}:{self.port}", "--data", str(self.folder / f"{name}.npz"), "--report", "50"]
             words += ["--identity", str(certified / "clients" / name), "--folder", str(self.folder / name)]
@@ -95,7 +99,7 @@ class Faulty:
             return [line for line in lines if of in (None, line["client"])]
         return []
 
-    def wait_for(self, num, of=None, seconds=60):
+    def wait_for(self, num, of=None, seconds=180):
         """Until so many uploads are settled, of all clients or of one."""
         until = time.monotonic() + seconds
         while len(self.uploads(of)) < num:

@@ -70,6 +70,10 @@ SECTIONS = [
     ("task", {"kind": "regression", "l2": 1e-3}),
     ("schedule", {"cohort_size": "all", "num_rounds": 1, "delays": "persafl"}),
     ("evaluation", {"every": 3, "adaptation_steps": []}),
+    (
+        "live",
+        {"num_clients": 3, "deadline": 60.0, "sync": True, "sample": {"shape": [8], "type": "uint8", "num_outputs": 3}},
+    ),
     ("tune", {"lr": [0.1, {"kind": "Decay", "initial": 0.1, "rate": 0.01}]}),
 ]
 

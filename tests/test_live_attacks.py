@@ -3,18 +3,18 @@
 import contextlib
 import socket
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import grpc
 import jax
 import numpy as np
 import pytest
 
-from personax.live import certificates, wire
+from personax.config import Terms
+from personax.live import certificates, gate, wire
 from personax.live.certificates import read_credentials
 from personax.live.connection import Connection, RefusedByServer, Unreachable
 from personax.live.messages import Layout, checksum
-from personax.live.terms import Terms
 from tests.live_parts import NAMES, make_book, recipe, serving
 
 pytestmark = pytest.mark.xdist_group("live")
@@ -160,6 +160,50 @@ def test_a_revoked_client_is_refused_in_the_middle_of_its_connection(running):
     assert certificates.identity_of(again.certificate).id == number
     with joined(running, "gone") as connection:
         connection.fetch()
+
+
+def test_a_certificate_that_runs_out_is_refused_in_the_middle_of_its_connection(running, monkeypatch):
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=400)
+
+    with joined(running, "anna") as connection:
+        connection.fetch()
+        monkeypatch.setattr(gate, "datetime", Later)
+        with pytest.raises(RefusedByServer, match="anna's certificate has run out"):
+            connection.fetch()
+
+
+def test_who_has_not_registered_uploads_nothing(running):
+    certificates.add(running.certificates, "stranger")
+    connection = running.connect("stranger")
+    connection.run = running.book.ledger.run
+    with pytest.raises(RefusedByServer, match="stranger has not registered"):
+        connection.send("x", 0, running.book.version, encoded(running))
+    connection.close()
+
+
+@pytest.mark.parametrize("id", ["", "x" * 65])
+def test_an_id_of_an_upload_has_some_letters(running, mallory, id):
+    with pytest.raises(RefusedByServer, match="an id of up to 64 letters"):
+        mallory.send(id, 0, running.book.version, encoded(running))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, 1e300])
+def test_numbers_of_samples_that_make_no_sense_are_refused(tmp_path, authority, weight):
+    given = recipe(server={"kind": "asynchronous", "weighting": "samples"})
+    with serving(tmp_path, given, TERMS, authority) as running, joined(running, "mallory") as connection:
+        with pytest.raises(RefusedByServer, match="`num_samples` must be positive"):
+            connection.send("x", 0, 0, encoded(running), weight)
+        assert connection.send("y", 0, 0, encoded(running), 5.0).outcome == "applied"
+
+
+def test_a_client_takes_no_model_that_is_longer_than_it_allows(running):
+    with joined(running, "anna") as connection:
+        connection.max_bytes = running.book.recipe.down.num_bytes - 1
+        with pytest.raises(RefusedByServer, match="The server announced a model of"):
+            connection.fetch()
 
 
 def test_a_client_cannot_upload_as_another(running, mallory):
@@ -332,6 +376,29 @@ def test_streams_of_one_client_are_counted(tmp_path, authority):
         assert "2 streams open" in words
         assert all(next(iter(one)).about.unchanged for one in held)
         connection.close()
+
+
+def test_more_connections_give_a_client_no_more_streams(tmp_path, authority):
+    """Limits count for a certificate, whatever the number of connections; other clients have their own."""
+    given = recipe("FedAvg")
+    with serving(tmp_path, given, Terms(num_clients=5, rate=1e5, max_streams=2), authority) as waiting:
+        made = [waiting.connect("mallory") for _ in range(12)]
+        for connection in made:
+            connection.register(given.spec.input_shape, given.spec.input_dtype, "test")
+        ask = wire.Ask(run=made[0].run, have=0, wait_seconds=1.0)
+        held = [connection.calls["Fetch"](ask, timeout=10) for connection in made]
+        codes = []
+        for one in held:
+            try:
+                assert next(one).about.unchanged
+            except grpc.RpcError as error:
+                codes.append(error.code())
+        assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10
+        assert waiting.service.gate.refusals["mallory", "streams"] == 10
+        with joined(waiting, "anna") as other:
+            assert other.fetch().version == 0
+        for connection in made:
+            connection.close()
 
 
 def flood(running, num, hold):

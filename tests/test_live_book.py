@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from personax.config import Terms
 from personax.live import journal as journal_module
 from personax.live.book import Arrived
 from personax.live.journal import Journal, read_lines
 from personax.live.messages import Mismatch, checksum
-from personax.live.terms import Terms
 from tests.live_parts import NAMES, make_book, recipe
 
 pytestmark = pytest.mark.xdist_group("live")
@@ -105,6 +105,20 @@ def test_a_record_that_was_cut_off_does_not_count(cut, tmp_path):
     same(state_of(book)[0].params, state_of(again)[0].params)
 
 
+def test_a_record_that_was_changed_does_not_count(tmp_path):
+    book = make_book(tmp_path)
+    book.join("anna")
+    for update in range(3):
+        book.settle("anna", upload(book, update))
+    (segment,) = (tmp_path / "log").glob("0*.log")
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 1
+    segment.write_bytes(content)
+    again = make_book(tmp_path)
+    assert again.ledger.num_events == 2 and again.settle("anna", upload(again, 2)).outcome == "applied"
+    assert [line["number"] for line in read_lines(tmp_path)] == [1, 2, 3, 4]
+
+
 def test_segments_that_are_written_over_do_not_come_back(tmp_path):
     book = make_book(tmp_path, recipe(num_rounds=100))
     book.join("anna")
@@ -169,10 +183,23 @@ def test_a_round_ends_at_its_deadline_with_enough_of_its_cohort(tmp_path):
     assert not book.advance()
     clock.now += 2
     assert book.advance() and book.version == 1
-    assert book.settle("cleo", upload(book, 0, version=0)).outcome in ("applied", "late")
+    assert book.settle("cleo", upload(book, 0, version=0)).outcome == "late"  # it is of the round before
+    assert book.trains("cleo") and "cleo" not in book.ledger.round.reported
+    assert book.settle("cleo", upload(book, 1)).outcome == "applied"
     again = make_book(tmp_path, recipe("FedAvg", num_rounds=3), terms, clock=clock)
     same(state_of(book), state_of(again))
     assert again.ledger.round == book.ledger.round
+
+
+def test_who_joins_late_begins_with_the_next_round(tmp_path):
+    book = make_book(tmp_path, recipe("FedAvg", num_rounds=3), Terms(num_clients=2))
+    for name in NAMES[:2]:
+        book.join(name)
+    book.join("cleo")
+    assert set(book.ledger.round.members) == {"anna", "bert"} and not book.trains("cleo")
+    for name in NAMES[:2]:
+        book.settle(name, upload(book, 0))
+    assert book.version == 1 and book.trains("cleo") and set(book.ledger.round.members) == set(NAMES)
 
 
 def test_who_is_away_is_replaced(tmp_path):

@@ -7,6 +7,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 
 import jax
@@ -16,12 +18,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from personax.cli import app
-from personax.live import certificates
+from personax.live import certificates, wire
 from personax.live import cli as live_cli
 from personax.live import journal as journal_module
 from personax.live.certificates import Revocations, identity_of, read_credentials
 from personax.live.connection import Unreachable
+from personax.live.messages import checksum
 from personax.live.ports import require_loopback
+from personax.live.recipe import Limits, read_limits
 from personax.live.standing import Standing
 from personax.live.view import Metrics, table_of
 from tests.live_parts import NAMES, clients_of, recipe, serving
@@ -116,6 +120,8 @@ def test_without_tls_only_this_machine_is_served(address, tmp_path):
     ended = personax("serve", config, "--listen", address, "--insecure", *given)
     assert ended.exit_code == 1 and "Without TLS" in ended.output
     assert "one of them" in personax("serve", config, "--listen", address, *given).output
+    both = ("--insecure", "--identity", tmp_path)
+    assert "one of them" in personax("serve", config, "--listen", address, *given, *both).output
     assert "one of them" in personax("join", address, "--data", config).output
 
 
@@ -125,7 +131,26 @@ def test_what_cannot_be_served_is_said(tmp_path):
     serve = lambda *words: personax("serve", config, "--insecure", "--out", tmp_path / "run", *words).output
     assert "Choose one with --algorithm" in serve()
     assert "shares nothing" in serve("--algorithm", "Local")
-    assert "must look like 28x28" in serve("--algorithm", "FedAvg", "--input-shape", "a")
+    assert "`live.sample.shape.0`: input should be a valid integer" in serve("--set", "live.sample.shape=['a']")
+    assert "`live` has no setting `deadlin`. Did you mean `deadline`?" in serve("--set", "live.deadlin=3")
+    assert "say what a sample looks like in `[live.sample]`" in serve(
+        "--algorithm", "FedAvg", "--set", "data={kind='file', path='x.csv'}"
+    )
+
+
+def test_limits_come_from_a_file_of_the_owner(tmp_path):
+    path = tmp_path / "limits.toml"
+    path.write_text('objectives = ["Erm", "Meta"]\nmax_steps = 20\npatience = 5\n')
+    assert read_limits(path) == Limits(("Erm", "Meta"), max_steps=20, patience=5.0)
+    for text, told in (
+        ("max_stepz = 3", "has no limit `max_stepz`. Did you mean `max_steps`?"),
+        ('objectives = ["Evil"]', "`objectives` is wrong: Input should be 'Aruba'"),
+        ("max_bytes = 0", "`max_bytes` is wrong"),
+        ("x", "is not TOML"),
+    ):
+        path.write_text(text)
+        ended = personax("join", "127.0.0.1:1", "--data", path, "--insecure", "anna", "--limits", path)
+        assert ended.exit_code == 1 and told in ended.output, ended.output
 
 
 def test_the_command_line_is_light_and_says_what_to_install():
@@ -140,6 +165,13 @@ def test_the_command_line_is_light_and_says_what_to_install():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.stdout.strip() == "[]" and live_cli.certify.registered_commands
     assert shown.returncode == 1 and "pip install 'personax[live]'" in shown.stderr, shown.stderr
+
+
+def test_status_finds_the_operators_certificate_by_itself(authority, tmp_path, monkeypatch):
+    monkeypatch.chdir(authority.parent)
+    with serving(tmp_path, recipe(), None, authority) as running:
+        shown = personax("status", running.address)
+    assert shown.exit_code == 0 and "FedAsync" in shown.output, shown.output
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +236,33 @@ def test_a_server_whose_disk_is_full_stops_and_tells_its_clients(tmp_path, monke
 
 
 def test_a_clean_shutdown_drains_and_saves(tmp_path):
-    with serving(tmp_path / "run", recipe(num_rounds=100)) as running, clients_of(running, tmp_path, NAMES[:1]) as made:
-        made[0].enter()
-        made[0].send(made[0].train())
+    """An upload whose first half is there when the server is told to stop is taken in; then nobody is let in."""
+    given, stopping = recipe(num_rounds=100), threading.Event()
+    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
+        client.enter()
+        upload = client.train()
+        content = given.up.encode(upload["tree"])
+        about = {"run": client.connection.run, "id": upload["id"], "num_bytes": len(content)}
+        half = len(content) // 2
+
+        def slowly():
+            yield wire.Part(wire.Upload(**about, checksum=checksum(content), want_model=True), content[:half])
+            assert stopping.wait(10)
+            yield wire.Part(wire.Upload(), content[half:])
+
+        answers = client.connection.calls["Send"](slowly(), metadata=client.connection.metadata, timeout=20)
+        while not running.service.gate.streams["anna"]:
+            time.sleep(0.01)
+        running.loop.call_soon_threadsafe(running.stopped.set)
+        while not running.service.draining:
+            time.sleep(0.01)
+        client.connection.patience = 0.2
+        with pytest.raises(Unreachable):
+            client.connection.fetch()
+        stopping.set()
+        assert next(iter(answers)).about.outcome == "applied"
         running.stop()
         assert running.error is None and running.book.saved == running.book.journal.last
-        assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+    with serving(tmp_path / "run", given) as again:
+        assert again.book.version == 1 and again.book.ledger.seats["anna"].last_upload == upload["id"]

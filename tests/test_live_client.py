@@ -6,18 +6,19 @@ import threading
 import jax
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from personax import personalize
+from personax.config import Terms
 from personax.live import wire
 from personax.live.client import Client, Habits, personalize_only, read_data, take_part
 from personax.live.connection import RefusedByServer
 from personax.live.journal import read_lines
-from personax.live.messages import Layout, Mismatch
+from personax.live.messages import ALIGNMENT, Collector, Layout, Mismatch, checksum
 from personax.live.recipe import Limits, Refused, read_recipe
 from personax.live.results import open_run, write_results
-from personax.live.terms import Terms
 from personax.live.visits import compiled_visit
 from personax.protocol import Protocol
 from personax.records import read_results
@@ -303,6 +304,21 @@ def test_a_file_of_samples_becomes_a_client(tmp_path):
     assert len(found.x) + len(found.test_x) == len(x) and found.num_clients == 1
 
 
+def test_messages_are_protobuf():
+    """Data comes first, where it is found without reading the rest; protobuf reads and writes the same."""
+    part = wire.Part(wire.Upload(run="r", id="i", version=3, checksum=2**63), bytes(range(256)) * 3)
+    packed = wire.pack(part)
+    plain = wire.Upload.FromString(packed)
+    assert plain.data == part.data and (plain.id, plain.version, plain.checksum) == ("i", 3, 2**63)
+    for content in (packed, plain.SerializeToString()):
+        found = wire.unpack(wire.Upload, content)
+        assert found.data == part.data and found.about == part.about
+    assert wire.unpack(wire.Upload, wire.pack(wire.Part(part.about))) == wire.Part(part.about)
+    for cut in (1, 2, 3, 400):
+        with pytest.raises(DecodeError):
+            wire.unpack(wire.Upload, packed[:cut])
+
+
 def test_layouts_are_safetensors(tmp_path):
     from safetensors.numpy import load
 
@@ -313,6 +329,12 @@ def test_layouts_are_safetensors(tmp_path):
     np.testing.assert_array_equal(read["params.b"], tree["params"]["b"])
     assert len(content) == layout.num_bytes and read["shared.0"] == 7
     jax.tree.map(np.testing.assert_array_equal, layout.decode(content), tree)
+    collector = Collector(len(content), checksum(content))
+    for piece in (content[:7], content[7:]):
+        collector.add(piece)
+    vectors = layout.vectors(collector.content())
+    assert [vector.dtype for vector in vectors] == ["float64", "float32", "int32"]
+    assert vectors[0].ctypes.data % ALIGNMENT == 0  # or XLA would copy it
     other = Layout.of({**tree, "shared": (np.int64(7),)})
     with pytest.raises(Mismatch, match=r"`shared\.0` must be int64"):
         other.require_same(layout.describe(), "here")

@@ -1,15 +1,28 @@
-"""Real hosts: network namespaces with addresses of their own, delay and loss, and one that is cut off."""
+"""Real hosts: network namespaces with addresses of their own, delay and loss, and one that is cut off.
+
+Namespaces need rights and a kernel that has them; a relay that delays, pauses and cuts connections runs anywhere.
+"""
 
 import contextlib
 import os
 import random
 import shutil
 import subprocess
+import threading
 import time
 
 import pytest
 
+from personax import simulate
+from personax.live import certificates
+from personax.live.certificates import read_credentials
+from personax.live.client import take_part
+from personax.live.connection import Connection
+from personax.live.journal import read_lines
+from personax.live.results import journal_schedule
+from tests.live_parts import FEDERATION, assert_same, data_of, recipe, serving
 from tests.live_processes import faulty
+from tests.live_proxy import Relay
 
 pytestmark = pytest.mark.xdist_group("live processes")
 SERVER, NAMES = "10.77.0.1", ["anna", "bert", "cleo"]
@@ -99,6 +112,55 @@ def federation(folder, names, num_updates):
             for name in ("server", *names):
                 live.begin(name)
             yield network, live
+
+
+@pytest.mark.parametrize("num_rounds", [6, pytest.param(40, marks=pytest.mark.slow)])
+def test_late_lost_and_cut_connections_change_nothing(num_rounds, tmp_path):
+    """Every client behind a relay of its own: every update is applied once, and the simulator ends there, too."""
+    place, given = tmp_path / "certificates", recipe("APFL", num_rounds=num_rounds)
+    certificates.create(place, ["127.0.0.1"], NAMES)
+    with contextlib.ExitStack() as stack:
+        running = stack.enter_context(serving(tmp_path / "run", given, None, place, stay=False))
+        bad = {"delay": 0.01, "pause": 0.2, "pauses": 0.05}
+        relays = [stack.enter_context(Relay(running.port, **bad, seed=i)) for i in range(3)]
+        found = {}
+
+        def live(i, name):
+            shown = read_credentials(place / "clients" / name)
+            connection = Connection(f"127.0.0.1:{relays[i].port}", shown, patience=60.0, call_seconds=20.0)
+            found[name] = take_part(connection, data_of(i), tmp_path / name)
+            connection.close()
+
+        threads = [threading.Thread(target=live, args=item) for item in enumerate(NAMES)]
+        for thread in threads:
+            thread.start()
+        for relay in relays[:2]:
+            before = running.book.ledger.num_events
+            wait_until(lambda before=before: running.book.ledger.num_events >= before + 3)
+            relay.cut()
+            time.sleep(0.3)
+            relay.heal()
+        for thread in threads:
+            thread.join(120)
+        running.thread.join(30)
+        assert running.error is None and not running.thread.is_alive()
+        assert all(relay.num_cuts for relay in relays[:2]) and sum(relay.num_pauses for relay in relays) > 0
+    uploads = [line for line in read_lines(tmp_path / "run") if line["what"] == "upload"]
+    applied = [line for line in uploads if line["outcome"] == "applied"]
+    assert len(applied) == 3 * num_rounds and set(found) == set(NAMES)
+    for name in NAMES:
+        own = [line["update"] for line in uploads if line["client"] == name]
+        assert own == list(range(len(own)))
+    schedule = journal_schedule(read_lines(tmp_path / "run"), NAMES)
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=given.key)
+    assert_same(running.book.state.params, simulated.params)
+
+
+def wait_until(condition, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_host_that_is_cut_off_blocks_nobody_and_comes_back(tmp_path):

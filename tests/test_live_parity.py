@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from personax import arrivals, persafl_delays, rounds, simulate
+from personax.config import Terms
 from personax.live.journal import read_lines
 from personax.live.results import journal_schedule
-from personax.live.terms import Terms
 from tests.live_parts import FEDERATION, NAMES, assert_same, clients_of, follow, recipe, serving
 
 pytestmark = pytest.mark.xdist_group("live")

@@ -1,10 +1,14 @@
 """Processes that are killed: the journal proves that no update was lost or applied twice."""
 
 import random
+import re
+import subprocess
+import sys
 import time
 
 import pytest
 
+from personax.live.journal import read_lines
 from tests.live_processes import faulty
 
 pytestmark = pytest.mark.xdist_group("live processes")
@@ -24,6 +28,19 @@ def test_killed_server_and_client_come_back_and_nothing_is_lost_or_done_twice(tm
         live.wait_for_end()
         assert "Goes on after" in live.parts.log("anna")
     live.prove(num)
+
+
+def test_the_demonstration_is_one_command(tmp_path):
+    words = ["live-demo", "--out", "demo", "--set", "schedule.num_rounds=2"]
+    command = [sys.executable, "-c", "from personax.cli import app; app()", *words]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    told = re.findall(r"(\w+): accuracy [\d.]+ % at the start, [\d.]+ % shared, [\d.]+ % personal model", shown.stdout)
+    assert told == ["anna", "bert", "cleo"]
+    lines = read_lines(tmp_path / "demo" / "run")
+    assert sum(line.get("outcome") == "applied" for line in lines) == 6
+    assert "PersA-FL-ME" in (tmp_path / "demo" / "run" / "report.html").read_text()
+    assert list(tmp_path.iterdir()) == [tmp_path / "demo"]
 
 
 @pytest.mark.slow

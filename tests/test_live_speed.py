@@ -1,10 +1,11 @@
-"""Speed and memory beside a bare echo; what is asserted is a floor, `benchmarks/live.py` has the numbers."""
+"""Speed and memory beside a bare echo under the same TLS; `benchmarks/live.py` says what is measured."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("live processes")
 PATH = Path(__file__).parents[1] / "benchmarks" / "live.py"
 
 
@@ -16,11 +17,17 @@ def benchmark():
     return made
 
 
+def test_a_server_is_not_far_from_a_bare_echo(benchmark):
+    """In short turns, while other tests run: a floor."""
+    found = benchmark.measure(benchmark.SIZES["280 KB"], 0.4, 4)
+    assert found["ratio"] >= 0.2, found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("size, floor", [("280 KB", 0.25), ("10 MB", 0.5)])
-def test_a_server_keeps_up_with_a_bare_echo(benchmark, size, floor):
-    found = benchmark.measure(benchmark.SIZES[size], 1.5, 4)
-    assert found["ratio"] >= floor, found
+@pytest.mark.parametrize("size", ["280 KB", "10 MB"])
+def test_a_server_has_seven_tenths_of_the_speed_of_a_bare_echo(benchmark, size):
+    found = benchmark.measure(benchmark.SIZES[size])
+    assert found["ratio"] >= 0.7, found
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@
     wire           the messages, from `wire.proto`
     messages       arrays as safetensors bytes, in pieces with a checksum
     recipe         what a server tells its clients to do, and the limits that a client's owner sets
-    terms          what a server's operator decides
     journal        what the server has settled, on its disk before it answers
     book           the server's state machine; its numbers are in `arithmetic`
     gate, ports    identity, revocation, limits

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from math import inf
+from statistics import median
 from typing import Any
 
 import jax
@@ -9,19 +11,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.algorithms import Algorithm
+from personax.config import Terms
+from personax.live.messages import Layout
 from personax.server import ServerState, Upload
-from personax.typing import PyTree
+from personax.typing import Extra, Params, PyTree
+
+
+def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> ServerState:
+    """The state before the first upload. A server that steps at each upload has nothing pending: that is left out."""
+    return _kept(algorithm, algorithm.server.init(algorithm.objective, params, extra_shape))
 
 
 @cache
-def compiled(algorithm: Algorithm) -> tuple[Callable[..., ServerState], Callable[..., ServerState]]:
-    """Receive one upload, and take a step at the end of a round: the simulator's functions, compiled."""
+def compiled(algorithm: Algorithm, layout: Layout) -> tuple[Callable[..., ServerState], Callable[..., ServerState]]:
+    """Receive one upload, and take a step at the end of a round: the simulator's functions, compiled.
+
+    An upload is the vectors of its layout, and its numbers two more: fewer arguments are handed over faster.
+    """
     server, objective = algorithm.server, algorithm.objective
 
     @jax.jit
-    def receive(
-        state: ServerState, tree: PyTree, version: Any, samples: Any, scale: Any, num_clients: Any
-    ) -> ServerState:
+    def receive(kept: ServerState, vectors: list[Any], counts: Any, factors: Any) -> ServerState:
+        tree, (version, num_clients), (samples, scale) = layout.unflatten(vectors), counts, factors
+        state = _completed(algorithm, kept, tree["extra"])
         sent = tree["delta"] if "delta" in tree else tree["end"]
         scaled = jax.tree.map(lambda leaf: (leaf * scale).astype(leaf.dtype)[None], sent)
         extra = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree["extra"])
@@ -35,13 +47,31 @@ def compiled(algorithm: Algorithm) -> tuple[Callable[..., ServerState], Callable
             accepted=jnp.ones(1, bool),
         )
         received = server.receive(state, upload)
-        return received if server.buffer_size is None else server.step_if_full(received, objective, num_clients)
+        if server.buffer_size is None:
+            return received
+        return _kept(algorithm, server.step_if_full(received, objective, num_clients))
 
     return receive, jax.jit(partial(_step, algorithm))
 
 
 def _step(algorithm: Algorithm, state: ServerState, num_clients: Any) -> ServerState:
     return algorithm.server.step(state, algorithm.objective, num_clients)
+
+
+def _kept(algorithm: Algorithm, state: ServerState) -> ServerState:
+    """What of a state must be kept until the next upload."""
+    if algorithm.server.buffer_size != 1:
+        return state
+    return state._replace(pending=None, pending_extra=None, pending_weight=None, num_pending=None)
+
+
+def _completed(algorithm: Algorithm, state: ServerState, extra: Extra) -> ServerState:
+    """The state that `_kept` came from, at a moment when nothing is pending."""
+    if algorithm.server.buffer_size != 1:
+        return state
+    nothing = algorithm.server.init(algorithm.objective, state.params, extra)
+    names = ("pending", "pending_extra", "pending_weight", "num_pending")
+    return state._replace(**{name: getattr(nothing, name) for name in names})
 
 
 def measure(tree: dict[str, PyTree]) -> tuple[dict[str, float], str]:
@@ -59,9 +89,19 @@ def measure(tree: dict[str, PyTree]) -> tuple[dict[str, float], str]:
     return sums, f"`{broken[0]}` must be finite, got NaN or infinite numbers." if broken else ""
 
 
+def norm_bound(terms: Terms, peers: list[float]) -> float:
+    """The largest norm that is not out of line with the last ones of the other clients."""
+    if terms.outlier_factor == 0 or len(peers) < terms.least_peers:
+        return inf
+    return terms.outlier_factor * median(peers)
+
+
 def sum_of_squares(tree: PyTree) -> float:
-    """Over all leaves."""
-    flat = (np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(tree))
-    wide = (leaf if leaf.dtype in (np.float32, np.float64) else leaf.astype(np.float32) for leaf in flat)
+    """Over all leaves; without BLAS, whose threads cost more than they gain."""
+    total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
-        return sum(float(np.dot(leaf, leaf)) for leaf in wide)
+        for leaf in jax.tree.leaves(tree):
+            flat = leaf.reshape(-1)
+            wide = flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float32)
+            total += float(np.einsum("i,i->", wide, wide))
+    return total

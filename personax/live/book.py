@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax import checkpoint
+from personax.config import Terms
 from personax.keys import host_generator
-from personax.live.arithmetic import compiled, measure, sum_of_squares
+from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
 from personax.live.journal import Content, Journal, Record
 from personax.live.messages import Mismatch, checksum
 from personax.live.recipe import Recipe
-from personax.live.terms import Terms
 from personax.typing import PyTree
 
 _COHORTS = 2**31 + 64  # stream of the run's key
@@ -110,7 +110,8 @@ class Book:
     ) -> None:
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
         self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
-        self.receive, self.step = compiled(recipe.algorithm)
+        self.is_synchronous = recipe.algorithm.server.buffer_size is None
+        self.receive, self.step = compiled(recipe.algorithm, recipe.up)
         self._published: Published | None = None
         self.fetched: dict[str, tuple[int, float]] = {}  # of each client: events before its last download, and when
         self.saved = self._restore(run)  # the number of the last record that a checkpoint has
@@ -121,11 +122,6 @@ class Book:
     def now(self) -> float:
         """Seconds since the run began."""
         return self.clock() - self.ledger.began
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the server waits for rounds."""
-        return self.recipe.algorithm.server.buffer_size is None
 
     @property
     def cohort_size(self) -> int:
@@ -192,7 +188,8 @@ class Book:
                 return Settled("duplicate", f"It was settled before: {seat.last_outcome}.")
             words = f"Update {arrived.update} is settled, the next is {seat.next_update}. Nothing was applied."
             return self._refuse(name, Settled("duplicate", words))
-        settled, tree, scale, norm = self._judge(name, arrived)
+        settled, scale, norm = self._judge(name, arrived)
+        applied = settled.outcome == "applied"
         # After a restart it is not known when the client had its model.
         started_at, received = self.fetched.get(
             name, (min(arrived.version, self.ledger.num_events), round(self.now, 3))
@@ -208,10 +205,12 @@ class Book:
             "received": received,
             "outcome": settled.outcome,
             **({"words": settled.words} if settled.words else {}),
-            **({"norm": norm, "scale": scale, "samples": arrived.num_samples} if tree is not None else {}),
+            **({"norm": norm, "scale": scale, "samples": arrived.num_samples} if applied else {}),
         }
-        kept = arrived.content if tree is not None else b""
-        self._note(about, kept, arrived.check if kept else None, tree)
+        if applied:
+            self._note(about, arrived.content, arrived.check)
+        else:
+            self._note(about)
         if settled.outcome == "refused":
             self._refuse(name, settled)
         self.advance()
@@ -288,15 +287,15 @@ class Book:
         rng = host_generator(self.recipe.key, _COHORTS, self.version, self.journal.last)
         return [names[i] for i in rng.permutation(len(names))[:num]]
 
-    def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, PyTree, float, float]:
-        """What is to become of an upload, its arrays if they are to be applied, the factor to clip them, their norm."""
-        nothing = (None, 1.0, 0.0)
+    def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, float, float]:
+        """What is to become of an upload, the factor to clip its arrays, their norm."""
+        nothing = (1.0, 0.0)
         if self.finished:
             return Settled("late", "The run is finished."), *nothing
         if arrived.version > self.version:
             words = f"It started from version {arrived.version}, and the newest is {self.version}."
             return Settled("refused", words), *nothing
-        if self.is_synchronous and not self.trains(name):
+        if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
             return Settled("late", "Its round is over, or it was not in the cohort."), *nothing
         try:
             tree = self.recipe.up.decode(arrived.content)
@@ -307,14 +306,15 @@ class Book:
             return Settled("refused", problem), *nothing
         moved = squares["delta"] if "delta" in squares else self._moved(tree["end"])
         norm = float(np.sqrt(moved))
-        bound = self.terms.bound([s.norm for n, s in self.ledger.seats.items() if n != name and s.norm is not None])
+        peers = [s.norm for n, s in self.ledger.seats.items() if n != name and s.norm is not None]
+        bound = norm_bound(self.terms, peers)
         if not norm <= bound:
             what = f"Its norm {norm:.3g} is far beyond that of the others, whose bound is {bound:.3g}."
             if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not np.isfinite(norm):
                 return Settled("refused", what), *nothing
             logger.warning("%s: upload %d clipped. %s", name, arrived.update, what)
-            return Settled("applied", f"Clipped. {what}"), tree, bound / norm, bound
-        return Settled("applied"), tree, 1.0, norm
+            return Settled("applied", f"Clipped. {what}"), bound / norm, bound
+        return Settled("applied"), 1.0, norm
 
     def _moved(self, end: PyTree) -> float:
         """The squared distance of a client's model from the newest."""
@@ -330,13 +330,10 @@ class Book:
     def _reseat(self, name: str, seat: Seat) -> None:
         self.ledger.seats[name] = seat
 
-    def _note(
-        self, about: dict[str, Any], arrays: Content = b"", check: int | None = None, tree: PyTree | None = None
-    ) -> None:
-        record = self.journal.append({**about, "time": round(self.now, 3)}, arrays, check)
-        self._fold(record, tree)
+    def _note(self, about: dict[str, Any], arrays: Content = b"", check: int | None = None) -> None:
+        self._fold(self.journal.append({**about, "time": round(self.now, 3)}, arrays, check))
 
-    def _fold(self, record: Record, tree: PyTree | None = None) -> None:
+    def _fold(self, record: Record) -> None:
         """Change the state by what happened; the same now and after a restart."""
         about, ledger = record.about, self.ledger
         what = about["what"]
@@ -353,17 +350,17 @@ class Book:
             ledger.reports[about["client"]] = kept
             self._chronicle(about["time"])
         elif what == "upload":
-            self._fold_upload(about, record.arrays, tree)
+            self._fold_upload(about, record.arrays)
         self.version = np.asarray(self.state.version).item()
 
-    def _fold_upload(self, about: dict[str, Any], arrays: Content, tree: PyTree | None) -> None:
+    def _fold_upload(self, about: dict[str, Any], arrays: Content) -> None:
         name, ledger = about["client"], self.ledger
         seat = ledger.seats[name]
         settled = {"next_update": about["update"] + 1, "last_upload": about["upload"], "last_outcome": about["outcome"]}
         if about["outcome"] == "applied":
-            tree = self.recipe.up.decode(arrays) if tree is None else tree
-            numbers = (np.int32(about["started"]), np.float32(about["samples"]), np.float32(about["scale"]))
-            self.state = self.receive(self.state, tree, *numbers, np.int32(self._num_clients))
+            counts = np.array([about["started"], self._num_clients], np.int32)
+            factors = np.array([about["samples"], about["scale"]], np.float32)
+            self.state = self.receive(self.state, self.recipe.up.vectors(arrays), counts, factors)
             at = ledger.round
             reported = at and replace(at, reported=(*at.reported, name))
             self.ledger = replace(ledger, num_events=ledger.num_events + 1, round=reported)
@@ -391,8 +388,7 @@ class Book:
     def _restore(self, run: str) -> int:
         """Stand where the run stood: at the last checkpoint, whose number is returned, and what was settled since."""
         algorithm = self.recipe.algorithm
-        params = self.recipe.initial_params()
-        first = algorithm.server.init(algorithm.objective, params, self.recipe.extra_shape)
+        first = first_state(algorithm, self.recipe.initial_params(), self.recipe.extra_shape)
         saved = checkpoint.load(self.checkpoints, first, told=logger.warning)
         if saved is None:
             self.state, self.ledger, number = first, Ledger(run, self.clock()), 0

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+_CERTIFICATES = Path("certificates")
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "no_args_is_help": True}
 certify = typer.Typer(
     help="Make, add and revoke the certificates of a live federation.",
@@ -49,9 +50,18 @@ def _plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def _identity(given: Path | None, insecure: bool, role: str) -> Path | None:
+    """Where the certificate is, by default where `personax certify` put it; None without TLS."""
+    usual = _CERTIFICATES / role
+    found = given or (usual if usual.is_dir() and not insecure else None)
+    if (found is None) != insecure:
+        raise ValueError(f"Give --identity for mutual TLS ({usual} is not there), or --insecure to try: one of them.")
+    return found
+
+
 @certify.command("create", epilog="Example: personax certify create certificates --host my.host --client anna")
 def certify_create(
-    folder: Place = Path("certificates"),
+    folder: Place = _CERTIFICATES,
     hosts: Annotated[list[str] | None, typer.Option("--host", help="A name or address of the server.")] = None,
     clients: Annotated[list[str] | None, typer.Option("--client", help="A client's name.")] = None,
     days: Days = 365,
@@ -70,7 +80,7 @@ def certify_create(
 @certify.command("add", epilog="Example: personax certify add dora")
 def certify_add(
     name: Annotated[str, typer.Argument(help="The client's name.")],
-    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = Path("certificates"),
+    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = _CERTIFICATES,
     days: Days = 365,
 ) -> None:
     """Make a certificate for one more client, or a new one for a client whose old one was revoked."""
@@ -83,7 +93,7 @@ def certify_add(
 @certify.command("revoke", epilog="Example: personax certify revoke anna")
 def certify_revoke(
     name: Annotated[str, typer.Argument(help="The client's name.")],
-    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = Path("certificates"),
+    folder: Annotated[Path, typer.Option(help="The folder of the authority.")] = _CERTIFICATES,
 ) -> None:
     """Revoke a client's certificate; a running server refuses it within a second."""
     with _plain_errors():
@@ -101,18 +111,7 @@ def serve(
     algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; an old one goes on.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="How many there are; rounds wait for all.")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a round waits for its cohort.")] = 600.0,
-    least_share: Annotated[float, typer.Option(help="Of a cohort, for a round to end at its deadline.")] = 0.5,
-    outliers: Annotated[str, typer.Option(help="Uploads far beyond the others: refuse or clip.")] = "refuse",
-    outlier_factor: Annotated[float, typer.Option(help="How far, in medians of the others' norms; 0: any.")] = 20.0,
-    rate: Annotated[float, typer.Option(help="Requests of one client in a second.")] = 100.0,
-    sync: Annotated[bool, typer.Option("--sync", help="Survive power cuts: wait for the disk at each upload.")] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Serve the last model after the end, to newcomers.")] = False,
-    input_shape: Annotated[str | None, typer.Option(help="Of a sample, such as 28x28.")] = None,
-    input_type: Annotated[str, typer.Option(help="Of a sample: float32 or uint8.")] = "float32",
-    outputs: Annotated[int, typer.Option(min=1, help="Classes, or targets of a regression.")] = 10,
-    task: Annotated[str, typer.Option(help="classification or regression")] = "classification",
     metrics_port: Annotated[int | None, typer.Option(help="A page for Prometheus on this machine.")] = None,
     view: Annotated[bool, typer.Option(help="Show the clients on the terminal.")] = True,
 ) -> None:
@@ -123,26 +122,14 @@ def serve(
         set_up_server()
         from personax.config import load
         from personax.live import server
-        from personax.live.terms import Terms
 
-        if (identity is None) != insecure:
-            raise ValueError("Give --identity for mutual TLS, or --insecure to try without: one of them.")
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-        spec = None if input_shape is None else server.parse_spec(input_shape, input_type, outputs, task)
-        recipe = server.choose(load(config, overrides or ()), algorithm, spec)
-        terms = Terms(
-            num_clients=clients,
-            deadline=deadline,
-            least_share=least_share,
-            outliers=outliers,  # pyright: ignore[reportArgumentType]
-            outlier_factor=outlier_factor,
-            rate=rate,
-            sync=sync,
-        )
-        place = server.Address(listen, identity, metrics_port)
+        shown = _identity(identity, insecure, "server")
+        recipe = server.choose(load(config, overrides or ()), algorithm)
+        place = server.Address(listen, shown, metrics_port)
         root = folder or Path("runs") / f"live-{recipe.config.name}"
         with _viewed(view) as opened:
-            record = server.serve(recipe, root, terms, place, stay=stay, opened=opened)
+            record = server.serve(recipe, root, place, stay=stay, opened=opened)
         if record is None:
             typer.echo(f"The run is in {root}. No client reported numbers, so there is nothing to show in a report.")
             return
@@ -190,13 +177,7 @@ def join(
     label: Annotated[str, typer.Option(help="The column of labels.")] = "label",
     shape: Annotated[str | None, typer.Option(help="The shape of a sample, such as 28x28.")] = None,
     report: Annotated[int | None, typer.Option(min=1, help="Report test scores every so many updates.")] = None,
-    updates: Annotated[int | None, typer.Option(min=1, help="Leave after so many.")] = None,
-    allow: Annotated[list[str] | None, typer.Option(help="An objective that may be run; by default all.")] = None,
-    max_steps: Annotated[int, typer.Option(min=1, help="Gradients in one visit.")] = 10_000,
-    max_batch: Annotated[int, typer.Option(min=1, help="Samples in one batch.")] = 4096,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Of a model, as it is sent.")] = 256 << 20,
-    allow_imports: Annotated[bool, typer.Option("--allow-imports", help="Of installed packages.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds without the server before giving up.")] = 3600.0,
+    limits: Annotated[Path | None, typer.Option(help="A TOML file: what you allow the server to ask for.")] = None,
     personalize_only: Annotated[bool, typer.Option("--personalize-only", help="No training.")] = False,
 ) -> None:
     """Take part in a live federation with your own data, which stays here, and get your own model."""
@@ -205,25 +186,26 @@ def join(
         from personax.live.certificates import read_credentials
         from personax.live.connection import Connection
         from personax.live.ports import require_loopback
-        from personax.live.recipe import OBJECTIVES, Limits
+        from personax.live.recipe import Limits, read_limits
 
         if (identity is None) == (insecure is None):
             raise ValueError("Give --identity for mutual TLS, or --insecure NAME to try without: one of them.")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        allowed = Limits() if limits is None else read_limits(limits)
         sizes = None if shape is None else tuple(int(part) for part in shape.split("x"))
         samples = client.read_data(data, label=label, shape=sizes)
-        limits = Limits(tuple(allow or OBJECTIVES), max_steps, max_batch, max_bytes, allow_imports)
         if identity is None:
             require_loopback(server)
         shown = None if identity is None else read_credentials(identity)
         place = folder or (identity or Path("personax-client")) / "state"
-        connection = Connection(server, shown, name=insecure or "", max_bytes=max_bytes, patience=patience)
-        given = {"limits": limits, "told": lambda text: typer.echo(text, err=True)}
+        most = {"max_bytes": allowed.max_bytes, "patience": allowed.patience}
+        connection = Connection(server, shown, name=insecure or "", **most)
+        given = {"limits": allowed, "told": lambda text: typer.echo(text, err=True)}
         try:
             if personalize_only:
                 found = client.personalize_only(connection, samples, place, **given)
             else:
-                found = client.take_part(connection, samples, place, **given, habits=client.Habits(report, updates))
+                found = client.take_part(connection, samples, place, **given, habits=client.Habits(report))
         finally:
             connection.close()
         _tell(found)
@@ -256,11 +238,10 @@ def status(
         from personax.live.standing import Standing
         from personax.live.view import table_of
 
-        if (identity is None) != insecure:
-            raise ValueError("Give --identity for mutual TLS, or --insecure without: one of them.")
-        if insecure:
+        chosen = _identity(identity, insecure, "operator")
+        if chosen is None:
             require_loopback(server)
-        shown = None if identity is None else read_credentials(identity)
+        shown = None if chosen is None else read_credentials(chosen)
         connection = Connection(server, shown, name="operator", role="operator", patience=5.0, call_seconds=5.0)
         try:
             text = connection.status()

@@ -36,7 +36,6 @@ class Habits:
     """What a client's owner decides beside its limits."""
 
     report_every: int | None = None  # updates between reports of its numbers; None: it reports nothing
-    max_updates: int | None = None  # after which it leaves
     wait_seconds: float = 20.0  # for work, in one request
 
 
@@ -123,7 +122,7 @@ class Client:
     def go_on(self) -> bool:
         """One turn: wait for work, or train and upload; whether there is more to do."""
         assert self.holding is not None  # newcomers do not train
-        most = self.habits.max_updates
+        most = self.limits.max_updates
         if self.newest.finished or (most is not None and self.num_updates >= most):
             return False
         if not self.newest.train:

@@ -37,6 +37,8 @@ every = 2
 lr = 0.1
 num_steps = 10
 batch_size = 10
+[live]
+num_clients = 3
 [algorithms."PersA-FL-ME"]
 recipe = "persafl"
 objective = { kind = "Moreau", strength = 1.0, prox_lr = 0.1, num_prox_steps = 10 }
@@ -97,7 +99,7 @@ def run_demo(folder: Path, overrides: list[str], told: Callable[[str], None], wa
     prepare(folder, overrides)
     place = folder / "certificates"
     with Parts(folder) as parts:
-        serving = ("--listen", "127.0.0.1:0", "--identity", str(place / "server"), "--clients", str(len(CLIENTS)))
+        serving = ("--listen", "127.0.0.1:0", "--identity", str(place / "server"))
         out = ("--out", str(folder / "run"), "--no-view")
         parts.begin("server", "serve", str(folder / "config.toml"), *serving, *out)
         port = wait_for_port(parts)

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
+from personax.config import Terms
 from personax.live.certificates import Identity, Revocations, identity_of
-from personax.live.terms import Terms
 
 NAME_KEY = "personax-client"  # says who a client is where there is no TLS
 logger = logging.getLogger("personax.live")

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from personax.checkpoint import write_atomically
 from personax.live.messages import checksum
 
 _HEAD = struct.Struct("<4sIQQQ")  # a mark, the lengths of the words and of the arrays, their checksums
@@ -114,7 +115,7 @@ class Journal:
         return sorted(int(found[1]) for found in map(_SEGMENT.fullmatch, os.listdir(self.log)) if found)
 
     def _mend(self) -> int:
-        """Give the lines what the log has and they lack; the number of the last record that is whole."""
+        """Make the lines tell what the log has, no less and no more; the number of the last record that is whole."""
         begins = self._segments()
         last = begins[-1] - 1 if begins else 0
         told, missing = _mend_lines(self.lines), []
@@ -123,6 +124,9 @@ class Journal:
                 last = record.about["number"]
                 if last > told:
                     missing.append(json.dumps(record.about).encode() + b"\n")
+        if told > last:  # a machine that stops may keep the lines and lose what they tell
+            kept = (line for line in self.lines.read_bytes().splitlines(True) if json.loads(line)["number"] <= last)
+            write_atomically(self.lines, b"".join(kept))
         with self.lines.open("ab") as file:
             file.writelines(missing)
         return last

@@ -19,6 +19,7 @@ import xxhash
 
 from personax.typing import PyTree
 
+ALIGNMENT = 64  # bytes: XLA copies what begins elsewhere
 PIECE = 4 << 20  # bytes of data in one message; what is longer travels in several
 _NAMES = {
     np.dtype(kind): name
@@ -106,10 +107,39 @@ class Layout:
 
     @cached_property
     def _placed(self) -> list[tuple[int, int]]:
-        """For each leaf in the order of the bytes: its index and where it begins. Wide types first: all are aligned."""
-        order = sorted(range(len(self.leaves)), key=lambda i: (-self.leaves[i].dtype.itemsize, i))
+        """For each leaf in the order of the bytes: its index and where it begins.
+
+        Wide types first, so that all are aligned; each type in one stretch.
+        """
+        order = sorted(range(len(self.leaves)), key=lambda i: (*self._rank(self.leaves[i]), i))
         begins = np.cumsum([0, *(self.leaves[i].num_bytes for i in order)])
         return [(i, int(begin)) for i, begin in zip(order, begins, strict=False)]
+
+    @staticmethod
+    def _rank(leaf: Leaf) -> tuple[int, str]:
+        return -leaf.dtype.itemsize, leaf.dtype.name
+
+    @cached_property
+    def _stretches(self) -> list[tuple[np.dtype, int, int]]:
+        """For each type in the order of the bytes: how many numbers, and where they begin in a content."""
+        found: dict[np.dtype, tuple[int, int]] = {}
+        for i, begin in self._placed:
+            leaf = self.leaves[i]
+            before, first = found.get(leaf.dtype, (0, len(self.header) + begin))
+            found[leaf.dtype] = (before + math.prod(leaf.shape), first)
+        return [(kind, count, begin) for kind, (count, begin) in found.items()]
+
+    @cached_property
+    def _slices(self) -> list[tuple[int, slice, tuple[int, ...]]]:
+        """For each leaf: its stretch, its place there, and its shape."""
+        kinds = [kind for kind, _, _ in self._stretches]
+        slices: list[Any] = [None] * len(self.leaves)
+        for i, begin in self._placed:
+            leaf = self.leaves[i]
+            which = kinds.index(leaf.dtype)
+            first = (len(self.header) + begin - self._stretches[which][2]) // leaf.dtype.itemsize
+            slices[i] = (which, slice(first, first + math.prod(leaf.shape)), leaf.shape)
+        return slices
 
     @cached_property
     def header(self) -> bytes:
@@ -120,7 +150,7 @@ class Layout:
             ends = [begin, begin + leaf.num_bytes]
             entries[leaf.name] = {"dtype": _NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": ends}
         text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
 
     @cached_property
@@ -140,13 +170,17 @@ class Layout:
 
     def decode(self, content: bytes | memoryview) -> PyTree:
         """The pytree whose `encode` gave this content; its arrays are views of it."""
+        return self.unflatten(self.vectors(content))
+
+    def vectors(self, content: bytes | memoryview) -> list[np.ndarray]:
+        """The numbers of a content: one vector for each type, a view of it."""
         if len(content) != self.num_bytes or content[: len(self.header)] != self.header:
             raise Mismatch(self._difference(content))
-        arrays: list[Any] = [None] * len(self.leaves)
-        for i, begin in self._placed:
-            leaf = self.leaves[i]
-            count, at = math.prod(leaf.shape), len(self.header) + begin
-            arrays[i] = np.frombuffer(content, leaf.dtype, count, at).reshape(leaf.shape)
+        return [np.frombuffer(content, *stretch) for stretch in self._stretches]
+
+    def unflatten(self, vectors: Sequence[Any]) -> PyTree:
+        """The pytree of these vectors; inside of `jit`, too, which gets one argument instead of one for each leaf."""
+        arrays = [vectors[which][place].reshape(shape) for which, place, shape in self._slices]
         return jax.tree.unflatten(self.structure, arrays)
 
     def _difference(self, content: bytes | memoryview) -> str:
@@ -176,30 +210,31 @@ def pieces(content: bytes, size: int = PIECE) -> Iterator[memoryview]:
 
 
 class Collector:
-    """Puts pieces together, and never takes more than was announced."""
+    """Puts pieces together where XLA reads them without a copy, and never takes more than was announced."""
 
     def __init__(self, num_bytes: int, check: int) -> None:
-        self.num_bytes, self.check = num_bytes, check
-        self.pieces: list[bytes | memoryview] = []
-        self.have = 0
+        self.num_bytes, self.check, self.have = num_bytes, check, 0
+        room = np.empty(num_bytes + ALIGNMENT, np.uint8)
+        begin = -room.ctypes.data % ALIGNMENT
+        self.room = room.data[begin : begin + num_bytes]
 
     def add(self, piece: bytes | memoryview) -> None:
         """The next piece."""
-        self.have += len(piece)
-        if self.have > self.num_bytes:
-            raise Broken(f"{self.num_bytes} bytes were announced, got more: {self.have}. Send what was announced.")
-        self.pieces.append(piece)
+        end = self.have + len(piece)
+        if end > self.num_bytes:
+            raise Broken(f"{self.num_bytes} bytes were announced, got more: {end}. Send what was announced.")
+        self.room[self.have : end] = piece
+        self.have = end
 
     @property
     def complete(self) -> bool:
         """Whether all that was announced is there."""
         return self.have == self.num_bytes
 
-    def content(self) -> bytes | memoryview:
+    def content(self) -> memoryview:
         """All of it, checked."""
         if not self.complete:
             raise Broken(f"{self.num_bytes} bytes were announced, got {self.have}: the stream was cut. Send it again.")
-        whole = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-        if checksum(whole) != self.check:
+        if checksum(self.room) != self.check:
             raise Broken(f"The checksum of {self.num_bytes} bytes does not fit: they were changed. Send them again.")
-        return whole
+        return self.room

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
+from personax.config import Terms
 from personax.live.certificates import Credentials
 from personax.live.messages import PIECE
-from personax.live.terms import Terms
 
 
 def options(terms: Terms) -> list[tuple[str, int]]:

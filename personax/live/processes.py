@@ -11,9 +11,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 
 def set_up_server() -> None:
     """Settle uploads in the thread that asks: they are many and small, and handing them on costs more than they do."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_cpu_multi_thread_eigen" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+    os.environ.setdefault("PJRT_NPROC", "1")  # threads of XLA
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     keep_memory()
     allow_many_files()

@@ -6,27 +6,32 @@ with its scores. A client's owner says which objectives it may run and how much 
 
 import json
 import tomllib
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
+import pydantic.dataclasses
 
 from personax.algorithms import Algorithm
 from personax.build import Outputs, Training, make_task, make_training
-from personax.config import Config, ConfigError, Imported, dump, parse
+from personax.config import Config, ConfigError, Count, Flag, Imported, Positive, check_names, dump, parse
 from personax.federation import ClientData
-from personax.keys import INIT, run_stream
+from personax.keys import run_stream
 from personax.live.messages import Layout
 from personax.local import local_update
 from personax.objectives import Meta, Moreau
 from personax.sampling import ROLES, Client
+from personax.simulate import first_params
 from personax.tasks import as_inputs
-from personax.typing import Array, Extra, Model, Params, Task
+from personax.typing import Extra, Params, Task
 
-OBJECTIVES = ("Aruba", "Erm", "Meta", "Mixture", "Moreau", "Proximal", "Scaffold")
+ObjectiveName = Literal["Aruba", "Erm", "Meta", "Mixture", "Moreau", "Proximal", "Scaffold"]
+OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "yogi", "lion", "nadam", "adabelief", "noisy_sgd")
 _MOST_TEXT = 1 << 16  # characters of a recipe
 
@@ -43,20 +48,31 @@ class Spec(NamedTuple):
     outputs: Outputs
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 class Limits:
-    """What a client's owner allows a server to ask for."""
+    """What a client's owner allows a server to ask for: the settings of a TOML file."""
 
-    objectives: tuple[str, ...] = OBJECTIVES
-    max_steps: int = 10_000  # gradients in one visit
-    max_batch: int = 4096  # samples in one batch
-    max_bytes: int = 256 << 20  # of one model, as it is sent
-    allow_imports: bool = False  # models and optimizers of installed packages, by name
+    objectives: tuple[ObjectiveName, ...] = OBJECTIVES
+    max_steps: Count = 10_000  # gradients in one visit
+    max_batch: Count = 4096  # samples in one batch
+    max_bytes: Count = 256 << 20  # of one model, as it is sent
+    max_updates: Count | None = None  # after which the client leaves
+    patience: Positive = 3600.0  # seconds without the server before giving up
+    allow_imports: Flag = False  # models and optimizers of installed packages, by name
 
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.objectives if name not in OBJECTIVES]
-        if unknown:
-            raise ValueError(f"`objectives` must be among {', '.join(OBJECTIVES)}, got {unknown[0]!r}.")
+
+def read_limits(path: Path) -> Limits:
+    """The limits of a TOML file; a setting that it does not have is the default."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}. Repair that place.") from None
+    check_names(str(path), table, (field.name for field in fields(Limits)), "limit")
+    try:
+        return Limits(**table)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{path}: `{first['loc'][0]}` is wrong: {first['msg']}, got {first['input']!r:.80}.") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +106,7 @@ class Recipe:
     def initial_params(self) -> Params:
         """The model before training: the simulator's, which depends on the shape of a sample and on no sample."""
         x = jnp.zeros((1, *self.spec.input_shape), self.spec.input_dtype)
-        return _initial_params(self.task.model, self.key, x)
+        return first_params(self.task.model, x, self.key)
 
     @cached_property
     def params_shape(self) -> Params:
@@ -149,11 +165,6 @@ class Recipe:
         return json.dumps({"down": self.down.describe(), "up": self.up.describe()})
 
 
-@partial(jax.jit, static_argnums=0)
-def _initial_params(model: Model, key: Array, x: Array) -> Params:
-    return model.init(run_stream(key, INIT), as_inputs(x))
-
-
 def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
     """The recipe that a server sent, if the client's owner allows it and this installation makes the same of it."""
     if len(text) > _MOST_TEXT:
@@ -182,12 +193,12 @@ def _refuse_imports(table: dict[str, Any], limits: Limits) -> None:
         return
     if table.get("model", {}).get("kind") == "import":
         raise Refused(
-            "The server's model is imported from a package, which this client does not allow (--allow-imports)."
+            "The server's model is imported from a package, which this client does not allow (limit `allow_imports`)."
         )
     for name in _optimizers(table.get("algorithms", {})):
         if name not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
-            raise Refused(f"The server's optimizer must be one of {known}, got {name!r}. See --allow-imports.")
+            raise Refused(f"The server's optimizer must be one of {known}, got {name!r} (limit `allow_imports`).")
 
 
 def _optimizers(item: Any) -> list[Any]:

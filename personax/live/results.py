@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from personax import checkpoint
-from personax.config import dump
+from personax.config import dump, load
 from personax.folders import Folder
 from personax.live.book import Book, staleness_histogram
 from personax.live.journal import read_lines
@@ -28,16 +28,17 @@ from personax.values import to_dict
 
 def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
     """A new run folder, or one that a server with the same configuration left; and the run's name on the wire."""
-    folder, text = Folder(root), dump(recipe.config)
+    folder = Folder(root)
     about = root / "live.json"
     if not folder.config.exists():
         root.mkdir(parents=True, exist_ok=True)
         checkpoint.write_atomically(about, json.dumps({"run": name, "spec": recipe.spec}, indent=1).encode())
-        checkpoint.write_atomically(folder.config, text.encode())
+        checkpoint.write_atomically(folder.config, dump(recipe.config).encode())
         return folder, name
     if not about.exists():
         raise ValueError(f"{root} has a run that was not live. Choose another folder with --out.")
-    if folder.config.read_text(encoding="utf-8") != text:
+    # The operator may change the terms from one start to the next.
+    if replace(load(folder.config), live=recipe.config.live) != recipe.config:
         raise ValueError(
             f"{root} has a run with another configuration. Continue it with that one, or choose another --out."
         )
@@ -47,56 +48,65 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
     """Write what a simulation writes at its end; None where no client reported any number."""
     export_model(folder, book)
-    recipe, ledger = book.recipe, book.ledger
-    if not ledger.history:
+    history = book.ledger.history
+    if not history:
         return None
-    training, lines = recipe.training, read_lines(folder.root)
-    protocols = {name: one for name, one in training.protocols.items() if _reports(ledger.history[-1], name)}
+    reported = {name: one for name, one in book.recipe.training.protocols.items() if _reports(history[-1], name)}
+    found = {name: _evaluation(book, protocol, history[-1], name) for name, protocol in reported.items()}
+    record = _run_record(book, found, _algorithm_record(book, reported, read_lines(folder.root), bytes_up, bytes_down))
+    rows = pa.concat_tables([_rows(book, name, one) for name, one in found.items()], promote_options="default")
+    _write_all(folder, record, rows)
+    return record
+
+
+def _algorithm_record(
+    book: Book, protocols: dict[str, Protocol], lines: list[dict[str, Any]], bytes_up: float, bytes_down: float
+) -> AlgorithmRecord:
+    """What the algorithm did, from the journal and from the numbers that clients reported."""
+    training, ledger = book.recipe.training, book.ledger
     histories = {
         name: [_evaluation_record(book, protocol, entry, name) for entry in ledger.history if _reports(entry, name)]
         for name, protocol in protocols.items()
     }
-    found = {name: _evaluation(book, protocol, ledger.history[-1], name) for name, protocol in protocols.items()}
-    refused = sum(line.get("outcome") == "refused" for line in lines)
-    record = AlgorithmRecord(
+    return AlgorithmRecord(
         name=training.name,
         recipe=training.recipe,
         definition=to_dict(training.algorithm),
         citations=citations_of(training.recipe, training.algorithm),
         mode="synchronous" if book.is_synchronous else "asynchronous",
-        num_rounds=recipe.config.schedule.num_rounds,
+        num_rounds=book.recipe.config.schedule.num_rounds,
         num_events=ledger.num_events,
         seconds={"compile": 0.0, "train": book.now, "evaluate": 0.0},
         bytes_up=bytes_up,
         bytes_down=bytes_down,
         num_dropped=[int(book.state.num_dropped)],
-        num_skipped=[refused],
+        num_skipped=[sum(line.get("outcome") == "refused" for line in lines)],
         scores=[score_record(name, protocol, histories[name], None) for name, protocol in protocols.items()],
         staleness={} if book.is_synchronous else staleness_histogram(lines),
         active=activity_of(_schedule(book, lines)) if ledger.num_events else {},
     )
-    rows = pa.concat_tables([_rows(book, name, one) for name, one in found.items()], promote_options="default")
+
+
+def _run_record(book: Book, found: dict[str, Evaluation], algorithm: AlgorithmRecord) -> RunRecord:
+    config, ledger = book.recipe.config, book.ledger
     metrics = list(dict.fromkeys(metric for one in found.values() for metric in one.metrics))
-    reports = ledger.reports.values()
-    total = lambda key: sum(int(one[key]) for one in reports)
+    total = lambda key: sum(int(one[key]) for one in ledger.reports.values())
     summary = f"{len(ledger.seats)} clients on machines of their own; {len(ledger.reports)} of them report numbers"
-    whole = RunRecord(
+    return RunRecord(
         schema_version=SCHEMA_VERSION,
         personax=version_of("personax"),
-        name=recipe.config.name,
+        name=config.name,
         started=datetime.fromtimestamp(ledger.began, UTC).isoformat(timespec="seconds"),
         machine=machine(),
-        seeds=recipe.config.seed_list,
+        seeds=config.seed_list,
         metrics=metrics,
         headline=headline_of(metrics),
         federation=FederationRecord(len(ledger.seats), 0, total("train_samples"), total("samples"), summary, []),
-        algorithms=[record],
+        algorithms=[algorithm],
         local=None,
         together=None,
-        table=table_rows({name: training.name for name in found}, found, None, None),
+        table=table_rows({name: algorithm.name for name in found}, found, None, None),
     )
-    _write_all(folder, whole, rows)
-    return whole
 
 
 def export_model(folder: Folder, book: Book) -> None:

@@ -5,14 +5,13 @@ import contextlib
 import logging
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from personax.build import Outputs, make_federation, outputs_of, resolve
-from personax.config import Config, ConfigError, File, Leaf, check_names
+from personax.config import Config, ConfigError, File, Leaf, Terms, check_names
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
 from personax.live.journal import Journal
@@ -20,7 +19,6 @@ from personax.live.ports import require_loopback
 from personax.live.recipe import Recipe, Spec, make_recipe
 from personax.live.results import open_run, write_results
 from personax.live.service import Service, run_service
-from personax.live.terms import Terms
 from personax.live.view import Metrics
 from personax.records import RunRecord
 
@@ -36,39 +34,32 @@ class Address:
     metrics_port: int | None = None
 
 
-def choose(config: Config, algorithm: str | None, spec: Spec | None) -> Recipe:
-    """The recipe to serve: one algorithm of a configuration, for the samples that the configuration or `spec` tells."""
+def choose(config: Config, algorithm: str | None) -> Recipe:
+    """The recipe to serve: one algorithm of a configuration."""
     names = list(config.algorithms)
     if algorithm is None and len(names) > 1:
         raise ConfigError(f"There are {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
     check_names("the configuration", [algorithm or names[0]], names, "algorithm")
     chosen = {name: entry for name, entry in config.algorithms.items() if name == (algorithm or names[0])}
     resolved = resolve(replace(config, algorithms=chosen), baselines=False)
-    return make_recipe(resolved, spec or spec_of(resolved))
+    return make_recipe(resolved, spec_of(resolved))
 
 
 def spec_of(config: Config) -> Spec:
-    """What samples look like, from the data that a configuration names; files are the clients', not the server's."""
+    """What samples look like: from `[live.sample]`, or from the data that a configuration names, if it is no file."""
+    given = config.live and config.live.sample
+    if given:
+        kind = "classification" if config.task.kind == "auto" else config.task.kind
+        return Spec(tuple(given.shape), given.type, Outputs(kind, given.num_outputs))
     if isinstance(config.data, File | Leaf):
-        raise ConfigError("The clients have the data: say what a sample looks like with --input-shape and --outputs.")
+        raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
     federation = make_federation(config)
     return Spec(federation.x.shape[1:], str(federation.x.dtype), outputs_of(config, federation))
-
-
-def parse_spec(shape: str, dtype: str, outputs: int, kind: str) -> Spec:
-    """What samples look like, as a person says it: `8x8`, `uint8`, 10 classes."""
-    try:
-        return Spec(tuple(int(part) for part in shape.split("x")), str(np.dtype(dtype)), Outputs(kind, outputs))
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"--input-shape must look like 28x28 and --input-type like float32, got {shape}, {dtype}."
-        ) from None
 
 
 def serve(
     recipe: Recipe,
     root: Path,
-    terms: Terms,
     address: Address,
     *,
     stay: bool = False,
@@ -76,6 +67,7 @@ def serve(
 ) -> RunRecord | None:
     """Serve a run until it is finished or interrupted; its record, if clients reported any numbers."""
     shown, revoked = _credentials(address)
+    terms = recipe.config.live or Terms()
     folder, run = open_run(root, recipe, f"{_plain(recipe.config.name)}-{secrets.token_hex(4)}")
     journal = Journal(root, terms.sync)
     book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
@@ -87,17 +79,19 @@ def serve(
             Metrics(service.standing).start(address.metrics_port)
         opened(port, service)
 
-    async def main() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError, NotImplementedError):  # not in the main thread: whoever started it
-                loop.add_signal_handler(number, stop.set)
-        tls = {"credentials": shown, "revocations": revoked}
-        await run_service(book, terms, address.listen, **tls, stop=stop, stay=stay, opened=ready)
-
-    asyncio.run(main())
+    tls = {"credentials": shown, "revocations": revoked}
+    asyncio.run(_until_stopped(partial(run_service, book, terms, address.listen, **tls, stay=stay, opened=ready)))
     journal.close()
     return write_results(folder, book, kept[0].bytes_up, kept[0].bytes_down)
+
+
+async def _until_stopped(run: Callable[..., Awaitable[None]]) -> None:
+    """Serve; SIGINT and SIGTERM end it cleanly."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(ValueError, NotImplementedError):  # not in the main thread: whoever started it
+            loop.add_signal_handler(number, stop.set)
+    await run(stop=stop)
 
 
 def _credentials(address: Address) -> tuple[Credentials | None, Revocations | None]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from personax.config import Terms
 from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
@@ -23,7 +24,6 @@ from personax.live.gate import Denied, Gate
 from personax.live.messages import PIECE, Broken, Collector, Mismatch, pieces
 from personax.live.ports import listen, options
 from personax.live.standing import Standing, standing_of
-from personax.live.terms import Terms
 
 logger = logging.getLogger("personax.live")
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
@@ -92,7 +92,10 @@ class Service:
         self._see(who)
         with self.gate.stream(who.name):
             await self._wait_for_work(who.name, min(ask.wait_seconds, _LONGEST_WAIT))
-            async for part in self._newest(who.name, ask.have, Settled("")):
+            if ask.have == self.book.version:
+                yield self._without_model(who.name, Settled(""))
+                return
+            async for part in self._newest(who.name, Settled("")):
                 yield part
 
     async def send(self, uploads: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -101,7 +104,10 @@ class Service:
         with self.gate.stream(who.name):
             arrived, want_model = await self._collect(who, uploads)
             settled, newest = await self._work(self._settle, who.name, arrived, want_model)
-            async for part in self._newest(who.name, -1, settled, newest):
+            if newest is None:
+                yield self._without_model(who.name, settled)
+                return
+            async for part in self._newest(who.name, settled, newest):
                 yield part
 
     async def exchange(self, upload: Any, context: Any) -> Any:
@@ -111,8 +117,9 @@ class Service:
             arrived = self._arrived(who, upload.about, self._announced(who, upload))
             fits = self.book.recipe.down.num_bytes <= PIECE
             settled, newest = await self._work(self._settle, who.name, arrived, upload.about.want_model and fits)
-            async for part in self._newest(who.name, -1, settled, newest):
-                return part
+            if newest is None:
+                return self._without_model(who.name, settled)
+            return wire.Part(self._with_model(who.name, settled, newest), newest.content)
 
     async def report(self, numbers: Any, context: Any) -> Any:
         """Numbers that a client chose to report."""
@@ -184,9 +191,6 @@ class Service:
             self.wake()
         return found
 
-    async def _published(self) -> Published:
-        return await self._work(self.book.published)
-
     def wake(self) -> None:
         """Let those who wait look again."""
         self.changed.set()
@@ -212,27 +216,31 @@ class Service:
                 await asyncio.wait_for(changed.wait(), left)
             self.seen[name] = time.monotonic()
 
-    async def _newest(
-        self, name: str, have: int, settled: Settled, newest: Published | None = None
-    ) -> AsyncIterator[Any]:
-        """The newest model in pieces, or one message without it. After an upload it is at hand, or not wanted."""
-        book = self.book
-        about = {"outcome": settled.outcome, "words": settled.words, "finished": book.finished}
-        about |= {"train": book.trains(name), "retry_seconds": _RETRY}
-        if have == book.version or (settled.outcome and newest is None):
-            book.hand_out(name, book.ledger.num_events)
-            yield wire.Part(wire.Model(version=book.version, unchanged=True, **about))
-            return
+    async def _newest(self, name: str, settled: Settled, newest: Published | None = None) -> AsyncIterator[Any]:
+        """The newest model in pieces; after an upload it is at hand."""
         async with self.transfers:
-            newest = newest or book.fresh
-            if newest is None:
-                newest = await self._published()
-            book.hand_out(name, newest.num_events)
-            self.bytes_down += len(newest.content)
-            about |= {"version": newest.version, "num_bytes": len(newest.content), "checksum": newest.check}
-            for piece in pieces(newest.content):
-                yield wire.Part(wire.Model(**about), piece)
-                about = {}
+            sent: Published = newest or self.book.fresh or await self._work(self.book.published)
+            about = self._with_model(name, settled, sent)
+            for piece in pieces(sent.content):
+                yield wire.Part(about, piece)
+                about = wire.Model()
+
+    def _with_model(self, name: str, settled: Settled, newest: Published) -> Any:
+        """What is said before a model."""
+        self.book.hand_out(name, newest.num_events)
+        self.bytes_down += len(newest.content)
+        described = {"version": newest.version, "num_bytes": len(newest.content), "checksum": newest.check}
+        return wire.Model(**self._told(name, settled), **described)
+
+    def _without_model(self, name: str, settled: Settled) -> wire.Part:
+        """An answer without a model: the client has it, or does not want it."""
+        self.book.hand_out(name, self.book.ledger.num_events)
+        return wire.Part(wire.Model(**self._told(name, settled), version=self.book.version, unchanged=True))
+
+    def _told(self, name: str, settled: Settled) -> dict[str, Any]:
+        book = self.book
+        what = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
+        return {**what, "finished": book.finished, "train": book.trains(name)}
 
     def _announced(self, who: Identity, part: Any) -> Collector:
         """What an upload says of itself, before any of it is kept."""

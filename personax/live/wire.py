@@ -5,7 +5,7 @@ the same.
 """
 
 import re
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,37 +81,29 @@ def _coder(kind: Any) -> tuple[Any, Any]:
 
 
 def pack(part: Part) -> bytes:
-    """The bytes of a message with its piece of data."""
+    """The bytes of a message with its piece of data, which comes first: it is found without reading the rest."""
     head = part.about.SerializeToString()
     if not len(part.data):
         return head
-    tag = part.about.DESCRIPTOR.fields_by_name["data"].number << 3 | 2
-    return b"".join([head, _varint(tag), _varint(len(part.data)), part.data])
+    return b"".join([_data_tag(type(part.about)), _varint(len(part.data)), part.data, head])
 
 
 def unpack(kind: Any, content: bytes) -> Part:
     """The message whose bytes these are, and its piece of data as a view of them."""
-    data = kind.DESCRIPTOR.fields_by_name["data"].number << 3 | 2
-    view, at = memoryview(content), 0
-    try:
-        while at < len(content):
-            tag, after = _read_varint(view, at)
-            if tag & 7 == 0:
-                _, after = _read_varint(view, after)
-            elif tag & 7 in (1, 5):
-                after += 8 if tag & 7 == 1 else 4
-            else:
-                length, after = _read_varint(view, after)
-                if tag == data and after + length == len(content):
-                    return Part(kind.FromString(content[:at]), view[after:])
-                after += length
-            at = after
-    except IndexError:
-        pass  # protobuf says what is wrong with it
-    whole = kind.FromString(content)
+    if content[:1] == _data_tag(kind):
+        length, begin = _read_varint(content, 1)
+        end = begin + length
+        if end <= len(content):
+            return Part(kind.FromString(content[end:]), memoryview(content)[begin:end])
+    whole = kind.FromString(content)  # says what is wrong with it, if anything is
     piece = whole.data
     whole.ClearField("data")
     return Part(whole, piece)
+
+
+@cache
+def _data_tag(kind: Any) -> bytes:
+    return _varint(kind.DESCRIPTOR.fields_by_name["data"].number << 3 | 2)
 
 
 def _varint(number: int) -> bytes:
@@ -123,14 +115,12 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+def _read_varint(content: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends; one that does not end is longer than any message."""
     number = shift = 0
-    while True:
-        byte = view[at]
+    for byte in content[at : at + 10]:
         number |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
         if byte < 128:
             return number, at
-        if shift > 63:
-            raise IndexError
+    return len(content), at
