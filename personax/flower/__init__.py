@@ -12,6 +12,6 @@
     records    pytrees as Flower's records; `arrays` is the part that needs no Flower
     api        all that is used of Flower, which is public
 
-Recipe, server state, journal and the mathematics are those of `personax.live`. The extra `personax[flower]` installs what
-it needs. `client` and what it uses import no JAX: Flower starts a process for each message.
+Recipe, server state, journal and numbers are those of `personax.live`. The extra `personax[flower]` installs what they
+need. `client` and what it uses import no JAX: Flower starts a process for each message.
 """

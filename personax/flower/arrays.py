@@ -31,9 +31,9 @@ def to_arrays(layout: "Layout", tree: "PyTree") -> Arrays:
 def to_tree(layout: "Layout", arrays: Mapping[str, np.ndarray]) -> "PyTree":
     """The pytree whose `to_arrays` gave these."""
     expected = {leaf.name for leaf in layout.leaves}
-    for name in sorted(expected ^ set(arrays)):
-        here = "such an array" if name in expected else "no such array"
-        raise ValueError(f"`{name}`: the recipe has {here}, and the message differs. Use the same recipe on both sides.")
+    odd = sorted(expected ^ set(arrays))
+    if odd:
+        raise ValueError(f"Arrays must be {', '.join(sorted(expected))}, got otherwise: {odd[0]}. Use the same recipe.")
     leaves = []
     for leaf in layout.leaves:
         array = arrays[leaf.name]

@@ -1,8 +1,8 @@
 """The way from a ClientApp, which lives for one message, to the worker of its node, which stays.
 
 A worker listens on a Unix socket in a folder that only its user can enter. It is started by the first message that
-needs it, survives the SuperNode, and ends when nothing has come for a while. A request and its answer are each a line of
-JSON and arrays; one connection carries one request.
+needs it, survives the SuperNode, and ends when nothing has come for a while. A request and its answer are each some
+words of JSON and arrays; one connection carries one request.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from math import prod
@@ -28,6 +29,8 @@ PROTOCOL = 1  # of what a server asks a worker; both must have the same
 _HEAD = struct.Struct("<Q")  # the length of the words
 _MOST_WORDS = 1 << 26
 _START = 120.0  # seconds that a worker may take to listen
+_started: dict[Path, "subprocess.Popen[bytes]"] = {}  # by this process, which in Flower's simulation lives on
+_starting = threading.Lock()
 
 
 class WorkerFailed(RuntimeError):
@@ -35,7 +38,7 @@ class WorkerFailed(RuntimeError):
 
 
 def ask(folder: Path, about: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-    """What the worker of a node answers; it is started if it does not run. `folder` is where the node keeps its state."""
+    """What the worker of a node answers; it is started if it does not run. `folder` is where the node has its state."""
     try:
         answer, found = _exchange(folder, about, arrays)
     except (EOFError, ConnectionError):  # it ended in the middle; what it had done is on its disk, and counts once
@@ -104,8 +107,7 @@ def _exchange(folder: Path, about: Mapping[str, Any], arrays: Arrays) -> tuple[d
 
 def _connect(folder: Path) -> socket.socket:
     """A connection to the worker. Of several that are started at once one stays, and all callers find it."""
-    path, until = socket_of(folder), time.monotonic() + _START
-    started: subprocess.Popen[bytes] | None = None
+    path, until, fresh = socket_of(folder), time.monotonic() + _START, False
     while True:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -113,13 +115,13 @@ def _connect(folder: Path) -> socket.socket:
             return link
         except (FileNotFoundError, ConnectionRefusedError):
             link.close()
-        if started is None:
-            started = _start(folder)
-        if started.poll() or time.monotonic() > until:
-            said = (folder / "worker.log").read_text(errors="replace")[-1500:]
-            raise WorkerFailed(f"The worker of {folder} does not start. It said:\n{said}")
-        if started.returncode == 0:  # another one was first, and may have ended since
-            started = None
+        with _starting:
+            process = _started.get(folder)
+            if (process is not None and process.poll() and fresh) or time.monotonic() > until:
+                said = (folder / "worker.log").read_text(errors="replace")[-1500:]
+                raise WorkerFailed(f"The worker of {folder} does not start. It said:\n{said}")
+            if process is None or process.returncode is not None:
+                _started[folder], fresh = _start(folder), True
         time.sleep(0.05)
 
 

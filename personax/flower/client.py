@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from personax.flower.api import ClientApp, Context, Message
+from personax.flower.api import ClientApp, Context, Message  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.channel import ask
 from personax.flower.node import read_node
 from personax.flower.records import from_content, to_content

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from personax.flower.api import ArrayRecord, Grid, Message
+from personax.flower.api import ArrayRecord, Grid, Message  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.arrays import Arrays, to_tree
 from personax.flower.channel import PROTOCOL
 from personax.flower.records import from_content, to_content, to_record

@@ -26,6 +26,7 @@ from personax.live.visits import make_visit, personal_model, score, score_one
 from personax.typing import Params, Shared
 
 logger = logging.getLogger("personax.flower")
+Answer = tuple[dict[str, Any], Arrays]
 
 
 class Member:
@@ -42,7 +43,7 @@ class Member:
         self.holding = self._restored()
         self.visit = make_visit(self.recipe, self.data)
 
-    def train(self, about: Mapping[str, Any], arrays: Arrays, report_every: int | None) -> tuple[dict[str, Any], Arrays]:
+    def train(self, about: Mapping[str, Any], arrays: Arrays, report_every: int | None) -> Answer:
         """A visit from the model that came, or the update that was made before and not settled; what is uploaded."""
         next_update = about["update"]
         if self.holding.upload is None or self.holding.upload["update"] < next_update:
@@ -63,7 +64,7 @@ class Member:
         weight = float(self.data.counts[0]) if self.recipe.counts_samples else 1.0
         return {**told, "samples": weight, "report": numbers}, to_arrays(self.recipe.up, upload["tree"])
 
-    def finish(self, about: Mapping[str, Any], arrays: Arrays, reports: bool) -> tuple[dict[str, Any], Arrays]:
+    def finish(self, about: Mapping[str, Any], arrays: Arrays, reports: bool) -> Answer:
         """Write the personal model and its numbers; what the owner lets the server know of them."""
         params, shared = self._model(arrays)
         own = (self.holding.personal, self.holding.update)

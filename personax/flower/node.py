@@ -6,8 +6,9 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-KEYS = """name client-id data label shape partition-id num-partitions folder report idle-minutes
-objectives max-steps max-batch max-bytes allow-imports""".split()
+_OWN = ("name", "client-id", "data", "label", "shape", "folder", "report", "idle-minutes")
+_LIMITS = ("objectives", "max-steps", "max-batch", "max-bytes", "allow-imports")
+KEYS = (*_OWN, *_LIMITS, "partition-id", "num-partitions")  # the last two are what Flower's simulation gives
 
 
 def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, Any]]:
@@ -23,11 +24,12 @@ def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, A
     if "data" not in node:
         if "partition-id" not in node:
             raise ValueError(
-                "--node-config must say where this client's samples are: data=\"FILE\", or partition-id=N for a part of "
-                "the data that the recipe names."
+                '--node-config must say where the samples are: data="FILE", or partition-id=N for a part of the '
+                "data that the recipe names."
             )
         node["recipe"] = str(recipe.resolve())
         node.setdefault("name", f"partition-{node['partition-id']}")
+        node.setdefault("report", 1)  # whoever wrote the recipe has these samples anyway
     name = str(node.setdefault("name", ""))
     if not name or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 63:
         raise ValueError(f"--node-config must have a `name` of up to 63 letters, digits, - and _, got {name!r}.")

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from personax.flower.api import Array, ArrayRecord, ConfigRecord, RecordDict
+from personax.flower.api import Array, ArrayRecord, ConfigRecord, RecordDict  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.arrays import Arrays, to_arrays, to_tree
 
 if TYPE_CHECKING:  # its module imports JAX

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from personax.config import Config, load
-from personax.flower.api import Context, Grid, ServerApp
+from personax.flower.api import Context, Grid, ServerApp  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.driver import Driver, Manners
 from personax.flower.locks import sole_user
 from personax.folders import Folder

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from personax.federation import Federation
 from personax.flower.arrays import Arrays
 from personax.flower.channel import PROTOCOL, receive, send, socket_of
 from personax.flower.locks import Taken, sole_user
-from personax.flower.member import Member
+from personax.flower.member import Answer, Member
 from personax.live.client import read_data
 from personax.live.recipe import Limits
 
@@ -36,13 +37,12 @@ class Worker:
         self.data: Federation | None = None
         self.members: dict[str, Member] = {}
 
-    def answer(self, about: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+    def answer(self, about: dict[str, Any], arrays: Arrays) -> Answer:
         """What goes back; what cannot be done is an `error` in words."""
         try:
             if about.get("protocol") != PROTOCOL:
-                raise ValueError(
-                    f"This node speaks protocol {PROTOCOL}, the server {about.get('protocol')}. Update the older personax."
-                )
+                spoken = f"{PROTOCOL} here and {about.get('protocol')} at the server"
+                raise ValueError(f"The protocols differ: {spoken}. Update the older personax.")
             self._know(about["node"])
             if about["task"] == "query":
                 return self._introduce(), {}
@@ -72,17 +72,20 @@ class Worker:
         return {"name": self.node["name"], "id": self.node.get("client-id", self.node.get("partition-id")), **sample}
 
     def _member(self, about: dict[str, Any]) -> Member:
-        """This client in a run; one that the server describes otherwise than before is made anew."""
+        """The client in a run; one that the server describes otherwise than before is made anew."""
         assert self.data is not None
         key = "\n".join(str(about[what]) for what in ("run", "id", "recipe", "layout"))
         if key not in self.members:
-            told = {name: self.node[name] for name in self.node if name.startswith("max-")}
-            told |= {"allow-imports": self.node.get("allow-imports", False)}
-            if "objectives" in self.node:
-                told["objectives"] = tuple(str(self.node["objectives"]).split(","))
-            limits = Limits(**{name.replace("-", "_"): value for name, value in told.items()})
-            self.members[key] = Member(self.node["name"], about, self.data, self.folder, limits)
+            self.members[key] = Member(self.node["name"], about, self.data, self.folder, limits_of(self.node))
         return self.members[key]
+
+
+def limits_of(node: dict[str, Any]) -> Limits:
+    """What the owner allows a server to ask for."""
+    told = {field.name: node[key] for field in fields(Limits) if (key := field.name.replace("_", "-")) in node}
+    if "objectives" in told:
+        told["objectives"] = tuple(str(told["objectives"]).split(","))
+    return Limits(**told)
 
 
 def read_samples(node: dict[str, Any]) -> Federation:

@@ -1,4 +1,4 @@
-"""A Flower deployment on this machine: a SuperLink and SuperNodes as processes, apps that `personax flower init` writes."""
+"""A Flower deployment on this machine: a SuperLink, SuperNodes, and apps that `personax flower init` writes."""
 
 import contextlib
 import json
@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import jax
@@ -40,7 +38,7 @@ path = "on the nodes"
 kind = "logistic_regression"
 [schedule]
 num_rounds = {num_rounds}
-cohort_size = 3
+cohort_size = {num_clients}
 [local]
 lr = 0.1
 num_steps = 2
@@ -90,18 +88,19 @@ class Deployment:
         self.node = ("--insecure", "--superlink", f"127.0.0.1:{self.port}")  # how nodes reach it
         runtime = self.folder / "runtime"
         runtime.mkdir(mode=0o700)
-        self.env = {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(self.folder / "home"), "XDG_RUNTIME_DIR": str(runtime)}
+        places = {"FLWR_HOME": str(self.folder / "home"), "XDG_RUNTIME_DIR": str(runtime)}
+        self.env = {**os.environ, **ENVIRONMENT, **places}
         self.env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self.env['PATH']}"
         for i, name in enumerate(NAMES):
             (x, y), (test_x, test_y) = CLIENTS[i], TESTS[i]
             np.savez(self.folder / f"{name}.npz", x=x, y=y, test_x=test_x, test_y=test_y)
-        self.connect("deployment", f'address = "127.0.0.1:{self.port}"\ninsecure = true')
+        self.connect(f'address = "127.0.0.1:{self.port}"\ninsecure = true')
 
-    def connect(self, name, text):
-        """Tell Flower's command line of a SuperLink."""
+    def connect(self, text):
+        """Tell Flower's command line of the SuperLink."""
         place = self.folder / "home" / "config.toml"
         place.parent.mkdir(exist_ok=True)
-        place.write_text(f'[superlink]\ndefault = "{name}"\n[superlink.{name}]\n{text}\n')
+        place.write_text(f'[superlink]\ndefault = "deployment"\n[superlink.deployment]\n{text}\n')
 
     def begin(self, name, *words):
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -112,7 +111,7 @@ class Deployment:
     def begin_link(self):
         words = ("--port", str(self.port), "--disable-runtime-dependency-installation")
         self.begin("link", "flower-superlink", *self.link, *words)
-        wait_until(lambda: reachable(self.port), 60, lambda: self.log("link"))
+        wait_until(lambda: listens(self.port), 60, lambda: self.log("link"))
 
     def begin_node(self, name, *more):
         config = f'name="{name}" client-id={NAMES.index(name)} data="{self.folder / name}.npz" idle-minutes=5'
@@ -153,12 +152,12 @@ class Deployment:
 class Run:
     """One algorithm on a deployment."""
 
-    def __init__(self, deployment, algorithm, num_rounds, label):
+    def __init__(self, deployment, algorithm, num_rounds, label, num_clients=3):
         self.deployment, self.algorithm, self.num_rounds = deployment, algorithm, num_rounds
         self.root, self.app = deployment.folder / f"run-{label}", deployment.folder / f"app-{label}"
         config = deployment.folder / f"{label}.toml"
-        config.write_text(RECIPE.format(num_rounds=num_rounds))
-        write_app(self.app, config, algorithm)
+        config.write_text(RECIPE.format(num_rounds=num_rounds, num_clients=num_clients))
+        write_app(self.app, config, algorithm, num_clients)
         self.recipe = choose(load(config), algorithm, Spec((4,), "float32", Outputs("classification", 3)))
 
     def begin(self):
@@ -207,9 +206,9 @@ class Run:
         return json.loads((self.root / "live.json").read_text())["run"]
 
 
-def reachable(port):
-    with contextlib.suppress(urllib.error.URLError, OSError):
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).status == 200
+def listens(port):
+    with contextlib.suppress(OSError), contextlib.closing(socket.create_connection(("127.0.0.1", port), 2)):
+        return True
     return False
 
 
