@@ -114,7 +114,7 @@ def test_sockets_are_in_a_folder_of_the_user_alone(tmp_path, monkeypatch):
 
 def test_a_folder_has_one_user(tmp_path):
     with sole_user(tmp_path / "lock"):
-        assert (tmp_path / "lock").read_text() == str(os.getpid())
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
         with pytest.raises(Taken, match=f"is used by process {os.getpid()}"), sole_user(tmp_path / "lock"):
             pass
     with sole_user(tmp_path / "lock"):

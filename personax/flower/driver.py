@@ -21,6 +21,7 @@ from personax.flower.records import from_content, to_content, to_record
 from personax.live.book import Arrived, Book
 from personax.live.messages import Mismatch, checksum
 from personax.live.recipe import Recipe
+from personax.values import require_nonnegative, require_positive
 
 logger = logging.getLogger("personax.flower")
 _PAUSES = (0.1, 1.0)  # seconds between two looks for a reply: at first, and at most
@@ -34,6 +35,10 @@ class Manners:
 
     ttl: float = 1800.0  # of a message and its reply: how long a visit may take
     drain: float = 120.0  # after the end, for what is under way and for the clients' own models
+
+    def __post_init__(self) -> None:
+        require_positive("ttl", self.ttl)
+        require_nonnegative("drain", self.drain)
 
 
 class Lost(Exception):
@@ -84,11 +89,13 @@ class Driver:
 
     def _waits(self, ended: float) -> bool:
         """Whether threads are at work that may still end in time."""
-        alive = any(thread.is_alive() for thread in self.threads.values())
-        if alive and time.monotonic() - ended > self.manners.drain:
+        if self._busy() and time.monotonic() - ended > self.manners.drain:
             logger.warning("Some nodes did not answer in %g s after the end.", self.manners.drain)
             return False
-        return alive
+        return self._busy()
+
+    def _busy(self) -> bool:
+        return any(thread.is_alive() for thread in self.threads.values())
 
     def _look(self) -> None:
         """See which nodes are there. One that came back is a new one: what it had been asked is lost."""
@@ -100,8 +107,8 @@ class Driver:
             if visit not in self.threads and not self.book.finished:
                 self.threads[visit] = threading.Thread(target=self._guard, args=visit, daemon=True)
                 self.threads[visit].start()
-        idle = [visit for visit in found.items() if not self.threads[visit].is_alive()] if self.threads else []
-        if idle and len(idle) == len(found) >= (self.book.terms.num_clients or 1) and not self.book.finished:
+        enough, idle = len(found) >= (self.book.terms.num_clients or 1), not self._busy()
+        if enough and idle and not self.book.finished:
             raise Failed("None of the nodes can take part; the log says why of each. Then start again: it goes on.")
 
     def _is_there(self, node: int, since: str) -> bool:
@@ -256,11 +263,11 @@ def arrived_of(recipe: Recipe, told: dict[str, Any], arrays: Arrays) -> Arrived:
 def report_of(recipe: Recipe, told: Any) -> dict[str, Any]:
     """A report as a book keeps it; numbers of scores that the recipe does not have, and odd ones, are left out."""
     kept: dict[str, dict[str, float]] = {}
-    given = told if isinstance(told, dict) else {}
-    for score in recipe.training.protocols:
-        found = given.get("numbers", {}).get(score, {})
-        numbers = {str(metric)[:40]: float(value) for metric, value in found.items() if isfinite(float(value))}
-        if numbers:
-            kept[score] = numbers
-    counts = {key: int(given.get(key, 0)) for key in ("version", "samples", "train_samples")}
-    return {"numbers": kept, **counts}
+    try:
+        for score in recipe.training.protocols:
+            found = told["numbers"].get(score, {}).items()
+            kept[score] = {str(metric)[:40]: float(value) for metric, value in found if isfinite(float(value))}
+        counts = {key: int(told[key]) for key in ("version", "samples", "train_samples")}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {"numbers": {}}
+    return {"numbers": {score: numbers for score, numbers in kept.items() if numbers}, **counts}

@@ -19,8 +19,9 @@ def sole_user(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            raise Taken(f"{path.parent} is used by process {lock.read()}. Wait for its end, or use another.") from None
+            who = lock.read().strip()
+            raise Taken(f"{path.parent} is used by process {who}. Wait for its end, or use another.") from None
         lock.truncate(0)
-        lock.write(str(os.getpid()))
+        lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield

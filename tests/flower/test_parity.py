@@ -4,8 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="in an environment of its own: make test-flower")
-
 from personax import rounds, simulate
 from personax.checkpoint import load
 from personax.live.results import journal_schedule

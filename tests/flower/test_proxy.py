@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="in an environment of its own: make test-flower")
-
 from personax.live import certificates
 from tests.flower.deployment import Deployment, Run, free_port, wait_until
 
