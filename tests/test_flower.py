@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import tomllib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -313,6 +314,11 @@ def test_init_takes_a_recipe(tmp_path):
     assert personax("flower", "init", tmp_path / "app", "--config", config, "--clients", 0).exit_code == 0
     assert (tmp_path / "app" / PACKAGE / "recipe.toml").read_text() == config.read_text()
     assert "num-clients = 0" in (tmp_path / "app" / "pyproject.toml").read_text()
+
+
+def test_the_page_shows_the_proxy_that_is_tested():
+    root = Path(__file__).parents[1]
+    assert (root / "examples" / "flower" / "nginx.conf").read_text() in (root / "docs" / "flower.md").read_text()
 
 
 # Without Flower, and without JAX

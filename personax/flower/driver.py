@@ -56,6 +56,7 @@ class Driver:
         self.grid, self.book, self.manners = grid, book, manners
         self.changed = threading.Condition()  # held by who touches the book; tells that it has changed
         self.activated: dict[int, str] = {}  # of each node that is there: when it came
+        self.registered: dict[int, str] = {}  # the names under which keys of nodes were registered, if they were
         self.threads: dict[tuple[int, str], threading.Thread] = {}
         self.speaker: dict[str, int] = {}  # of each client: the node that spoke for it last
         self.model: tuple[int, ArrayRecord] | None = None  # the newest, as it is sent
@@ -99,9 +100,10 @@ class Driver:
 
     def _look(self) -> None:
         """See which nodes are there. One that came back is a new one: what it had been asked is lost."""
-        found = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+        nodes = list(self.grid.get_nodes())
+        found = {node.node_id: node.last_activated_at for node in nodes}
         with self.changed:
-            self.activated = found
+            self.activated, self.registered = found, {node.node_id: node.name for node in nodes}
         self.threads = {visit: one for visit, one in self.threads.items() if one.is_alive() or self._is_there(*visit)}
         for visit in found.items():
             if visit not in self.threads and not self.book.finished:
@@ -155,6 +157,8 @@ class Driver:
             if given != (spec.input_shape, spec.input_dtype):
                 wanted = f"{spec.input_dtype} of shape {spec.input_shape}"
                 raise Failed(f"Samples must be {wanted}, got {given[1]} of {given[0]}. Convert the data.")
+            if self.registered.get(node) not in (None, "", name):
+                raise Failed(f"Its key is registered for {self.registered[node]}, and it says that it is {name}.")
             with self._touching():
                 other = self.speaker.get(name)
                 if other in self.activated and other != node:

@@ -162,7 +162,7 @@ class Run:
 
     def begin(self):
         """`flwr run`; again, in a new run of Flower's, where the last ServerApp was killed."""
-        given = f'out="{self.root}" input-shape="4" outputs=3 outlier-factor=0.0 deadline=120.0'
+        given = f'out="{self.root}" input-shape="4" outputs=3 outlier-factor=0.0 deadline=600.0'
         told = self.deployment.flwr("run", str(self.app), "deployment", "--run-config", given, "--format", "json")
         self.id = json.loads(told)["run-id"]
 
@@ -172,11 +172,11 @@ class Run:
             return [line for line in read_lines(self.root) if line["what"] == "upload"]
         return []
 
-    def wait_for(self, num, of=None, seconds=120):
+    def wait_for(self, num, of=None, seconds=600):
         """Until so many uploads are settled, of all clients or of one."""
         wait_until(lambda: sum(of in (None, u["client"]) for u in self.uploads) >= num, seconds, self.told)
 
-    def wait_for_end(self, seconds=180):
+    def wait_for_end(self, seconds=600):
         wait_until(self.model.exists, seconds, self.told)
 
     @property

@@ -25,15 +25,15 @@ TERMS = Terms(num_clients=3, outlier_factor=0.0)
 
 
 class Info:
-    def __init__(self, node_id, last_activated_at):
-        self.node_id, self.last_activated_at = node_id, last_activated_at
+    def __init__(self, node_id, last_activated_at, name):
+        self.node_id, self.last_activated_at, self.name = node_id, last_activated_at, name
 
 
 class Loopback:
     """What a grid is to the driver; each node answers in a thread of its own, by a worker or as a test says."""
 
     def __init__(self, folder):
-        self.nodes, self.replies, self.asked = {}, {}, []
+        self.nodes, self.replies, self.asked, self.keys = {}, {}, [], {}
         self.answers = {i: self.working(i, Worker(folder / NAMES[i])) for i in range(3)}
 
     def working(self, i, worker):
@@ -44,7 +44,7 @@ class Loopback:
         self.nodes[i] = when
 
     def get_nodes(self):
-        return [Info(i, when) for i, when in list(self.nodes.items())]
+        return [Info(i, when, self.keys.get(i, "")) for i, when in list(self.nodes.items())]
 
     def push_messages(self, messages):
         (message,) = messages
@@ -225,6 +225,17 @@ def test_a_run_that_nobody_can_take_part_in_ends_with_words(tmp_path):
         grid.come(i)
     (failure,) = drive(grid, book)()
     assert isinstance(failure, Failed) and "None of the nodes can take part" in str(failure)
+
+
+def test_a_key_that_was_registered_for_a_client_speaks_for_no_other(tmp_path, caplog):
+    given, grid = recipe("FedAsync", num_rounds=1), Loopback(tmp_path)
+    book = make_book(tmp_path / "run", given, TERMS)
+    grid.keys = {0: "anna", 1: "dora"}
+    for i in range(3):
+        grid.come(i)
+    assert drive(grid, book)() == []
+    assert {line["client"] for line in applied(tmp_path / "run")} == {"anna", "cleo"}
+    assert "registered for dora, and it says that it is bert" in caplog.text
 
 
 def test_odd_reports_are_left_out():

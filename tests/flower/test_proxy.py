@@ -84,7 +84,7 @@ def test_the_control_api_needs_no_password_and_the_proxy_hides_it(deployment):
 def test_only_a_registered_key_takes_part_and_all_goes_through_the_proxy(deployment):
     known, stranger = deployment.key("anna"), deployment.key("bert")
     deployment.begin_node("bert", "--auth-supernode-private-key", str(stranger))
-    deployment.flwr("supernode", "register", f"{known}.pub", "deployment")
+    deployment.flwr("supernode", "register", f"{known}.pub", "deployment", "--name", "anna")
     deployment.begin_node("anna", "--auth-supernode-private-key", str(known))
     run = Run(deployment, "FedAvg", 1, "proxied", num_clients=1)
     run.begin()
