@@ -14,7 +14,8 @@ test: .venv/test
 test-slow: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
-# Flower pins its dependencies tightly: it has an environment of its own.
+# Flower pins its dependencies tightly: it has an environment of its own. It starts a process for each message, and
+# the tests send some hundred: too long for `check`.
 test-flower: .venv-flower/test
 	.venv-flower/bin/python -m pytest tests/flower tests/test_flower.py personax/flower
 

@@ -3,7 +3,7 @@
     template   a ready Flower app, for `personax flower init`
     server     the ServerApp: a run folder, a book and a driver
     driver     one thread for each node: asks it to train, and settles what comes back
-    client     the ClientApp, which lives for one message and hands it on
+    client     the ClientApp, which lives for one message and hands it on; the module `personax_flower` loads it alone
     node       what a node's owner decides
     channel    the way from there to the node's worker: a Unix socket
     worker     the long-lived process of a node: its data, its compiled program

@@ -19,7 +19,7 @@ from personax.flower.arrays import Arrays, to_tree
 from personax.flower.channel import PROTOCOL
 from personax.flower.records import from_content, to_content, to_record
 from personax.live.book import Arrived, Book
-from personax.live.messages import Mismatch, checksum
+from personax.live.messages import checksum
 from personax.live.recipe import Recipe
 from personax.values import require_nonnegative, require_positive
 
@@ -59,6 +59,7 @@ class Driver:
         self.registered: dict[int, str] = {}  # the names under which keys of nodes were registered, if they were
         self.threads: dict[tuple[int, str], threading.Thread] = {}
         self.speaker: dict[str, int] = {}  # of each client: the node that spoke for it last
+        self.replaced: set[tuple[int, str]] = set()  # nodes that spoke for it before
         self.model: tuple[int, ArrayRecord] | None = None  # the newest, as it is sent
         self.failure: BaseException | None = None
         self.bytes_up = self.bytes_down = 0
@@ -114,7 +115,8 @@ class Driver:
             raise Failed("None of the nodes can take part; the log says why of each. Then start again: it goes on.")
 
     def _is_there(self, node: int, since: str) -> bool:
-        return self.activated.get(node) == since
+        """Whether a node is there since then, and speaks for a client that no other node speaks for now."""
+        return self.activated.get(node) == since and (node, since) not in self.replaced
 
     def _guard(self, node: int, since: str) -> None:
         """Attend to a node while it is there."""
@@ -153,19 +155,20 @@ class Driver:
         spec = self.book.recipe.spec
         try:
             told, _ = self._ask(node, since, "query", {}, ArrayRecord())
-            name, id, given = str(told["name"]), told["id"], (tuple(told["input_shape"]), told["input_dtype"])
+            name, id, given = str(told["name"])[:63], told["id"], (tuple(told["input_shape"]), told["input_dtype"])
             if given != (spec.input_shape, spec.input_dtype):
                 wanted = f"{spec.input_dtype} of shape {spec.input_shape}"
                 raise Failed(f"Samples must be {wanted}, got {given[1]} of {given[0]}. Convert the data.")
             if self.registered.get(node) not in (None, "", name):
                 raise Failed(f"Its key is registered for {self.registered[node]}, and it says that it is {name}.")
             with self._touching():
-                other = self.speaker.get(name)
-                if other in self.activated and other != node:
-                    logger.warning("%s speaks through another node now: %d instead of %d.", name, node, other)
                 self.book.join(name, None if id is None else int(id))
+                other = self.speaker.get(name, node)
+                if other in self.activated and other != node:
+                    self.replaced.add((other, self.activated[other]))
+                    logger.warning("%s speaks through another node now: %d instead of %d.", name, node, other)
                 self.speaker[name] = node
-        except (Failed, Mismatch, KeyError, TypeError) as error:
+        except (Failed, KeyError, TypeError, ValueError) as error:
             logger.error("Node %d cannot take part: %s", node, error)
             return ""
         logger.info("%s takes part, through node %d.", name, node)
@@ -235,9 +238,9 @@ class Driver:
         until, pause = time.monotonic() + (ttl if taken and taken[0] else 0.0), _PAUSES[0]
         while time.monotonic() < until and self._is_there(node, since) and not self.stopped:
             for reply in self.grid.pull_messages(taken):
-                if reply.has_error():
-                    raise Failed(reply.error.reason)
-                return from_content(reply.content)
+                return _opened(reply)
+            if task == "query" and self.book.finished:  # whoever it is comes too late
+                break
             time.sleep(pause)
             pause = min(1.2 * pause, _PAUSES[1])
         time.sleep(_PAUSES[1])
@@ -249,6 +252,16 @@ class Driver:
         with self.changed:
             yield
             self.changed.notify_all()
+
+
+def _opened(reply: Message) -> Told:
+    """What a reply says, or `Failed`."""
+    if reply.has_error():
+        raise Failed(reply.error.reason)
+    try:
+        return from_content(reply.content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Failed(f"Its reply cannot be read: {error!r}") from None
 
 
 def arrived_of(recipe: Recipe, told: dict[str, Any], arrays: Arrays) -> Arrived:

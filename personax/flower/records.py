@@ -29,7 +29,10 @@ def to_content(about: dict[str, Any], arrays: Arrays | ArrayRecord) -> RecordDic
 
 def from_content(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     """The words and arrays of a message."""
-    return json.loads(str(content["about"]["json"])), _arrays(content["arrays"])
+    about = json.loads(str(content["about"]["json"]))
+    if not isinstance(about, dict):
+        raise ValueError(f"What a message says must be a table, got {type(about).__name__}.")
+    return about, _arrays(content["arrays"])
 
 
 def _record(arrays: Arrays) -> ArrayRecord:

@@ -9,7 +9,6 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ from personax.report import write_report
 
 logger = logging.getLogger("personax.flower")
 SPEC_KEYS = ("input-shape", "input-type", "outputs", "task")
-OWN_KEYS = ("out", "algorithm", *SPEC_KEYS)
+TERM_KEYS = ("num-clients", "deadline", "least-share", "outliers", "outlier-factor", "least-peers", "sync")
+MANNER_KEYS = ("ttl", "drain")
+KEYS = ("out", "algorithm", *TERM_KEYS, *MANNER_KEYS, *SPEC_KEYS)
 
 
 def server_app(recipe: Path) -> ServerApp:
@@ -73,16 +74,12 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
 
 def read_terms(given: Mapping[str, Any]) -> tuple[Terms, Manners]:
     """What a run's configuration says of rounds, refusals and times."""
-    found: dict[type, dict[str, Any]] = {Terms: {}, Manners: {}}
-    known = {field.name.replace("_", "-"): (kind, field.name) for kind in found for field in fields(kind)}
-    for key, value in given.items():
-        if key in known:
-            kind, name = known[key]
-            found[kind][name] = value
-        elif key not in OWN_KEYS:
-            raise ValueError(f"The run's configuration has no {key!r}. There are {', '.join([*OWN_KEYS, *known])}.")
-    found[Terms]["num_clients"] = found[Terms].get("num_clients") or None
-    return Terms(**found[Terms]), Manners(**found[Manners])
+    unknown = [key for key in given if key not in KEYS]
+    if unknown:
+        raise ValueError(f"The run's configuration must have keys among {', '.join(KEYS)}, got {unknown[0]!r}.")
+    chosen = lambda keys: {key.replace("-", "_"): given[key] for key in keys if key in given}
+    terms = chosen(TERM_KEYS)
+    return Terms(**{**terms, "num_clients": terms.get("num_clients") or None}), Manners(**chosen(MANNER_KEYS))
 
 
 def read_recipe(config: Config, given: Mapping[str, Any]) -> Recipe:

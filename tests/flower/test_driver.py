@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message
 
 from personax import rounds, simulate
+from personax.flower.channel import PROTOCOL
 from personax.flower.driver import Driver, Failed, Manners, report_of
 from personax.flower.records import from_content, from_record, to_content, to_record
 from personax.flower.server import read_recipe, read_terms, serve
@@ -190,6 +191,23 @@ def test_a_slow_node_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
     assert len(applied(tmp_path / "run")) == 9
 
 
+def test_a_client_speaks_through_its_newest_node(tmp_path):
+    """A killed SuperNode without a key comes back as another node, while Flower still believes in the first."""
+    given, grid = recipe("FedAvg", num_rounds=2), Loopback(tmp_path)
+    book = make_book(tmp_path / "run", given, TERMS)
+    grid.answers[3] = grid.answers[0]
+    introduced, _ = grid.answers[3]("query", {"protocol": PROTOCOL}, {})
+    grid.answers[0] = lambda task, about, arrays: (introduced if task == "query" else {"silent": True}, {})
+    for i in range(3):
+        grid.come(i)
+    end = drive(grid, book)
+    until(lambda: any(node == 0 and task == "train" for node, task, _ in grid.asked))
+    grid.come(3)
+    assert end() == []
+    assert book.version == 2 and len(applied(tmp_path / "run")) == 6
+    assert not any(node == 0 and task == "evaluate" for node, task, _ in grid.asked)
+
+
 @pytest.mark.parametrize("lie", ["shape", "nan", "fields", "error"])
 def test_a_node_that_lies_is_left_alone_and_the_others_finish(lie, tmp_path, caplog):
     given, grid = recipe("FedAsync", num_rounds=2), Loopback(tmp_path)
@@ -272,7 +290,7 @@ def test_a_run_goes_on_in_its_folder_and_two_do_not_share_it(tmp_path):
 def test_the_runs_configuration_is_read_and_refused_in_words():
     terms, manners = read_terms({"num-clients": 0, "deadline": 5.0, "ttl": 9.0, "out": "x"})
     assert (terms.num_clients, terms.deadline, manners.ttl) == (None, 5.0, 9.0)
-    with pytest.raises(ValueError, match="has no 'colour'"):
+    with pytest.raises(ValueError, match="got 'colour'"):
         read_terms({"colour": 1})
     with pytest.raises(ValueError, match="`ttl` must be positive"):
         read_terms({"ttl": 0.0})
