@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow check lint bench clean
+.PHONY: demo test test-slow test-flower check lint bench clean
 
 demo: .venv/base
 	$(BIN)/personax compare
@@ -13,6 +13,11 @@ test: .venv/test
 
 test-slow: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+
+# Flower pins its dependencies tightly: it has an environment of its own. It starts a process for each message, and
+# the tests send some hundred: too long for `check`.
+test-flower: .venv-flower/test
+	.venv-flower/bin/python -m pytest tests/flower tests/test_flower.py personax/flower
 
 lint: .venv/test .venv/lint
 	$(BIN)/ruff check .
@@ -25,7 +30,7 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/per_fedavg.py
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-flower build *.egg-info .pytest_cache .ruff_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -36,4 +41,10 @@ clean:
 
 .venv/%: .venv/base
 	$(INSTALL) --editable ".[$*]"
+	touch $@
+
+.venv-flower/test: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
+		--editable ".[test-flower]"
 	touch $@

@@ -1,5 +1,6 @@
 """Exact arithmetic for exact tests: 64-bit floats, no silent broadcasting between ranks, warnings as errors."""
 
+import importlib.util
 import os
 
 import jax
@@ -10,3 +11,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
+
+# What imports Flower is looked at where there is one: make test-flower.
+_FLOWER = ("api", "client", "driver", "records", "server")
+collect_ignore = [] if importlib.util.find_spec("flwr") else [f"personax/flower/{name}.py" for name in _FLOWER]

@@ -34,6 +34,7 @@ from personax.config import Config, ConfigError, check_names, load
 from personax.datasets.fetch import CannotFetch, fetch, find_source
 from personax.datasets.registry import ENTRIES
 from personax.datasets.stand_in import write_stand_in
+from personax.flower.cli import flower
 from personax.folders import Folder, refuse_used, slug, tidy
 from personax.inspection import INSPECTION, Effort, Inspection, inspect_federation
 from personax.live import cli as live
@@ -395,3 +396,4 @@ def list_command() -> None:
 
 
 live.mount(app)
+app.add_typer(flower, name="flower")

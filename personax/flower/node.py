@@ -1,0 +1,37 @@
+"""What a node's owner says of it in the SuperNode's `--node-config`; no server can change it. Imports no JAX."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_state_path
+
+_OWN = ("name", "client-id", "data", "label", "shape", "folder", "report", "idle-minutes")
+_LIMITS = ("objectives", "max-steps", "max-batch", "max-bytes", "allow-imports")
+KEYS = (*_OWN, *_LIMITS, "partition-id", "num-partitions")  # the last two are what Flower's simulation gives
+
+
+def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, Any]]:
+    """Where a node keeps its state, and what its owner says of it.
+
+    >>> read_node({"name": "anna", "data": "/data/anna.npz", "folder": "/state"}, Path("recipe.toml"))[1]
+    {'name': 'anna', 'data': '/data/anna.npz', 'folder': '/state'}
+    """
+    unknown = [key for key in given if key not in KEYS]
+    if unknown:
+        raise ValueError(f"--node-config must have keys among {', '.join(KEYS)}, got {unknown[0]!r}.")
+    node = dict(given)
+    if "data" not in node:
+        if "partition-id" not in node:
+            raise ValueError(
+                '--node-config must say where the samples are: data="FILE", or partition-id=N for a part of the '
+                "data that the recipe names."
+            )
+        node["recipe"] = str(recipe.resolve())
+        node.setdefault("name", f"partition-{node['partition-id']}")
+        node.setdefault("report", 1)  # whoever wrote the recipe has these samples anyway
+    name = str(node.setdefault("name", ""))
+    if not name or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 63:
+        raise ValueError(f"--node-config must have a `name` of up to 63 letters, digits, - and _, got {name!r}.")
+    folder = Path(node["folder"]) if "folder" in node else user_state_path("personax") / "flower" / name
+    return folder.expanduser().resolve(), node

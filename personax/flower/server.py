@@ -1,0 +1,97 @@
+"""The ServerApp: the same book as `personax serve`, driven over Flower.
+
+A ServerApp that was killed cannot be resumed: Flower starts another in a new run. With the same `out` folder it goes on
+where the last one stood, under the same name, by which the nodes know their personal states.
+"""
+
+import logging
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from personax.config import Config, load
+from personax.flower.api import Context, Grid, ServerApp  # pyright: ignore[reportAttributeAccessIssue]
+from personax.flower.driver import Driver, Manners
+from personax.flower.locks import sole_user
+from personax.folders import Folder
+from personax.live.book import Book
+from personax.live.journal import Journal
+from personax.live.recipe import Recipe
+from personax.live.results import open_run, write_results
+from personax.live.server import choose, parse_spec
+from personax.live.terms import Terms
+from personax.report import write_report
+
+logger = logging.getLogger("personax.flower")
+SPEC_KEYS = ("input-shape", "input-type", "outputs", "task")
+TERM_KEYS = ("num-clients", "deadline", "least-share", "outliers", "outlier-factor", "least-peers", "sync")
+MANNER_KEYS = ("ttl", "drain")
+KEYS = ("out", "algorithm", *TERM_KEYS, *MANNER_KEYS, *SPEC_KEYS)
+
+
+def server_app(recipe: Path) -> ServerApp:
+    """The ServerApp of an app whose recipe is in this file."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        _speak_up()
+        serve(grid, load(recipe), context.run_config)
+
+    return app
+
+
+def _speak_up() -> None:
+    """Say what happens where `flwr log` shows it; other packages stay as quiet as they are."""
+    speaker = logging.getLogger("personax")
+    if not speaker.handlers:
+        speaker.addHandler(logging.StreamHandler(sys.stderr))
+        speaker.setLevel(logging.INFO)
+        speaker.propagate = False
+
+
+def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
+    """Run a recipe over a grid until it is finished, and write its results. `given` is the run's configuration."""
+    terms, manners = read_terms(given)
+    recipe = read_recipe(config, given)
+    root = Path(str(given.get("out") or f"runs/flower-{recipe.config.name}")).expanduser().resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    with sole_user(root / "server.lock"):
+        plain = re.sub(r"[^\w-]", "-", recipe.config.name)[:40]
+        folder, run = open_run(root, recipe, f"{plain}-{secrets.token_hex(4)}")
+        journal = Journal(root, terms.sync)
+        book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
+        done = f"{book.ledger.num_events} updates are done" if book.ledger.num_events else "a new run"
+        logger.info("%s: %s in %s; %s.", run, recipe.training.name, root, done)
+        driver = Driver(grid, book, manners)
+        driver.run()
+        journal.close()
+        _conclude(folder, book, driver)
+
+
+def read_terms(given: Mapping[str, Any]) -> tuple[Terms, Manners]:
+    """What a run's configuration says of rounds, refusals and times."""
+    unknown = [key for key in given if key not in KEYS]
+    if unknown:
+        raise ValueError(f"The run's configuration must have keys among {', '.join(KEYS)}, got {unknown[0]!r}.")
+    chosen = lambda keys: {key.replace("-", "_"): given[key] for key in keys if key in given}
+    terms = chosen(TERM_KEYS)
+    return Terms(**{**terms, "num_clients": terms.get("num_clients") or None}), Manners(**chosen(MANNER_KEYS))
+
+
+def read_recipe(config: Config, given: Mapping[str, Any]) -> Recipe:
+    """One algorithm of a configuration, for the samples that the configuration's data or the run's keys describe."""
+    shape, kind, outputs, task = (given.get(key) for key in SPEC_KEYS)
+    described = (str(shape), str(kind or "float32"), int(outputs or 10), str(task or "classification"))
+    return choose(config, str(given.get("algorithm") or "") or None, parse_spec(*described) if shape else None)
+
+
+def _conclude(folder: Folder, book: Book, driver: Driver) -> None:
+    record = write_results(folder, book, driver.bytes_up, driver.bytes_down)
+    if record is None:
+        logger.info("The run is in %s. No client reports numbers, so there is no report.", folder.root)
+    else:
+        logger.info("The run is in %s, the report in %s", folder.root, write_report([folder.root], folder.report))

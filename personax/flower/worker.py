@@ -1,0 +1,139 @@
+"""The worker of a node: `python -m personax.flower.worker FOLDER`, started by the ClientApp (`channel`).
+
+It keeps the samples and the compiled programs in memory and the personal states in its folder, of which it is the only
+user. It ends when nothing has come for a while, and can be killed at any time.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from personax.build import make_federation
+from personax.config import load
+from personax.federation import Federation
+from personax.flower.arrays import Arrays
+from personax.flower.channel import PROTOCOL, receive, send, socket_of
+from personax.flower.locks import Taken, sole_user
+from personax.flower.member import Answer, Member
+from personax.live.client import read_data
+from personax.live.recipe import Limits
+
+_IDLE_MINUTES = 60.0
+logger = logging.getLogger("personax.flower")
+
+
+class Worker:
+    """Answers what the ServerApp asks, one message after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.node: dict[str, Any] = {}
+        self.data: Federation | None = None
+        self.members: dict[str, Member] = {}
+
+    def answer(self, about: dict[str, Any], arrays: Arrays) -> Answer:
+        """What goes back; what cannot be done is an `error` in words."""
+        try:
+            if about.get("protocol") != PROTOCOL:
+                spoken = f"{PROTOCOL} here and {about.get('protocol')} at the server"
+                raise ValueError(f"The protocols differ: {spoken}. Update the older personax.")
+            self._know(about["node"])
+            if about["task"] == "query":
+                return self._introduce(), {}
+            member, report = self._member(about), self.node.get("report")
+            if about["task"] == "train":
+                return member.train(about, arrays, report)
+            return member.finish(about, arrays, report is not None)
+        except (ValueError, OSError, ArithmeticError, MemoryError) as error:
+            logger.exception("%s failed", about.get("task"))
+            return {"error": f"{type(error).__name__}: {error}"}, {}
+
+    @property
+    def idle_seconds(self) -> float:
+        """After which a worker that nobody asks ends."""
+        return 60 * float(self.node.get("idle-minutes", _IDLE_MINUTES))
+
+    def _know(self, node: dict[str, Any]) -> None:
+        """Read the samples, unless they are those of the message before."""
+        if node == self.node and self.data is not None:
+            return
+        self.node, self.data, self.members = node, read_samples(node), {}
+        logger.info("%s: %d samples", node["name"], len(self.data.x))
+
+    def _introduce(self) -> dict[str, Any]:
+        assert self.data is not None
+        sample = {"input_shape": list(self.data.x.shape[1:]), "input_dtype": str(self.data.x.dtype)}
+        return {"name": self.node["name"], "id": self.node.get("client-id", self.node.get("partition-id")), **sample}
+
+    def _member(self, about: dict[str, Any]) -> Member:
+        """The client in a run; one that the server describes otherwise than before is made anew."""
+        assert self.data is not None
+        key = "\n".join(str(about[what]) for what in ("run", "id", "recipe", "layout"))
+        if key not in self.members:
+            self.members[key] = Member(self.node["name"], about, self.data, self.folder, limits_of(self.node))
+        return self.members[key]
+
+
+def limits_of(node: dict[str, Any]) -> Limits:
+    """What the owner allows a server to ask for."""
+    told = {field.name: node[key] for field in fields(Limits) if (key := field.name.replace("_", "-")) in node}
+    if "objectives" in told:
+        told["objectives"] = tuple(str(told["objectives"]).split(","))
+    return Limits(**told)
+
+
+def read_samples(node: dict[str, Any]) -> Federation:
+    """The node's own file, or its part of the data that the recipe names."""
+    if "data" in node:
+        shape = tuple(int(part) for part in node["shape"].split("x")) if "shape" in node else None
+        return read_data(Path(node["data"]).expanduser(), label=node.get("label", "label"), shape=shape)
+    whole, part = make_federation(load(Path(node["recipe"]))), int(node["partition-id"])
+    if not 0 <= part < whole.num_clients:
+        raise ValueError(f"`partition-id` must be below the recipe's {whole.num_clients} clients, got {part}.")
+    return Federation.from_clients([whole.client(part)], [whole.client_test(part)])
+
+
+def run(folder: Path) -> None:
+    """Serve until nothing has come for a while. A second worker of the same folder ends at once."""
+    with contextlib.suppress(Taken), sole_user(folder / "worker.lock"):
+        path, worker = socket_of(folder), Worker(folder)
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(path))
+            listener.listen(64)
+            try:
+                while True:
+                    listener.settimeout(worker.idle_seconds)
+                    link, _ = listener.accept()
+                    with link, contextlib.suppress(EOFError, ConnectionError):  # a ClientApp that was killed
+                        link.settimeout(None)
+                        _serve(worker, link)
+            except TimeoutError:
+                logger.info("Nothing to do for %g s: the worker ends.", worker.idle_seconds)
+            finally:
+                path.unlink(missing_ok=True)
+
+
+def _serve(worker: Worker, link: socket.socket) -> None:
+    began = time.monotonic()
+    about, arrays = receive(link)
+    answer, found = worker.answer(about, arrays)
+    send(link, answer, found)
+    logger.info("%s: %.3f s", about.get("task"), time.monotonic() - began)
+
+
+def main() -> None:
+    """The command."""
+    os.umask(0o077)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    run(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
