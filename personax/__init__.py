@@ -44,6 +44,7 @@ from personax.scores import Comparison, Evaluation, Interval, Trajectory
 from personax.server import Constant, Hinge, Polynomial, Server, asynchronous, buffered, synchronous
 from personax.simulate import simulate
 from personax.step_sizes import Decay, InverseDecay, InverseSqrt, StronglyConvex
+from personax.stream import Stream
 from personax.tasks import classification, regression
 from personax.typing import Batch, Model, Task
 
@@ -85,6 +86,7 @@ __all__ = [
     "Schedule",
     "Server",
     "Snapshot",
+    "Stream",
     "StronglyConvex",
     "Task",
     "Trajectory",

@@ -100,7 +100,7 @@ def build(config: Config) -> Plan:
         (s for t in trainings for s, p in t.protocols.items() if t.recipe == recipe and p.model == model), None
     )
     check_model(task, federation, None)
-    params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.train.x[:1])))
+    params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.first_sample[0])))
     for training in trainings:
         _check_scores(training, federation, params)
     return Plan(federation, task, trainings, keys, first("local_only", "personal"), first("fedavg", "global"))
