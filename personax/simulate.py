@@ -41,7 +41,7 @@ def simulate(
     on_nonfinite: Literal["raise", "skip"] = "raise",
     start: Snapshot | None = None,
     stream: Stream | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Result:
     """Run an algorithm on a federation along a schedule.
 
@@ -237,7 +237,7 @@ def _raise_fault(faults: Faults, schedules: list[Schedule], federation: Federati
     seed = int(np.argmin(event))
     if event[seed] == NO_EVENT:
         return
-    client = schedules[seed].client[event[seed]]
+    client = int(schedules[seed].client[event[seed]])
     of_seed = f" of seed {seed}" if len(event) > 1 else ""
     raise NonFiniteUpdate(
         f"The update of {federation.names[client]} at event {event[seed]}{of_seed} is not finite: "

@@ -7,6 +7,7 @@ dictionary, so it stays as it is while the run goes on, and what nobody looks at
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -23,24 +24,25 @@ class _Layout:
         self.shapes = [leaf.shape[num_axes:] for leaf in leaves]
         self.dtypes = [np.dtype(leaf.dtype) for leaf in leaves]
         sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
-        self.bounds = np.cumsum([0, *sizes]).tolist()
+        bounds = np.cumsum([0, *sizes]).tolist()
+        self.num_bytes, self.parts = bounds[-1], [slice(a, b) for a, b in pairwise(bounds)]
 
-    @property
-    def num_bytes(self) -> int:
-        return self.bounds[-1]
+    def bytes_of(self, states: Personal) -> list[np.ndarray]:
+        """The bytes [states, bytes] of each leaf."""
+        sizes = [part.stop - part.start for part in self.parts]
+        leaves = zip(jax.tree.leaves(states), sizes, strict=True)
+        return [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).reshape(-1, size) for leaf, size in leaves]
 
-    def pack(self, states: Personal, num_axes: int) -> np.ndarray:
-        """Rows [..., bytes] of states whose leaves have `num_axes` leading axes."""
-        leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(states)]
-        flat = [leaf.reshape(*leaf.shape[:num_axes], -1).view(np.uint8) for leaf in leaves]
-        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
+    def empty(self, num: int) -> list[np.ndarray]:
+        """Room for the bytes of so many states."""
+        return [np.empty((num, part.stop - part.start), np.uint8) for part in self.parts]
 
-    def unpack(self, rows: np.ndarray) -> Personal:
-        """States with the leading axes of the rows."""
-        cuts = zip(self.bounds[:-1], self.bounds[1:], self.dtypes, self.shapes, strict=True)
-        whole = [(np.ascontiguousarray(rows[..., a:b]), dtype, shape) for a, b, dtype, shape in cuts]
-        leaves = [part.view(dtype).reshape(*rows.shape[:-1], *shape) for part, dtype, shape in whole]
-        return jax.tree.unflatten(self.structure, leaves)
+    def states_of(self, leaves: list[np.ndarray], axes: tuple[int, ...]) -> Personal:
+        """The states of these bytes, along these leading axes."""
+        shaped = zip(leaves, self.dtypes, self.shapes, strict=True)
+        return jax.tree.unflatten(
+            self.structure, [leaf.view(kind).reshape(*axes, *shape) for leaf, kind, shape in shaped]
+        )
 
 
 class _File:
@@ -59,7 +61,7 @@ class _File:
             self.num_rows += 1
         place = _OnDisk(self, self.free.pop())
         self.file.seek(place.at * self.num_bytes)
-        if self.file.write(memoryview(row)) != self.num_bytes:
+        if self.file.write(row.data) != self.num_bytes:
             raise OSError(f"A personal state of {self.num_bytes} bytes could not be written: the disk is full.")
         return place
 
@@ -73,10 +75,12 @@ class _OnDisk:
     def __del__(self) -> None:
         self.file.free.append(self.at)
 
-    def read(self, target: np.ndarray) -> None:
+    def read(self) -> np.ndarray:
+        row = np.empty(self.file.num_bytes, np.uint8)
         self.file.file.seek(self.at * self.file.num_bytes)
-        if self.file.file.readinto(memoryview(target)) != self.file.num_bytes:
-            raise OSError(f"A personal state of {self.file.num_bytes} bytes could not be read back from the disk.")
+        if self.file.file.readinto(row.data) != len(row):
+            raise OSError(f"A personal state of {len(row)} bytes could not be read back from the disk.")
+        return row
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -102,31 +106,32 @@ class Kept:
         if isinstance(self._visited, dict):
             return self._visited
         keys, states = self._visited
-        rows = self.layout.pack(states, 1) if len(keys) else []
-        return {int(key): row.copy() for key, row in zip(keys, rows, strict=True)}
+        leaves = self.layout.bytes_of(states)
+        return {int(key): np.concatenate([leaf[i] for leaf in leaves]) for i, key in enumerate(keys)}
 
     def read(self, positions: np.ndarray) -> Personal:
         """The states of the clients at these positions, [positions] or [seeds, positions]."""
         if not self.layout.num_bytes:
             return self.default
-        axes = int(self.has_seeds)
-        rows = np.empty((*positions.shape, self.layout.num_bytes), np.uint8)
-        rows[...] = self.layout.pack(self.default, axes)[..., None, :]
-        self._fill(rows.reshape(-1, self.layout.num_bytes), self.keys(positions).ravel().tolist())
-        return self.layout.unpack(rows)
+        return self.layout.states_of(self._read(self.keys(positions).ravel().tolist()), positions.shape)
+
+    def _read(self, keys: Sequence[int]) -> list[np.ndarray]:
+        leaves, default = self.layout.empty(len(keys)), self.layout.bytes_of(self.default)
+        for i, key in enumerate(keys):
+            record = self.records.get(key)
+            if record is None:
+                for leaf, first in zip(leaves, default, strict=True):
+                    leaf[i] = first[key // self.num_clients]
+                continue
+            row = record.read() if isinstance(record, _OnDisk) else record
+            for leaf, part in zip(leaves, self.layout.parts, strict=True):
+                leaf[i] = row[part]
+        return leaves
 
     def keys(self, positions: np.ndarray) -> np.ndarray:
         """The numbers of these clients' records; those of a seed come after those of the seed before."""
         seeds = np.arange(len(positions))[:, None] if self.has_seeds else 0
         return self.num_clients * seeds + positions
-
-    def _fill(self, rows: np.ndarray, keys: Sequence[int]) -> None:
-        for row, key in zip(rows, keys, strict=True):
-            record = self.records.get(key)
-            if isinstance(record, _OnDisk):
-                record.read(row)
-            elif record is not None:
-                row[:] = record
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """Its parts, and what is the same in all of its kind."""
@@ -137,15 +142,13 @@ class Kept:
         if not isinstance(self._visited, dict):
             return self._visited
         keys = np.sort(np.fromiter(self.records, np.int64, len(self.records)))
-        rows = np.empty((len(keys), self.layout.num_bytes), np.uint8)
-        self._fill(rows, keys.tolist())
-        return keys, self.layout.unpack(rows)
+        return keys, self.layout.states_of(self._read(keys.tolist()), keys.shape)
 
     @classmethod
     def tree_unflatten(cls, about: Any, parts: Any) -> "Kept":
         """From its parts, whatever they are: JAX also makes trees of shapes."""
-        default, *visited = parts
-        return cls(*about, default, tuple(visited))
+        (num_clients, has_seeds), (default, *visited) = about, parts
+        return cls(num_clients, has_seeds, default, tuple(visited))
 
 
 class Store:
@@ -165,9 +168,10 @@ class Store:
 
     def write(self, positions: np.ndarray, visited: np.ndarray, states: Personal) -> None:
         """New states of those of the clients at these positions that were visited; all are [..., positions]."""
-        rows = self.kept.layout.pack(states, positions.ndim)[visited]
-        for key, row in zip(self.kept.keys(positions)[visited].tolist(), rows, strict=True):
-            self.kept.records[key] = self._record(self.kept.records.get(key), row.copy())
+        leaves, keys = self.kept.layout.bytes_of(states), self.kept.keys(positions).ravel()
+        for i in np.flatnonzero(visited).tolist():
+            key, row = int(keys[i]), np.concatenate([leaf[i] for leaf in leaves])
+            self.kept.records[key] = self._record(self.kept.records.get(key), row)
 
     def _record(self, old: Any, row: np.ndarray) -> Any:
         if isinstance(old, np.ndarray):

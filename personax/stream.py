@@ -59,7 +59,7 @@ class _Block(NamedTuple):
     num_waves: int
     waves: Waves
     clients: np.ndarray  # their positions in the federation, in order
-    visited: np.ndarray  # of these, by whom: [clients] or [seeds, clients]
+    visited: np.ndarray  # whether they are, in each seed: [places] or [seeds, places], more than there are clients
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,12 @@ class Streamed:
         """The personal states of a block's clients, the newest of each."""
         if self.store.is_empty:
             return self.store.kept.default
-        padded = np.pad(block.clients, (0, self.sizes.num_clients - len(block.clients)), mode="edge")
-        read = self.store.kept.read(np.broadcast_to(padded, (*block.visited.shape[:-1], len(padded))))
-        states = replicate(self.program.mesh, read)
+        states = replicate(self.program.mesh, self.store.kept.read(self._positions(block)))
         if before is None:
             return states
-        place = np.searchsorted(before[0].clients, padded).clip(max=len(before[0].clients) - 1)
-        found = before[0].clients[place] == padded
-        newer = partial(_newer, np.where(found, place, -1).astype(np.int32))
+        place = np.searchsorted(before[0].clients, block.clients).clip(max=len(before[0].clients) - 1)
+        found = before[0].clients[place] == block.clients
+        newer = partial(_newer, np.r_[np.where(found, place, -1), np.full(self.sizes.num_clients - len(place), -1)])
         return (jax.vmap(newer) if self.program.has_seeds else newer)(before[1].personal, states)
 
     def _settle(self, before: tuple[_Block, State] | None) -> None:
@@ -120,9 +118,12 @@ class Streamed:
         if self.store.is_empty:
             jax.block_until_ready(state.faults)
             return
-        positions = np.broadcast_to(block.clients, block.visited.shape)
-        own = (slice(None),) * self.program.has_seeds + (slice(len(block.clients)),)
-        self.store.write(positions, block.visited, jax.tree.map(lambda leaf: np.asarray(leaf)[own], state.personal))
+        self.store.write(self._positions(block), block.visited, jax.tree.map(np.asarray, state.personal))
+
+    def _positions(self, block: _Block) -> np.ndarray:
+        """Of the clients at all places of a block, in each seed; the places beyond the last repeat it."""
+        padded = np.pad(block.clients, (0, self.sizes.num_clients - len(block.clients)), mode="edge")
+        return np.broadcast_to(padded, block.visited.shape)
 
 
 @jax.jit
@@ -164,7 +165,7 @@ def _block(plan: Plan, has_seeds: bool, sizes: Sizes, first: int, last: int) -> 
     waves = waves._replace(client=np.where(waves.valid, place, sizes.num_clients))
     visited = np.zeros((len(waves.client), sizes.num_clients + 1), bool)
     np.put_along_axis(visited, waves.client.reshape(len(visited), -1), True, axis=1)
-    visited = visited[:, : len(clients)]
+    visited = visited[:, :-1]
     if has_seeds:
         return _Block(num, waves, clients, visited)
     return _Block(num, Waves(*(array[0] for array in waves)), clients, visited[0])
