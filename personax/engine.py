@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from personax.algorithms import Algorithm
@@ -176,7 +177,19 @@ def _note(faults: Faults, wave: Waves, finite: Array, stage: Array) -> Faults:
 
 def replicate(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """The tree on all devices of a mesh; without one, as it is."""
-    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    if mesh is None:
+        return tree
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Array) -> Array:
+        if isinstance(leaf, jax.Array) and leaf.sharding == everywhere:
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(place(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        whole = np.asarray(leaf)  # by a callback, because devices of other processes cannot be put anything on
+        return jax.make_array_from_callback(whole.shape, everywhere, lambda part: whole[part])
+
+    return jax.tree.map(place, tree)
 
 
 def initial_params(task: Task, federation: Federation, *, key: Array) -> Params:
