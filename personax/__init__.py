@@ -45,7 +45,7 @@ from personax.server import Constant, Hinge, Polynomial, Server, asynchronous, b
 from personax.simulate import simulate
 from personax.step_sizes import Decay, InverseDecay, InverseSqrt, StronglyConvex
 from personax.stream import Stream
-from personax.tasks import classification, regression
+from personax.tasks import classification, regression, rematerialize
 from personax.typing import Batch, Model, Task
 
 __all__ = [
@@ -129,6 +129,7 @@ __all__ = [
     "pfedme",
     "regression",
     "relative_difference",
+    "rematerialize",
     "rounds",
     "scaffold",
     "simulate",
