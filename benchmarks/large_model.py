@@ -28,10 +28,9 @@ def main() -> None:
         params = px.simulate(algorithm, sliced, fed, schedule, key=key, **options).params
         num = sum(leaf.size for leaf in jax.tree.leaves(params))
         peak = (device.memory_stats() or {"peak_bytes_in_use": float("nan")})["peak_bytes_in_use"]
-        print(
-            f"{num / 1e6:.1f} million parameters, a cohort of {COHORT} in chunks of {chunk or COHORT}, batches of {BATCH} "
-            f"in slices of {slice_size}, {device.device_kind}: {peak / 1e9:.1f} GB, {marks[-1] - marks[-2]:.3f} s a round"
-        )
+        took = marks[-1] - marks[-2]
+        what = f"{num / 1e6:.1f} million parameters, {COHORT} clients in chunks of {chunk or COHORT}"
+        print(f"{what}, batches of {BATCH} in slices of {slice_size}: {peak / 1e9:.1f} GB, {took:.3f} s a round")
         if chunk and slice_size < BATCH and peak > LIMIT:
             raise SystemExit(f"More than {LIMIT / 1e9:.0f} GB.")
 

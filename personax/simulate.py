@@ -18,7 +18,7 @@ from personax.parts import ClientData
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State, repeat
 from personax.schedules import Schedule
 from personax.server import ServerState
-from personax.store import Kept, Store
+from personax.store import Kept, Store, kept_shapes
 from personax.stream import Stream, Streamed, block_sizes
 from personax.typing import Array, Params, Task
 from personax.values import require_count, require_one_of
@@ -75,7 +75,9 @@ def simulate(
     plan = _plan(algorithm, schedules, wave_width, 1 if devices is None else len(devices))
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     if start is None:
-        state = _first_state(program, algorithm, federation, key, params, tracker, plan, stream is not None)
+        num_personal = federation.num_clients if stream is None else 1
+        state = _first_state(program, algorithm, federation, key, params, tracker, plan, num_personal)
+        state = state if stream is None else _unvisited(program, state)
     else:
         _check_start(start, plan, seedless, stream is not None)
         state = start.state
@@ -144,16 +146,23 @@ def state_shapes(
     *,
     key: Array,
     tracker: Tracker | None = None,
+    num_events: int | Sequence[int] = 0,
 ) -> State:
-    """The shapes and types of a run's state, without computing anything: what a checkpoint is read into."""
+    """The shapes and types of a run's state, without computing anything: what a checkpoint is read into.
+
+    `num_events` is how far it has come (with several seeds, each): a run from the host has states of whom it visited.
+    """
     key = typed_key(key)
-    has_seeds = key.ndim > 0
+    has_seeds, streams = key.ndim > 0, federation.is_mapped
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     program = Program(task, federation.num_clients, int(federation.counts.max()), None, False, has_seeds)
-    plan = _plan(algorithm, schedules, None, 1)
-    return jax.eval_shape(
-        lambda key: _first_state(program, algorithm, federation, key, None, tracker, plan, False), key
-    )
+    run = (program, algorithm, federation)
+    plan, num_personal = _plan(algorithm, schedules, None, 1), 1 if streams else federation.num_clients
+    shapes = jax.eval_shape(lambda key: _first_state(*run, key, None, tracker, plan, num_personal), key)
+    if not streams:
+        return shapes
+    num = sum(len(np.unique(s.client[:n])) for s, n in zip(schedules, np.atleast_1d(num_events), strict=True))
+    return shapes._replace(personal=kept_shapes(federation.num_clients, has_seeds, shapes.personal, num))
 
 
 def _first_state(
@@ -164,7 +173,7 @@ def _first_state(
     params: Params | None,
     tracker: Tracker | None,
     plan: Plan,
-    streams: bool,
+    num_personal: int,
 ) -> State:
     """The state before the first event, from the given model or the task's own."""
     if params is None:
@@ -175,12 +184,13 @@ def _first_state(
     wave = jax.tree.map(lambda leaf: leaf[0, 0], plan.waves)
     one = (np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(1, np.uint32))
     data = ClientData(*federation.first_sample, *one)  # pyright: ignore[reportArgumentType]
-    num_personal = 1 if streams else federation.num_clients
-    state = initialise(program, algorithm, data, first, tracker, wave, num_personal, plan.num_slots)
-    if not streams:
-        return state
+    return initialise(program, algorithm, data, first, tracker, wave, num_personal, plan.num_slots)
+
+
+def _unvisited(program: Program, state: State) -> State:
+    """A state with the personal state of one client as that of all, none of whom has been visited."""
     default = jax.tree.map(lambda leaf: np.asarray(leaf).squeeze(int(program.has_seeds)), state.personal)
-    return state._replace(personal=Kept(federation.num_clients, program.has_seeds, default, {}))
+    return state._replace(personal=Kept(program.num_clients, program.has_seeds, default, {}))
 
 
 def _plan(algorithm: Algorithm, schedules: list[Schedule], wave_width: int | None, num_devices: int) -> Plan:

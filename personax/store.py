@@ -151,6 +151,15 @@ class Kept:
         return cls(num_clients, has_seeds, default, tuple(visited))
 
 
+def kept_shapes(num_clients: int, has_seeds: bool, one: Personal, num_visited: int) -> Kept:
+    """The shapes of what is kept of so many visited, from those of one client's state, [1, ...] or [seeds, 1, ...]."""
+    shape = lambda leaf, *leading: jax.ShapeDtypeStruct((*leading, *leaf.shape[has_seeds + 1 :]), leaf.dtype)
+    num = num_visited if jax.tree.leaves(one) else 0
+    default = jax.tree.map(lambda leaf: shape(leaf, *leaf.shape[:has_seeds]), one)
+    states = jax.tree.map(lambda leaf: shape(leaf, num), one)
+    return Kept(num_clients, has_seeds, default, (jax.ShapeDtypeStruct((num,), np.int64), states))
+
+
 class Store:
     """The personal states of a run as it goes on, from those of `kept`.
 

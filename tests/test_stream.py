@@ -9,10 +9,14 @@ import pytest
 
 import personax
 from personax import Stream, simulate, stream
+from personax.build import make_federation, resolve
+from personax.config import ConfigError, parse
+from personax.runs import execute, start
 from personax.store import Kept
 from tests import closed_forms
 from tests.recipes import RECIPES, STEPS
-from tests.test_contract import FED, NUM, TASK, assert_close, assert_same_bits, end, schedule_for
+from tests.test_contract import FED, NUM, TASK, assert_close, assert_same_bits, data, end, schedule_for
+from tests.test_runs import Stop
 
 KEY = jax.random.key(0)
 SOME = [
@@ -71,8 +75,8 @@ def test_a_streamed_run_resumes_from_any_snapshot_and_through_files(name, tmp_pa
         np.savez(tmp_path / "state.npz", *leaves)
         with np.load(tmp_path / "state.npz") as stored:
             state = jax.tree.unflatten(structure, [stored[f"arr_{i}"] for i in range(len(leaves))])
-        for start in (cut, dataclasses.replace(cut, state=state)):
-            assert_same_bits(end(whole), end(run(name, Stream(600), start=start)))
+        for begin in (cut, dataclasses.replace(cut, state=state)):
+            assert_same_bits(end(whole), end(run(name, Stream(600), start=begin)))
 
 
 def test_snapshots_do_not_move_when_the_run_goes_on():
@@ -182,3 +186,45 @@ def test_blocks_of_a_run_share_one_program():
 @pytest.mark.parametrize("num", [1, 2, 15, 16, 17, 100, 1000, 12345])
 def test_room_is_at_most_an_eighth_too_large(num):
     assert num <= stream.roomy(num) <= num * 9 / 8
+
+
+# Run folders
+
+
+def test_a_run_folder_from_files_is_that_from_memory_and_resumes_in_the_same_bits(tmp_path):
+    data = {"kind": "synthetic", "num_clients": 6, "num_features": 5, "num_samples": 20}
+    table = {
+        "name": "streamed",
+        "seeds": 2,
+        "data": data,
+        "model": {"kind": "mlp", "widths": [4]},
+        "schedule": {"num_rounds": 4, "cohort_size": 2, "cohort_chunk": 1},
+        "evaluation": {"every": 1, "adaptation_steps": []},
+        "local": {"lr": 0.05, "num_steps": 2, "batch_size": 4},
+        "algorithms": {"FedAvg": {"recipe": "fedavg"}, "APFL": {"recipe": "apfl"}},
+    }
+    config = lambda data: resolve(parse({**table, "data": data}), baselines=False)
+    make_federation(config(data)).save(tmp_path / "data")
+    mapped = config({"kind": "folder", "path": str(tmp_path / "data")})
+    plain = execute(start(config(data), tmp_path / "plain"))
+    whole = execute(start(mapped, tmp_path / "whole"))
+    folder = start(mapped, tmp_path / "cut")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            execute(folder, Stop(3), checkpoint_seconds=np.inf)
+    resumed = execute(folder)
+    assert resumed.table == whole.table
+    for row, other in zip(whole.table, plain.table, strict=True):
+        assert row.mean == pytest.approx(other.mean, rel=1e-9)
+
+
+def test_folders_are_divided_before_they_are_saved(tmp_path):
+    personax.Federation.from_clients([data(i) for i in range(3)]).save(tmp_path / "no tests")
+    FED.save(tmp_path / "tests")
+    table = {"algorithms": {"FedAvg": {"recipe": "fedavg", "lr": 0.1, "num_steps": 1}}}
+    place = lambda name: {"kind": "folder", "path": str(tmp_path / name)}
+    made = lambda name, **split: make_federation(parse({**table, "data": place(name), "split": split}))
+    with pytest.raises(ConfigError, match="has no test data"):
+        made("no tests")
+    with pytest.raises(ConfigError, match="cannot be held out here"):
+        made("tests", num_held_out=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from personax.build import Outputs, make_federation, outputs_of, resolve
-from personax.config import Config, ConfigError, File, Leaf, check_names
+from personax.config import Config, ConfigError, File, Leaf, Saved, check_names
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
 from personax.live.journal import Journal
@@ -49,7 +49,7 @@ def choose(config: Config, algorithm: str | None, spec: Spec | None) -> Recipe:
 
 def spec_of(config: Config) -> Spec:
     """What samples look like, from the data that a configuration names; files are the clients', not the server's."""
-    if isinstance(config.data, File | Leaf):
+    if isinstance(config.data, File | Leaf | Saved):
         raise ConfigError("The clients have the data: say what a sample looks like with --input-shape and --outputs.")
     federation = make_federation(config)
     return Spec(federation.x.shape[1:], str(federation.x.dtype), outputs_of(config, federation))
