@@ -44,7 +44,8 @@ from personax.scores import Comparison, Evaluation, Interval, Trajectory
 from personax.server import Constant, Hinge, Polynomial, Server, asynchronous, buffered, synchronous
 from personax.simulate import simulate
 from personax.step_sizes import Decay, InverseDecay, InverseSqrt, StronglyConvex
-from personax.tasks import classification, regression
+from personax.stream import Stream
+from personax.tasks import classification, regression, rematerialize
 from personax.typing import Batch, Model, Task
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "Schedule",
     "Server",
     "Snapshot",
+    "Stream",
     "StronglyConvex",
     "Task",
     "Trajectory",
@@ -127,6 +129,7 @@ __all__ = [
     "pfedme",
     "regression",
     "relative_difference",
+    "rematerialize",
     "rounds",
     "scaffold",
     "simulate",

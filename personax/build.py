@@ -16,7 +16,19 @@ import numpy as np
 from personax import algorithms, datasets, models, partition
 from personax.algorithms import Algorithm
 from personax.checks import check_model
-from personax.config import Config, ConfigError, Entry, FallahHalves, File, Imported, Leaf, Mlp, Pooled, check_names
+from personax.config import (
+    Config,
+    ConfigError,
+    Entry,
+    FallahHalves,
+    File,
+    Imported,
+    Leaf,
+    Mlp,
+    Pooled,
+    Saved,
+    check_names,
+)
 from personax.curvature import exact, first_order
 from personax.federation import Federation
 from personax.local import Local
@@ -100,7 +112,7 @@ def build(config: Config) -> Plan:
         (s for t in trainings for s, p in t.protocols.items() if t.recipe == recipe and p.model == model), None
     )
     check_model(task, federation, None)
-    params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.train.x[:1])))
+    params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.first_sample[0])))
     for training in trainings:
         _check_scores(training, federation, params)
     return Plan(federation, task, trainings, keys, first("local_only", "personal"), first("fedavg", "global"))
@@ -145,6 +157,8 @@ def make_federation(config: Config) -> Federation:
     """The clients and their data, those held out of training apart."""
     key = jax.random.key(config.split.seed)
     federation = _divided(config, key) if isinstance(config.data, Pooled) else _read(config, key)
+    if federation.is_mapped:
+        return _checked(config, federation)
     if federation.test_x is None:
         federation = federation.split_tests(config.split.test_share, key=key)
     held_out = config.split.num_held_out
@@ -153,6 +167,15 @@ def make_federation(config: Config) -> Federation:
             f"`split.num_held_out` must leave some of the {federation.num_clients} clients, got {held_out}. Lower it."
         )
     return federation.hold_out(held_out, key=key) if held_out else federation
+
+
+def _checked(config: Config, federation: Federation) -> Federation:
+    """A federation in files, which is divided before it is saved: to do it here would read all of it."""
+    if federation.test_x is None:
+        raise ConfigError("The folder of `data.path` has no test data. Use `split_tests(...)` before `save(...)`.")
+    if config.split.num_held_out:
+        raise ConfigError("Clients of `data.path` cannot be held out here. Use `hold_out(...)` before `save(...)`.")
+    return federation
 
 
 def _divided(config: Config, key: Array) -> Federation:
@@ -179,6 +202,8 @@ def _read(config: Config, key: Array) -> Federation:
     if isinstance(section, File):
         table = partial(datasets.read_table, Path(section.path), client=section.client, label=section.label)
         return table(split=section.split, shape=None if section.shape is None else tuple(section.shape))
+    if isinstance(section, Saved):
+        return Federation.open(section.path)
     if isinstance(section, Leaf):
         folder = Path(section.path)
         if section.kind == "femnist":

@@ -152,5 +152,6 @@ DATASETS = (
     Entry("synthetic", _WHAT["synthetic"], "APFL 2020, appendix B.1, after Li 2020", ("deng2020", "li2020")),
     Entry("femnist", _WHAT["femnist"], "Caldas 2018", ("caldas2018",)),
     Entry("leaf", "a folder of JSON files in the format of LEAF", "Caldas 2018", ("caldas2018",)),
+    Entry("folder", "a federation that `Federation.save` wrote, read as it is needed", "Your own"),
     Entry("file", "a .csv, .parquet or .npz file with a column of clients", "Your own"),
 )

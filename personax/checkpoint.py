@@ -89,14 +89,19 @@ def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any]) -> None
     _tidy(folder, number)
 
 
-def load(folder: Path, template: PyTree, told: Callable[[str], None] = warnings.warn) -> Checkpoint | None:
+def load(
+    folder: Path,
+    template: PyTree | Callable[[dict[str, Any]], PyTree],
+    told: Callable[[str], None] = warnings.warn,
+) -> Checkpoint | None:
     """The newest good checkpoint of a folder in the structure of `template`; None where there is none.
 
     Where a newer one is damaged, `told` gets one sentence about it. If all are damaged, that is a ValueError.
 
     Args:
         folder: where `save` put them.
-        template: a pytree of arrays or of `jax.ShapeDtypeStruct`, whose paths, shapes and types the leaves must have.
+        template: a pytree of arrays or of `jax.ShapeDtypeStruct`, whose paths, shapes and types the leaves must have;
+            or a function that gives it from what was told about the checkpoint.
         told: takes a message.
     """
     problems = []
@@ -106,8 +111,9 @@ def load(folder: Path, template: PyTree, told: Callable[[str], None] = warnings.
         except _Damaged as damage:
             problems.append(str(damage))
             continue
-        _require_same(template, record["leaves"], _file(folder, number, "json"))
-        paths, structure = list(_by_path(template)), jax.tree.structure(template)
+        wanted = template(record["about"]) if callable(template) else template
+        _require_same(wanted, record["leaves"], _file(folder, number, "json"))
+        paths, structure = list(_by_path(wanted)), jax.tree.structure(wanted)
         for problem in problems:
             told(f"{problem} Checkpoint {number} is used instead.")
         return Checkpoint(number, jax.tree.unflatten(structure, [arrays[path] for path in paths]), record["about"])

@@ -15,7 +15,12 @@ from personax.typing import Batch, Params, Task
 
 
 def check_run(
-    algorithm: Algorithm, federation: Federation, schedules: Sequence[Schedule], num_seeds: int, tracker: Tracker | None
+    algorithm: Algorithm,
+    federation: Federation,
+    schedules: Sequence[Schedule],
+    num_seeds: int,
+    tracker: Tracker | None,
+    streams: bool = False,
 ) -> None:
     """Whether an algorithm, a federation and schedules fit each other."""
     if len(schedules) != num_seeds:
@@ -44,11 +49,13 @@ def check_run(
         raise ValueError("A tracker follows synchronous rounds with `num_steps` local steps; here it cannot.")
     if isinstance(tracker, WeightedAverage) and not isinstance(algorithm.objective, Mixture):
         raise ValueError(f"`WeightedAverage` is for `Mixture` objectives, got {algorithm.objective}.")
+    if isinstance(tracker, WeightedAverage) and streams:
+        raise ValueError("`WeightedAverage` follows all clients in every round, and this run streams a few at a time.")
 
 
 def check_model(task: Task, federation: Federation, params: Params | None) -> None:
     """Whether the task's model takes the clients' data, and its targets are what the task expects."""
-    x, y = federation.train.x[:1], federation.train.y[:1]
+    x, y = federation.first_sample
     try:
         shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(x)) if params is None else params)
         batch = Batch(x, y, np.ones(1, np.float32), jax.random.key(0))  # pyright: ignore[reportArgumentType]

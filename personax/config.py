@@ -71,6 +71,14 @@ class File:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class Saved:
+    """`[data] kind = "folder"`: what `Federation.save` wrote, tests and newcomers included; read as it is needed."""
+
+    kind: Literal["folder"]
+    path: str
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class Iid:
     """`[partition] kind = "iid"`."""
 
@@ -175,11 +183,15 @@ class TaskSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ScheduleSection:
-    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get as many updates, one by one."""
+    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get as many updates, one by one.
+
+    At most `cohort_chunk` clients train at once, where a whole cohort does not fit into the device's memory.
+    """
 
     num_rounds: Count = 60
     cohort_size: Count | Literal["all"] = 10
     delays: Literal["none", "persafl"] = "none"
+    cohort_chunk: Count | None = None
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -238,7 +250,7 @@ class Entry:
     scores: dict[Name, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 
-Data = Annotated[Pooled | Synthetic | Leaf | File, Field(discriminator="kind")]
+Data = Annotated[Pooled | Synthetic | Leaf | File | Saved, Field(discriminator="kind")]
 PartitionSection = Annotated[
     Iid | Shards | ClassesPerClient | Dirichlet | DirichletByClass | FallahHalves, Field(discriminator="kind")
 ]

@@ -19,10 +19,12 @@ from personax.protocol import Protocol
 from personax.results import Result, Snapshot, repeat
 from personax.sampling import Client, Draw, draw_rows, gather
 from personax.scores import Evaluation
+from personax.stream import roomy
 from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Shared, Task
 
 _CHUNK = 64  # clients, and rows, that are scored at once
 _MOST = 1 << 14  # clients whose adaptation batches are drawn at once
+_MOST_MAPPED = 1 << 10  # clients whose data is read from its file at once
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class _Run(NamedTuple):
     """What a run left, of one seed or of several. A protocol that does not ask for the last four goes without."""
 
     params: Params
-    positions: Array  # of the clients to score
+    positions: Array  # of the clients to score, in the data
     key: Array
     shared: Shared = ()
     personal: Personal = ()  # of these clients
@@ -67,19 +69,32 @@ def evaluate(
     at = np.broadcast_to(np.arange(scored.num_clients), (*np.shape(snapshot.num_events), scored.num_clients))
     positions = snapshot.cohort if protocol.clients == "cohort" else at
     needs_test = protocol.score_on != "training" or protocol.adapt_on == "test"
-    train, test = scored.train, scored.test if needs_test else scored.train
-    program = _Program(task, snapshot.has_seeds, int(train.num_samples.max()), int(test.num_samples.max()))
+    num_train, num_test = scored.counts, scored.test_counts if needs_test else scored.counts
+    program = _Program(task, snapshot.has_seeds, int(num_train.max()), int(num_test.max()))
     # A model that is the shared one, or steps from it, is the same program for every algorithm.
     whose = None if protocol.model in ("global", "adapted") else algorithm
     found = []
-    for begin in range(0, positions.shape[-1], _MOST):
-        run = _run_of(algorithm, snapshot, protocol, positions[..., begin : begin + _MOST], key)
+    most = _MOST_MAPPED if scored.is_mapped else _MOST
+    for begin in range(0, positions.shape[-1], most):
+        here = positions[..., begin : begin + most]
+        train, test, places = _data(scored, needs_test, here)
+        run = _run_of(algorithm, snapshot, protocol, here, places, key)
         drawn = _draw_all(protocol, test if protocol.adapt_on == "test" else train, run) if protocol.adapts else ()
         found.append(_score(program, whose, protocol, train, test, run, drawn))
     metrics = {name: np.concatenate([part[name] for part in found], axis=-1) for name in found[0]}
-    counts = lambda data: np.asarray(data.num_samples)[positions]
     ids, at = scored.ids[positions], (snapshot.num_events, snapshot.time)
-    return Evaluation(protocol, metrics, ids, counts(test), counts(train), *at)
+    return Evaluation(protocol, metrics, ids, num_test[positions], num_train[positions], *at)
+
+
+def _data(scored: Federation, needs_test: bool, positions: np.ndarray) -> tuple[ClientData, ClientData, Array]:
+    """Training data, test data (or the former again) and where in them these clients are: all, or what is mapped."""
+    if not scored.is_mapped:
+        return scored.train, scored.test if needs_test else scored.train, jnp.asarray(positions, jnp.int32)
+    clients = np.unique(positions)
+    of = lambda part, counts: part(clients, roomy(int(counts[clients].sum())), roomy(len(clients)))
+    train = of(scored.train_of, scored.counts)
+    test = of(scored.test_of, scored.test_counts) if needs_test else train
+    return train, test, jnp.asarray(np.searchsorted(clients, positions), jnp.int32)
 
 
 def _scored(federation: Federation, snapshot: Snapshot, protocol: Protocol) -> Federation:
@@ -99,13 +114,15 @@ def _scored(federation: Federation, snapshot: Snapshot, protocol: Protocol) -> F
     return federation
 
 
-def _run_of(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positions: np.ndarray, key: Array) -> _Run:
+def _run_of(
+    algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positions: np.ndarray, places: Array, key: Array
+) -> _Run:
     """What the protocol needs of a run."""
     keys, seeds = typed_key(key), np.shape(snapshot.num_events)
     if keys.shape not in ((), seeds):
         raise ValueError(f"`key` must be one, or one for each of the run's seeds, got {keys.shape} for {seeds}.")
     keys = jnp.broadcast_to(keys, seeds)
-    run = _Run(snapshot.params, jnp.asarray(positions, jnp.int32), keys)
+    run = _Run(snapshot.params, places, keys)
     if protocol.model in ("global", "adapted"):
         return run
     if protocol.clients == "held_out":
@@ -115,8 +132,7 @@ def _run_of(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol, positi
     elif protocol.clients == "all" and positions.shape[-1] == len(snapshot.ids):
         personal, visits = snapshot.personal, snapshot.visits
     else:
-        pick = lambda tree, at: jax.tree.map(lambda leaf: leaf[at], tree)
-        personal = (jax.vmap(pick) if snapshot.has_seeds else pick)(snapshot.personal, run.positions)
+        personal = snapshot.personal_of(positions)
         visits = np.take_along_axis(snapshot.visits, positions, axis=-1)
     version = snapshot.state.server.version
     return run._replace(
@@ -214,7 +230,8 @@ def personalize(
 def _check_model(algorithm: Algorithm, snapshot: Snapshot, protocol: Protocol) -> None:
     seed = (0,) * snapshot.has_seeds
     params = jax.tree.map(lambda leaf: leaf[seed], snapshot.params)
-    personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], snapshot.personal)
+    one = snapshot.personal_of(np.zeros((*np.shape(snapshot.num_events), 1), int))
+    personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], one)
     kept = jax.eval_shape(algorithm.objective.models, params, personal)
     names = {"localized", "adapted", "recomputed", *kept}
     if protocol.model not in names:

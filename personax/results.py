@@ -10,6 +10,7 @@ import numpy as np
 
 from personax.schedules import Schedule
 from personax.server import ServerState
+from personax.store import Kept
 from personax.typing import Array, Params, Personal, PyTree, Shared
 
 STAGES = ("local steps", "personal state", "upload beside the delta")
@@ -21,11 +22,10 @@ class NonFiniteUpdate(FloatingPointError):
 
 
 class Faults(NamedTuple):
-    """Updates that were not finite: how many, and the first one."""
+    """Updates that were not finite: how many, and the event and the stage of the first one."""
 
     num: Array
     event: Array
-    client: Array
     stage: Array
 
 
@@ -33,7 +33,7 @@ class State(NamedTuple):
     """Everything that a run carries from wave to wave. Leaves have a leading axis of seeds when there are several."""
 
     server: ServerState
-    personal: Personal  # of all clients
+    personal: Personal  # of all clients; between the waves of a streamed run a `Kept`
     slots: PyTree  # models that are still in use: (params, shared, version)
     tracked: PyTree
     faults: Faults
@@ -89,7 +89,17 @@ class Snapshot:
     @property
     def personal(self) -> Personal:
         """The personal states of all clients, along the axis after the seeds."""
-        return self.state.personal
+        if not isinstance(self.state.personal, Kept):
+            return self.state.personal
+        everyone = (*np.shape(self.num_events), len(self.ids))
+        return self.personal_of(np.broadcast_to(np.arange(len(self.ids)), everyone))
+
+    def personal_of(self, positions: np.ndarray) -> Personal:
+        """The personal states of the clients at these positions, [positions] or [seeds, positions]."""
+        if isinstance(self.state.personal, Kept):
+            return self.state.personal.read(positions)
+        pick = lambda tree, at: jax.tree.map(lambda leaf: leaf[at], tree)
+        return (jax.vmap(pick) if self.has_seeds else pick)(self.state.personal, jnp.asarray(positions))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,6 @@ from personax.config import Config, dump, load
 from personax.convergence import Convergence, can_follow
 from personax.evaluate import adaptation_curve, evaluate
 from personax.folders import Folder, refuse_used, tidy
-from personax.objectives import Mixture
 from personax.records import (
     RUN,
     SCHEMA_VERSION,
@@ -48,6 +47,7 @@ from personax.summarise import (
     headline_of,
     machine,
     mean_mix,
+    mixes,
     newcomer_protocol,
     score_record,
     staleness_of,
@@ -253,7 +253,8 @@ def _train(
 
     every = config.evaluation.every * (1 if schedules[0].has_rounds else cohort)
     try:
-        result = simulate(*run, schedules, key=plan.keys, every=every, observe=observe, start=begin, tracker=tracker)
+        options = {"every": every, "observe": observe, "cohort_chunk": config.schedule.cohort_chunk}
+        result = simulate(*run, schedules, key=plan.keys, start=begin, tracker=tracker, **options)
     except KeyboardInterrupt:
         save()
         raise
@@ -271,7 +272,8 @@ def _restore(session: _Session, plan: Plan, schedules: list[Schedule], place: Pa
         return None
     algorithm = session.training.algorithm
     tracker = session.convergence.tracker if session.convergence is not None else None
-    shapes = state_shapes(algorithm, plan.task, plan.federation, schedules, key=plan.keys, tracker=tracker)
+    run = (algorithm, plan.task, plan.federation, schedules)
+    shapes = lambda about: state_shapes(*run, key=plan.keys, tracker=tracker, num_events=about["events"])
     saved = checkpoint.load(place, shapes, told=watch.say)
     if saved is None:
         return None
@@ -320,7 +322,7 @@ def _write_part(
         active=activity_of(schedules[0]),
         bound=bound,
     )
-    mix = np.asarray(result.personal.mix) if isinstance(algorithm.objective, Mixture) else None
+    mix = mixes(algorithm, result.snapshot)
     rows = [
         client_rows(name, score, config.seed_list, plan.federation, found, mix)
         for score, found in session.found.items()

@@ -28,6 +28,7 @@ from personax.records import (
 from personax.results import Snapshot
 from personax.schedules import Schedule
 from personax.scores import Evaluation, Interval, Row, higher_is_better, row_of
+from personax.store import Kept
 from personax.values import to_dict
 
 _STATISTICS = ("mean", "std", "worst_decile", "best_decile")
@@ -55,7 +56,14 @@ def evaluation_record(
 
 def mean_mix(algorithm: Algorithm, snapshot: Snapshot) -> list[float] | None:
     """APFL's mean mixing weight over clients, for each seed."""
-    return _numbers(np.mean(snapshot.personal.mix, axis=-1)) if isinstance(algorithm.objective, Mixture) else None
+    mix = mixes(algorithm, snapshot)
+    return None if mix is None else _numbers(np.mean(mix, axis=-1))
+
+
+def mixes(algorithm: Algorithm, snapshot: Snapshot) -> np.ndarray | None:
+    """APFL's mixing weights, [seeds, clients]; None for others, and where states are not on the device but many."""
+    streamed = isinstance(snapshot.state.personal, Kept)
+    return None if streamed or not isinstance(algorithm.objective, Mixture) else np.asarray(snapshot.personal.mix)
 
 
 def score_record(

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from jax import Array
 
-from personax.typing import Batch, Metrics, Model, Params, Task
-from personax.values import require_nonnegative
+from personax.typing import Batch, Metrics, Model, Params, Scalar, Task
+from personax.values import require_count, require_nonnegative
 
 
 def classification(model: Model, l2: float = 0.0) -> Task:
@@ -38,6 +38,41 @@ def regression(model: Model, l2: float = 0.0) -> Task:
     """
     require_nonnegative("l2", l2)
     return _regression(model, float(l2))
+
+
+def rematerialize(task: Task, slice_size: int) -> Task:
+    """The same task for models whose activations do not fit: the loss takes `slice_size` examples of a batch at a time.
+
+    Only a slice's activations are in memory, and they are computed again for the gradient. The loss must be a weighted
+    mean over examples, as those here are: loss(B) = sum_s (weight of slice s / weight of B) loss(s). With dropout the
+    masks are others than on the whole batch.
+    """
+    require_count("slice_size", slice_size)
+    return _rematerialized(task, int(slice_size))
+
+
+@functools.cache
+def _rematerialized(task: Task, slice_size: int) -> Task:
+    def loss(params: Params, batch: Batch) -> Scalar:
+        num = -(-len(batch.weight) // slice_size)
+        if num == 1:
+            return task.loss(params, batch)
+        filler = num * slice_size - len(batch.weight)
+        pad = lambda leaf: jnp.pad(leaf, ((0, filler),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")
+        x, y, weight = (pad(leaf).reshape(num, slice_size, *leaf.shape[1:]) for leaf in batch[:3])
+        weight = jnp.where(jnp.arange(num * slice_size).reshape(weight.shape) < len(batch.weight), weight, 0)
+        # Of a batch that is nothing but filler, all slices count the same: its loss is that of each.
+        shares = jnp.where(weight.any(), weight.sum(axis=1) / jnp.maximum(weight.sum(), 1e-30), 1 / num)
+        keys = jax.vmap(lambda at: jax.random.fold_in(batch.key, at))(jnp.arange(num))
+
+        @jax.checkpoint
+        def add(total: Array, part: tuple[Array, Batch]) -> tuple[Array, None]:
+            return total + (part[0] * task.loss(params, part[1])).astype(total.dtype), None
+
+        zero = jnp.zeros((), jax.eval_shape(task.loss, params, batch).dtype)
+        return jax.lax.scan(add, zero, (shares, Batch(x, y, weight, keys)))[0]
+
+    return task._replace(loss=loss)
 
 
 @functools.cache

@@ -127,3 +127,13 @@ def stack(plans: Sequence[Plan], num_clients: int) -> Plan:
     for waves, plan in zip(stacked, plans, strict=True):
         waves.save[waves.save == plan.num_slots] = num_slots
     return Plan(Waves(*map(np.stack, zip(*stacked, strict=True))), num_waves, num_slots)
+
+
+def widen(plan: Plan, num_clients: int, multiple: int) -> Plan:
+    """The same waves with a width that is a multiple of a number of devices; the new places contain nothing."""
+    missing = -plan.waves.client.shape[2] % multiple
+    if not missing:
+        return plan
+    fill = Waves(num_clients, 0, 0, False, False, 0, plan.num_slots)
+    pad = lambda array, value: np.pad(array, ((0, 0), (0, 0), (0, missing)), constant_values=value)
+    return plan._replace(waves=Waves(*map(pad, plan.waves, fill)))

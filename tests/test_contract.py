@@ -12,7 +12,7 @@ import tomli_w
 
 import personax
 from personax import simulate as run
-from personax.simulate import _advance
+from personax.engine import advance
 from personax.values import KINDS, from_dict, to_dict
 from tests.recipes import ASYNCHRONOUS, RECIPES
 
@@ -62,11 +62,11 @@ def assert_close(a, b, rtol=1e-7, atol=1e-11):
 @each(RECIPES)
 def test_same_key_same_bits_and_other_numbers_without_compiling(name):
     first = simulate(name)
-    compiled = _advance._cache_size()
+    compiled = advance._cache_size()
     assert_same_bits(end(first), end(simulate(name)))
     other = simulate(name, 0.7, seed=1)
     shorter = simulate(name, schedule=schedule_for(name, num=18))
-    assert _advance._cache_size() == compiled, "another seed, step size or length compiled a second program"
+    assert advance._cache_size() == compiled, "another seed, step size or length compiled a second program"
     for result in (other, shorter):
         assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (end(first), end(result))), strict=True))
 
@@ -78,10 +78,10 @@ def test_float32_stays_float32_and_trees_keep_their_shape(name, monkeypatch):
     shapes = []
 
     def trace_only(program, *arguments):
-        shapes.append(jax.eval_shape(lambda *a: _advance(program, *a), *arguments))
+        shapes.append(jax.eval_shape(lambda *a: advance(program, *a), *arguments))
         return arguments[-3]
 
-    monkeypatch.setattr(sys.modules["personax.simulate"], "_advance", trace_only)
+    monkeypatch.setattr(sys.modules["personax.simulate"], "advance", trace_only)
     before = simulate(name, params=params).snapshot.state
     kinds = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
     assert kinds(before) == kinds(shapes[0]) and kinds(before.server.params) == kinds(params)

@@ -363,3 +363,39 @@ def test_real_targets_are_described_by_their_spread():
     clients = [(np.zeros((2, 1)), np.array([1.0, 3.0])), (np.zeros((1, 1)), np.array([5.0]))]
     text = str(Federation.from_clients(clients))
     assert f"mean 3, standard deviation {np.std([1, 3, 5]):.4g}" in text and "standard deviation 1.5" in text
+
+
+def test_a_federation_comes_back_from_its_folder_and_stays_in_its_files(tmp_path):
+    rng = np.random.default_rng(0)
+    make = lambda num: (rng.integers(0, 256, (num, 3)).astype(np.uint8), rng.integers(0, 4, num))
+    fed = Federation.from_clients(
+        [make(num) for num in (4, 7, 5, 9)],
+        test=[make(2) for _ in range(4)],
+        names=["a", "b", "c", "d"],
+        origin="Here.",
+    ).hold_out([1])
+    fed.save(tmp_path / "made" / "folder")
+    back = Federation.open(tmp_path / "made" / "folder")
+    assert str(back) == str(fed) and list(back.names) == list(fed.names)
+    for here, there in ((fed, back), (fed.newcomers, back.newcomers)):
+        for name in ("x", "y", "offsets", "test_x", "test_y", "test_offsets", "ids"):
+            np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
+    assert back.is_mapped and not fed.is_mapped and not back.select([0]).is_mapped
+    with pytest.raises(ValueError, match="must be empty or new, got files in it"):
+        fed.save(tmp_path / "made")
+    with pytest.raises(ValueError, match=r"must be a folder that `Federation.save` wrote, got no about.json"):
+        Federation.open(tmp_path)
+
+
+def test_data_of_a_few_clients_is_that_of_all():
+    rng = np.random.default_rng(0)
+    fed = Federation.from_clients(
+        [(rng.normal(size=(num, 3)), rng.normal(size=num)) for num in (4, 7, 5)], ids=[5, 9, 2]
+    )
+    some = fed.train_of(np.array([0, 2]), num_rows=12, num_clients=4)
+    assert some.num_samples.tolist() == [4, 5, 1, 1] and some.ids.tolist() == [5, 2, 0, 0]
+    for place, client in enumerate([0, 2]):
+        rows = slice(some.start[place], some.start[place] + some.num_samples[place])
+        np.testing.assert_array_equal(some.x[rows], fed.client(client)[0])
+        np.testing.assert_array_equal(some.y[rows], fed.client(client)[1])
+    assert not some.x[9:].any() and some.x.shape == (12, 3)

@@ -1,12 +1,15 @@
 """Tasks: losses against their formulas in NumPy, weights and fillers, bytes, types, metrics and checks."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from personax.curvature import exact
 from personax.models import cnn, logistic_regression, mlp
-from personax.tasks import classification, regression
+from personax.tasks import classification, regression, rematerialize
 from personax.typing import Batch, Model
 
 # A model whose outputs are its only parameter: the loss as a function of the outputs.
@@ -276,3 +279,28 @@ def test_labels_of_sequences_are_checked():
 )
 def test_targets_are_checked(targets, message):
     assert regression(logistic_regression(10)).check(TEN, targets) == message
+
+
+# Rematerialisation
+
+
+@pytest.mark.parametrize("slice_size", [1, 3, 4, 7, 9])
+@pytest.mark.parametrize(
+    "weight", [[1, 1, 1, 1, 1, 1, 1], [2, 0, 1, 0, 0, 0, 0.5], [0] * 7], ids=["ones", "some", "none"]
+)
+def test_a_loss_in_slices_is_the_loss(slice_size, weight):
+    rng = np.random.default_rng(0)
+    task = classification(mlp((5,), 3), l2=0.1)
+    x = jnp.asarray(rng.normal(size=(7, 4)))
+    batch = Batch(x, jnp.asarray(rng.integers(0, 3, 7)), jnp.asarray(weight, float), jax.random.key(0))
+    params = task.model.init(jax.random.key(1), x)
+    sliced = rematerialize(task, slice_size)
+    for ask in (jax.value_and_grad, lambda loss: partial(exact, loss, params)):
+        assert_trees_close(ask(task.loss)(params, batch), ask(sliced.loss)(params, batch))
+
+
+def test_a_rematerialized_task_is_the_same_value_each_time():
+    task = classification(mlp((5,), 3))
+    assert rematerialize(task, 4) == rematerialize(task, 4) != rematerialize(task, 5)
+    with pytest.raises(ValueError, match="`slice_size` must be a whole number of at least 1, got 0"):
+        rematerialize(task, 0)

@@ -20,13 +20,13 @@ import pydantic.dataclasses
 from personax.algorithms import Algorithm
 from personax.build import Outputs, Training, make_task, make_training
 from personax.config import Config, ConfigError, Count, Flag, Imported, Positive, check_names, dump, parse
+from personax.engine import first_params
 from personax.federation import ClientData
 from personax.keys import run_stream
 from personax.live.messages import Layout
 from personax.local import local_update
 from personax.objectives import Meta, Moreau
 from personax.sampling import ROLES, Client
-from personax.simulate import first_params
 from personax.tasks import as_inputs
 from personax.typing import Extra, Params, Task
 

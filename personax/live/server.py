@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from personax.build import Outputs, make_federation, outputs_of, resolve
-from personax.config import Config, ConfigError, File, Leaf, Terms, check_names
+from personax.config import Config, ConfigError, File, Leaf, Saved, Terms, check_names
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
 from personax.live.journal import Journal
@@ -51,7 +51,7 @@ def spec_of(config: Config) -> Spec:
     if given:
         kind = "classification" if config.task.kind == "auto" else config.task.kind
         return Spec(tuple(given.shape), given.type, Outputs(kind, given.num_outputs))
-    if isinstance(config.data, File | Leaf):
+    if isinstance(config.data, File | Leaf | Saved):
         raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
     federation = make_federation(config)
     return Spec(federation.x.shape[1:], str(federation.x.dtype), outputs_of(config, federation))

@@ -1,0 +1,242 @@
+"""The compiled part of a run: the clients of a wave vmapped, waves looped over, seeds vmapped."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from personax.algorithms import Algorithm
+from personax.federation import ClientData, Federation
+from personax.iterates import Path, Tracker
+from personax.keys import BATCHES, INIT, ITERATES, run_stream, typed_key
+from personax.local import Update, local_update
+from personax.results import NO_EVENT, Faults, State, repeat
+from personax.sampling import Client
+from personax.server import ServerState, Upload
+from personax.tasks import as_inputs
+from personax.typing import Array, Model, Params, Personal, PyTree, Task
+from personax.waves import Waves
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled in, beside the shapes. With a mesh the members of a wave are divided among its devices."""
+
+    task: Task
+    num_clients: int  # of the federation, however many of them the data holds
+    max_count: int
+    cohort_chunk: int | None
+    has_seeds: bool
+    sweeps: bool = False  # each seed has an algorithm of its own
+    mesh: Mesh | None = None
+
+
+@partial(jax.jit, static_argnames=("program",))
+def advance(
+    program: Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    key: Array,
+    waves: Waves,
+    tracker: Tracker | None,
+    state: State,
+    begin: int,
+    stop: int,
+    skips: bool,
+) -> State:
+    """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
+    step = partial(_wave, program, data, tracker)
+    streams_of = lambda key: (run_stream(key, BATCHES), run_stream(key, ITERATES))
+    streams = jax.vmap(streams_of)(key) if program.has_seeds else streams_of(key)
+    if program.has_seeds:
+        at = lambda index: jax.tree.map(lambda leaf: leaf[:, index], waves)
+        step = jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0))
+    else:
+        at = lambda index: jax.tree.map(lambda leaf: leaf[index], waves)
+
+    def more(carry: tuple[Array, State]) -> Array:
+        healthy = jnp.all(carry[1].faults.num == 0) | skips
+        return (carry[0] < stop) & healthy
+
+    def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
+        return carry[0] + 1, step(algorithm, streams, at(carry[0]), carry[1])
+
+    return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
+
+
+def _wave(
+    program: Program,
+    data: ClientData,
+    tracker: Tracker | None,
+    algorithm: Algorithm,
+    streams: tuple[Array, Array],
+    wave: Waves,
+    state: State,
+) -> State:
+    """Train the members of one wave, then let the server receive them."""
+    synchronous = algorithm.server.buffer_size is None
+    now = (state.server.params, state.server.shared, state.server.version)
+    anchors = now if synchronous else jax.tree.map(lambda leaf: leaf[wave.read], state.slots)
+    updates = _train(program, algorithm, data, tracker, streams[0], wave, state.personal, anchors)
+    finite, stage = _finite(updates)
+    usable = wave.valid & finite
+    target = jnp.where(usable, wave.client, len(data.start))
+    personal = jax.tree.map(lambda a, new: a.at[target].set(new, mode="drop"), state.personal, updates.personal)
+    version = jnp.broadcast_to(anchors[2], wave.client.shape)
+    weight = data.num_samples[wave.client].astype(float)
+    uploads = Upload(updates.delta, updates.end, updates.extra, version, weight, usable & wave.aggregated)
+    tracked = state.tracked
+    if tracker is not None:
+        iterates, memories = updates.path
+        path = Path(now[0], iterates, memories, target, usable, state.server.version, streams[1])
+        tracked = tracker.update(tracked, path, state.personal)
+    server, slots = _receive(program, algorithm, state, uploads, wave)
+    return State(server, personal, slots, tracked, _note(state.faults, wave, finite, stage))
+
+
+def _train(
+    program: Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    tracker: Tracker | None,
+    stream: Array,
+    wave: Waves,
+    personal: Personal,
+    anchors: PyTree,
+) -> Update:
+    """The visits of a wave's members, each a function of its own client alone."""
+    record = (lambda iterate, memory: ()) if tracker is None else (lambda iterate, memory: (iterate, memory))
+    synchronous = algorithm.server.buffer_size is None
+
+    def visits(algorithm: Algorithm, data: ClientData, stream: Array, personal: Personal, now: PyTree, members: PyTree):
+        def visit(client: Array, update: Array, anchor: PyTree) -> Update:
+            where = Client(data.start[client], data.num_samples[client], data.ids[client], update)
+            own = jax.tree.map(lambda leaf: leaf[client], personal)
+            begin = now if synchronous else anchor
+            run = (algorithm.objective, algorithm.local, program.task.loss, data, program.max_count)
+            return local_update(*run, where, begin[0], begin[1], own, begin[2], stream, record)
+
+        if program.cohort_chunk is None:
+            return jax.vmap(visit)(*members)
+        return jax.lax.map(lambda member: visit(*member), members, batch_size=program.cohort_chunk)
+
+    if program.mesh is not None:
+        whole, divided = PartitionSpec(), PartitionSpec(program.mesh.axis_names)
+        specs = (*(whole,) * 5, divided)
+        visits = jax.shard_map(visits, mesh=program.mesh, in_specs=specs, out_specs=divided, check_vma=False)
+    own_anchors = () if synchronous else anchors
+    members = (wave.client, wave.update, own_anchors)
+    return visits(algorithm, data, stream, personal, anchors if synchronous else (), members)
+
+
+def _receive(
+    program: Program, algorithm: Algorithm, state: State, uploads: Upload, wave: Waves
+) -> tuple[ServerState, PyTree]:
+    """Hand a wave's uploads to the server: at once at the end of a round, or one after another."""
+    server, objective = algorithm.server, algorithm.objective
+    if server.buffer_size is None:
+        received = server.receive(state.server, uploads)
+        return server.step(received, objective, program.num_clients), state.slots
+
+    def arrive(now: ServerState, upload: Upload) -> tuple[ServerState, PyTree]:
+        one = jax.tree.map(lambda leaf: leaf[None], upload)
+        now = server.step_if_full(server.receive(now, one), objective, program.num_clients)
+        return now, (now.params, now.shared, now.version)
+
+    last, models = jax.lax.scan(arrive, state.server, uploads)
+    return last, jax.tree.map(lambda slot, new: slot.at[wave.save].set(new, mode="drop"), state.slots, models)
+
+
+def _finite(updates: Update) -> tuple[Array, Array]:
+    """Whether each update is finite, and the first stage (of `STAGES`) that is not."""
+    num = len(jax.tree.leaves(updates.delta)[0])
+
+    def all_finite(tree: PyTree) -> Array:
+        # A sum is finite when its terms are, and several times faster than looking at each.
+        sums = [leaf.reshape(num, -1).sum(axis=1, dtype=float) for leaf in jax.tree.leaves(tree)]
+        return jnp.isfinite(sum(sums, jnp.zeros(num)))
+
+    good = jnp.stack([all_finite(tree) for tree in (updates.delta, updates.personal, updates.extra)])
+    return good.all(axis=0), jnp.argmin(good, axis=0)
+
+
+def _note(faults: Faults, wave: Waves, finite: Array, stage: Array) -> Faults:
+    bad = wave.valid & ~finite
+    events = jnp.where(bad, wave.event, NO_EVENT)
+    first = jnp.argmin(events)
+    earlier = events[first] < faults.event
+    pick = lambda new, old: jnp.where(earlier, new[first], old)
+    return Faults(
+        faults.num + bad.sum(dtype=jnp.int32),
+        pick(events.astype(jnp.int32), faults.event),
+        pick(stage.astype(jnp.int32), faults.stage),
+    )
+
+
+def replicate(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """The tree on all devices of a mesh; without one, as it is."""
+    if mesh is None:
+        return tree
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Array) -> Array:
+        if isinstance(leaf, jax.Array) and leaf.sharding == everywhere:
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(place(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        whole = np.asarray(leaf)  # by a callback, because devices of other processes cannot be put anything on
+        return jax.make_array_from_callback(whole.shape, everywhere, lambda part: whole[part])
+
+    return jax.tree.map(place, tree)
+
+
+def initial_params(task: Task, federation: Federation, *, key: Array) -> Params:
+    """The model that a run with this key starts from; with several keys along a leading axis."""
+    keys = typed_key(key)
+    return first_params(task.model, federation.first_sample[0], keys, keys.ndim > 0)
+
+
+@partial(jax.jit, static_argnames=("model", "has_seeds"))
+def first_params(model: Model, x: Array, key: Array, has_seeds: bool = False) -> Params:
+    """The model's own start for samples like these; a program of its own, which all algorithms share."""
+    init = lambda key: model.init(run_stream(key, INIT), as_inputs(x))
+    return jax.vmap(init)(key) if has_seeds else init(key)
+
+
+@partial(jax.jit, static_argnames=("program", "num_personal", "num_slots"))
+def initialise(
+    program: Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    params: Params,
+    tracker: Tracker | None,
+    wave: Waves,
+    num_personal: int,
+    num_slots: int,
+) -> State:
+    """The state before the first event, for each seed, with the personal states of so many clients.
+
+    `wave` is one of the run's and `data` that of any clients, for the shapes of uploads.
+    """
+    program = replace(program, mesh=None)
+
+    def one(algorithm: Algorithm, params: Params) -> State:
+        objective = algorithm.objective
+        own = objective.init_personal(params)
+        anchor = (params, objective.init_shared(params), jnp.zeros((), jnp.int32))
+        anchors = anchor if algorithm.server.buffer_size is None else repeat(anchor, len(wave.client))
+        train = partial(_train, program, algorithm, data, None, jax.random.key(0), wave)
+        extra_of_one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+        extra = jax.tree.map(extra_of_one, jax.eval_shape(train, repeat(own, 1), anchors).extra)
+        server = algorithm.server.init(objective, params, extra)
+        personal = repeat(own, num_personal)
+        slots = repeat((server.params, server.shared, server.version), num_slots)
+        tracked = () if tracker is None else tracker.init(params, personal)
+        none = jnp.full((), NO_EVENT, jnp.int32)
+        return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none))
+
+    of_seeds = jax.vmap(one, in_axes=(0 if program.sweeps else None, 0))
+    return (of_seeds if program.has_seeds else one)(algorithm, params)

@@ -1,0 +1,42 @@
+"""What a compiled run needs of the device's memory."""
+
+import dataclasses
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import personax
+from personax.engine import advance
+
+COHORT, BATCH = 8, 64
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    """The arguments of a run's compiled part, for a network whose activations are larger than itself."""
+    rng = np.random.default_rng(0)
+    data = [(rng.integers(0, 256, (BATCH, 16, 16)).astype(np.uint8), rng.integers(0, 3, BATCH)) for _ in range(COHORT)]
+    fed, seen = personax.Federation.from_clients(data), []
+    task = personax.classification(personax.cnn((8,), (8,), 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["personax.simulate"], "advance", lambda *a: seen.append(a) or a[-3])
+        key = jax.random.key(0)
+        algorithm = personax.fedavg(0.1, num_steps=2, batch_size=BATCH)
+        personax.simulate(algorithm, task, fed, personax.rounds(COHORT, 1, key=key), key=key)
+    return seen[0]
+
+
+def temporary(lowered, cohort_chunk=None, slice_size=None):
+    program, *arguments = lowered
+    task = program.task if slice_size is None else personax.rematerialize(program.task, slice_size)
+    program = dataclasses.replace(program, task=task, cohort_chunk=cohort_chunk)
+    return advance.lower(program, *arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_chunks_of_a_cohort_and_slices_of_a_batch_divide_the_memory_of_activations(lowered):
+    whole = temporary(lowered)
+    assert temporary(lowered, cohort_chunk=2) < 0.35 * whole
+    assert temporary(lowered, slice_size=BATCH // 8) < 0.25 * whole
+    assert temporary(lowered, cohort_chunk=2, slice_size=BATCH // 8) < 0.1 * whole
