@@ -68,9 +68,11 @@ class Snapshot:
     def of_seeds(self, begin: int, end: int) -> "Snapshot":
         """Some of several seeds."""
         part = slice(begin, end)
-        state = jax.tree.map(lambda leaf: leaf[part], self.state)
+        kept = self.state.personal
+        state = jax.tree.map(lambda leaf: leaf[part], self.state._replace(personal=()))
+        personal = kept.of_seeds(begin, end) if isinstance(kept, Kept) else jax.tree.map(lambda leaf: leaf[part], kept)
         at = (np.asarray(self.num_events)[part], np.asarray(self.time)[part])
-        return Snapshot(state, self.wave, *at, self.schedules[part], self.ids)
+        return Snapshot(state._replace(personal=personal), self.wave, *at, self.schedules[part], self.ids)
 
     def _of_each_seed(self, ask: Callable[[Schedule, int], np.ndarray]) -> np.ndarray:
         asked = [ask(s, int(n)) for s, n in zip(self.schedules, np.atleast_1d(self.num_events), strict=True)]

@@ -133,6 +133,12 @@ class Kept:
         seeds = np.arange(len(positions))[:, None] if self.has_seeds else 0
         return self.num_clients * seeds + positions
 
+    def of_seeds(self, begin: int, end: int) -> "Kept":
+        """The states of some of several seeds."""
+        first, last = begin * self.num_clients, end * self.num_clients
+        records = {key - first: record for key, record in self.records.items() if first <= key < last}
+        return Kept(self.num_clients, True, jax.tree.map(lambda leaf: leaf[begin:end], self.default), records)
+
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """Its parts, and what is the same in all of its kind."""
         names = [jax.tree_util.GetAttrKey(name) for name in ("default", "clients", "states")]

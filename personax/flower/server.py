@@ -9,27 +9,25 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from personax.config import Config, load
+from personax.config import Config, Terms, load
 from personax.flower.api import Context, Grid, ServerApp  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.driver import Driver, Manners
 from personax.flower.locks import sole_user
 from personax.folders import Folder
 from personax.live.book import Book
 from personax.live.journal import Journal
-from personax.live.recipe import Recipe
 from personax.live.results import open_run, write_results
-from personax.live.server import choose, parse_spec
-from personax.live.terms import Terms
+from personax.live.server import choose
 from personax.report import write_report
 
 logger = logging.getLogger("personax.flower")
-SPEC_KEYS = ("input-shape", "input-type", "outputs", "task")
 TERM_KEYS = ("num-clients", "deadline", "least-share", "outliers", "outlier-factor", "least-peers", "sync")
 MANNER_KEYS = ("ttl", "drain")
-KEYS = ("out", "algorithm", *TERM_KEYS, *MANNER_KEYS, *SPEC_KEYS)
+KEYS = ("out", "algorithm", *TERM_KEYS, *MANNER_KEYS)
 
 
 def server_app(recipe: Path) -> ServerApp:
@@ -55,8 +53,8 @@ def _speak_up() -> None:
 
 def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
     """Run a recipe over a grid until it is finished, and write its results. `given` is the run's configuration."""
-    terms, manners = read_terms(given)
-    recipe = read_recipe(config, given)
+    terms, manners = read_terms(config, given)
+    recipe = choose(config, str(given.get("algorithm") or "") or None)
     root = Path(str(given.get("out") or f"runs/flower-{recipe.config.name}")).expanduser().resolve()
     root.mkdir(parents=True, exist_ok=True)
     with sole_user(root / "server.lock"):
@@ -72,21 +70,16 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
         _conclude(folder, book, driver)
 
 
-def read_terms(given: Mapping[str, Any]) -> tuple[Terms, Manners]:
-    """What a run's configuration says of rounds, refusals and times."""
+def read_terms(config: Config, given: Mapping[str, Any]) -> tuple[Terms, Manners]:
+    """Rounds, refusals and times: what `[live]` of the recipe says, and for this run its configuration."""
     unknown = [key for key in given if key not in KEYS]
     if unknown:
         raise ValueError(f"The run's configuration must have keys among {', '.join(KEYS)}, got {unknown[0]!r}.")
     chosen = lambda keys: {key.replace("-", "_"): given[key] for key in keys if key in given}
     terms = chosen(TERM_KEYS)
-    return Terms(**{**terms, "num_clients": terms.get("num_clients") or None}), Manners(**chosen(MANNER_KEYS))
-
-
-def read_recipe(config: Config, given: Mapping[str, Any]) -> Recipe:
-    """One algorithm of a configuration, for the samples that the configuration's data or the run's keys describe."""
-    shape, kind, outputs, task = (given.get(key) for key in SPEC_KEYS)
-    described = (str(shape), str(kind or "float32"), int(outputs or 10), str(task or "classification"))
-    return choose(config, str(given.get("algorithm") or "") or None, parse_spec(*described) if shape else None)
+    if terms.get("num_clients") == 0:
+        terms["num_clients"] = None
+    return replace(config.live or Terms(), **terms), Manners(**chosen(MANNER_KEYS))
 
 
 def _conclude(folder: Folder, book: Book, driver: Driver) -> None:

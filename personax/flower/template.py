@@ -12,6 +12,12 @@ RECIPE = """\
 name = "digits"
 seeds = 1
 
+# Where every node has a file of its own, nothing here says what a sample looks like. Then put:
+# [live.sample]
+# shape = [28, 28]
+# type = "uint8"
+# num_outputs = 10
+
 [data]                        # of nodes that have a `partition-id` and no file of their own
 kind = "digits"
 [partition]
@@ -84,10 +90,6 @@ ttl = 1800.0                  # seconds that a message and its reply may take
 drain = 120.0                 # seconds after the end for what is under way
 outlier-factor = 20.0         # updates so many times longer than the others' are refused; 0: none
 sync = false                  # true: survive power cuts, by waiting for the disk at each update
-input-shape = ""              # such as "28x28", where the recipe's data are files of the nodes
-input-type = "float32"
-outputs = 10                  # classes, or targets of a regression
-task = "classification"
 """
 SERVER = '''\
 """The server's side: the recipe, over the nodes that Flower knows."""

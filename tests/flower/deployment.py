@@ -13,7 +13,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from personax.build import Outputs
 from personax.checkpoint import read_model
 from personax.config import load
 from personax.datasets import synthetic
@@ -21,7 +20,6 @@ from personax.federation import Federation
 from personax.flower.template import write_app
 from personax.folders import Folder
 from personax.live.journal import read_lines
-from personax.live.recipe import Spec
 from personax.live.server import choose
 
 NAMES = ("anna", "bert", "cleo")
@@ -34,6 +32,9 @@ seeds = [3]
 [data]
 kind = "file"
 path = "on the nodes"
+[live.sample]
+shape = [4]
+num_outputs = 3
 [model]
 kind = "logistic_regression"
 [schedule]
@@ -158,11 +159,11 @@ class Run:
         config = deployment.folder / f"{label}.toml"
         config.write_text(RECIPE.format(num_rounds=num_rounds, num_clients=num_clients))
         write_app(self.app, config, algorithm, num_clients)
-        self.recipe = choose(load(config), algorithm, Spec((4,), "float32", Outputs("classification", 3)))
+        self.recipe = choose(load(config), algorithm)
 
     def begin(self):
         """`flwr run`; again, in a new run of Flower's, where the last ServerApp was killed."""
-        given = f'out="{self.root}" input-shape="4" outputs=3 outlier-factor=0.0 deadline=600.0'
+        given = f'out="{self.root}" outlier-factor=0.0 deadline=600.0'
         told = self.deployment.flwr("run", str(self.app), "deployment", "--run-config", given, "--format", "json")
         self.id = json.loads(told)["run-id"]
 

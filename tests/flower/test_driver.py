@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -9,16 +10,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message
 
 from personax import rounds, simulate
+from personax.config import Sample, Terms
 from personax.flower.channel import PROTOCOL
 from personax.flower.driver import Driver, Failed, Manners, report_of
 from personax.flower.records import from_content, from_record, to_content, to_record
-from personax.flower.server import read_recipe, read_terms, serve
+from personax.flower.server import read_terms, serve
 from personax.flower.worker import Worker
 from personax.live.journal import read_lines
 from personax.live.messages import Layout
-from personax.live.recipe import make_recipe
 from personax.live.results import journal_schedule
-from personax.live.terms import Terms
 from tests.live_parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
 from tests.test_flower import tree
 
@@ -272,28 +272,29 @@ def test_odd_reports_are_left_out():
 
 def test_a_run_goes_on_in_its_folder_and_two_do_not_share_it(tmp_path):
     given, grid = recipe("FedAvg", num_rounds=1), Loopback(tmp_path)
+    config = replace(given.config, live=Terms(sample=Sample([4], num_outputs=3)))
     for i in range(3):
         grid.come(i)
-    told = {"out": str(tmp_path / "run"), "num-clients": 3, "input-shape": "4", "input-type": "float32", "outputs": 3}
-    serve(grid, given.config, told)
+    told = {"out": str(tmp_path / "run"), "num-clients": 3}
+    serve(grid, config, told)
     first = (tmp_path / "run" / "live.json").read_text()
     assert (tmp_path / "run" / "report.html").exists()
-    serve(grid, given.config, told)  # it is finished: nothing is trained again
+    serve(grid, config, told)  # it is finished: nothing is trained again
     assert (tmp_path / "run" / "live.json").read_text() == first
     assert len(applied(tmp_path / "run")) == 3
     from personax.flower.locks import Taken, sole_user
 
     with sole_user(tmp_path / "run" / "server.lock"), pytest.raises(Taken, match="is used by process"):
-        serve(grid, given.config, told)
+        serve(grid, config, told)
 
 
 def test_the_runs_configuration_is_read_and_refused_in_words():
-    terms, manners = read_terms({"num-clients": 0, "deadline": 5.0, "ttl": 9.0, "out": "x"})
+    config = recipe("FedAvg").config
+    terms, manners = read_terms(config, {"num-clients": 0, "deadline": 5.0, "ttl": 9.0, "out": "x"})
     assert (terms.num_clients, terms.deadline, manners.ttl) == (None, 5.0, 9.0)
-    with pytest.raises(ValueError, match="got 'colour'"):
-        read_terms({"colour": 1})
-    with pytest.raises(ValueError, match="`ttl` must be positive"):
-        read_terms({"ttl": 0.0})
-    given = recipe("FedAvg")
-    found = read_recipe(given.config, {"input-shape": "4", "input-type": "float32", "outputs": 3, "algorithm": ""})
-    assert found.to_text() == make_recipe(given.config, given.spec).to_text()
+    stated = replace(config, live=Terms(num_clients=7, least_share=0.25))
+    terms, _ = read_terms(stated, {"deadline": 5.0})
+    assert (terms.num_clients, terms.deadline, terms.least_share) == (7, 5.0, 0.25)
+    for wrong, words in (({"colour": 1}, "got 'colour'"), ({"ttl": 0.0}, "`ttl` must be positive")):
+        with pytest.raises(ValueError, match=words):
+            read_terms(config, wrong)
