@@ -11,7 +11,7 @@ import grpc
 from personax.live import wire
 from personax.live.certificates import Credentials, identity_of
 from personax.live.gate import NAME_KEY
-from personax.live.messages import PIECE, Broken, Collector, checksum, pieces
+from personax.live.messages import FRAME, PIECE, Broken, Collector, checksum, pieces
 
 logger = logging.getLogger("personax.live")
 _AGAIN = (
@@ -194,6 +194,7 @@ class Connection:
 _OPTIONS = [
     ("grpc.max_receive_message_length", PIECE + (1 << 16)),
     ("grpc.max_send_message_length", PIECE + (1 << 16)),
+    ("grpc.http2.max_frame_size", FRAME),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 5000),

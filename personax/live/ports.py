@@ -8,7 +8,7 @@ import grpc
 
 from personax.config import Terms
 from personax.live.certificates import Credentials
-from personax.live.messages import PIECE
+from personax.live.messages import FRAME, PIECE
 
 
 def options(terms: Terms) -> list[tuple[str, int]]:
@@ -17,6 +17,7 @@ def options(terms: Terms) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", PIECE + (1 << 16)),
         ("grpc.max_send_message_length", PIECE + (1 << 16)),
         ("grpc.max_metadata_size", 1 << 14),
+        ("grpc.http2.max_frame_size", FRAME),
         ("grpc.max_concurrent_streams", 4 * terms.max_streams),
         ("grpc.max_allowed_incoming_connections", terms.max_connections),
         ("grpc.server_handshake_timeout_ms", 10_000),
