@@ -18,7 +18,7 @@ TOML
 
 personax flower init app --algorithm "$algorithm"
 
-trap 'kill $(jobs -p) $(cat nodes/*/worker.lock) 2> /dev/null || true' EXIT
+trap 'kill $(jobs -p) $(cat nodes/*/worker.lock) 2> /dev/null || true; wait' EXIT
 flower-superlink --insecure --port "$port" --disable-runtime-dependency-installation > link.log 2>&1 &
 for i in 0 1 2; do
     node="partition-id=$i folder=\"$dir/nodes/$i\""  # with samples of its own: name="anna" data="/path/anna.npz"

@@ -19,7 +19,7 @@ TOML
 
 personax flower init app --algorithm "$algorithm"
 
-trap 'kill $(jobs -p) $(cat state/personax/flower/*/worker.lock) 2> /dev/null || true' EXIT
+trap 'kill $(jobs -p) $(cat state/personax/flower/*/worker.lock) 2> /dev/null || true; wait' EXIT
 flower-superlink --insecure --simulation --port "$port" --disable-runtime-dependency-installation > link.log 2>&1 &
 until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do sleep 0.2; done
 
