@@ -1,5 +1,7 @@
 """Training or test data of all clients, one after another: on the host, in files, and what of it goes to a device."""
 
+import mmap
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -50,9 +52,17 @@ def gather_clients(part: Part, ids: np.ndarray, clients: np.ndarray, num_rows: i
     for array, target in ((part.x, data.x), (part.y, data.y)):
         for begin, end, count in zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True):
             target[end - count : end] = array[begin : begin + count]
+        _let_go(array)
     data.start[: len(clients)], data.ids[: len(clients)] = ends - counts, ids[clients]
     data.num_samples[: len(clients)], data.num_samples[len(clients) :] = counts, 1
     return data
+
+
+def _let_go(array: np.ndarray) -> None:
+    """Give back the memory in which pages of a mapped file were read; the system may still have them at hand."""
+    if sys.platform == "linux" and isinstance(array, np.memmap) and array.mode == "r":
+        if isinstance(array.base, mmap.mmap):
+            array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def check_fits(part: Part, names: Sequence[str]) -> None:
