@@ -21,8 +21,8 @@ lint: .venv/test .venv/lint
 
 check: lint test
 
-bench: .venv/bench
-	$(BIN)/python benchmarks/per_fedavg.py
+bench: .venv/base
+	$(BIN)/personax bench
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache

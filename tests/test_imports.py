@@ -9,7 +9,7 @@ LAYERS = """
 typing values keys step_sizes curvature objectives optimizers partition describe federation datasets sampling local
 server schedules algorithms models tasks waves iterates checks results simulate protocol scores evaluate theory
 records folders citations config build catalogue checkpoint summarise convergence tuning runs handover inspection
-reproduce report progress tensorboard live cli
+reproduce report progress tensorboard compiled bench live cli
 """
 ORDER = LAYERS.split()
 
