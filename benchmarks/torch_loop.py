@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 import torch
-from peer import Ready, Setting, Work, error_of, random_clients, read_work, serve
+from peer import Ready, Setting, Work, random_clients, read_work, serve
 from torch import Tensor
-from torch_parts import NUM_DRAWS, Batch, Params, as_images, from_ours, init_params, make_loss, make_step
+from torch_parts import NUM_DRAWS, Batch, Params, as_images, distance, from_ours, init_params, make_loss, make_step
 
 
 def foreach_add(tensors: Any, direction: Any, step: Any) -> Params:
@@ -85,13 +85,7 @@ def agreement(work: Work, device: str) -> float:
     images, labels = as_images(setting, work.x, device), torch.from_numpy(work.y).long().to(device)
     loop = Loop(setting, from_ours(setting, work.start, device), (images, labels))
     loop.average([loop.visit(i, batches_of(images[i], labels[i])) for i in range(len(images))])
-    return error_of(
-        [p.cpu().numpy() for p in loop.params],
-        work._replace(
-            start=[p.numpy() for p in from_ours(setting, work.start, "cpu")],
-            end=[p.numpy() for p in from_ours(setting, work.end, "cpu")],
-        ),
-    )
+    return distance(setting, loop.params, work)
 
 
 def fastest_threads(run: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from peer import Setting
+from peer import Setting, Work, error_of
 from torch import Tensor
 
 Params = list[Tensor]  # weight, bias, weight, bias, ...
@@ -139,3 +139,25 @@ def make_step(setting: Setting, gradient: Gradient, product: Product, add: Calla
     directions = {"fedavg": erm, "first_order": first_order, "hessian_free": hessian_free}
     direction = {**directions, "exact": exact, "moreau": moreau}[setting.algorithm]
     return lambda w, own, batches: (add(w, direction(w, batches), -lr), own)
+
+
+class Network(torch.nn.Module):
+    """The same network as a module, for frameworks that want one."""
+
+    def __init__(self, setting: Setting, params: Params) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.nn.Parameter(p.clone()) for p in params])
+        self.of_batch = make_loss(setting)
+
+    def loss(self, images: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
+        return self.of_batch(list(self.weights), (images, labels))
+
+    def metrics(self, images: Tensor, labels: Tensor, eval: bool = True) -> dict[str, Any]:
+        return {}
+
+
+def distance(setting: Setting, found: Sequence[Tensor], work: Work) -> float:
+    """How far parameters in PyTorch's layout are from ours, relative to how far ours moved."""
+    moved = lambda arrays: [p.numpy() for p in from_ours(setting, arrays, "cpu")]
+    theirs = [p.detach().cpu().numpy() for p in found]
+    return error_of(theirs, work._replace(start=moved(work.start), end=moved(work.end)))

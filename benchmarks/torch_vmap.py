@@ -6,11 +6,11 @@ On CUDA the local steps of a round are captured as one CUDA graph, and float32 p
 from typing import Any
 
 import torch
-from peer import Ready, Setting, Work, error_of, random_clients, read_work, serve
+from peer import Ready, Setting, Work, random_clients, read_work, serve
 from torch import Tensor
 from torch.func import grad, vjp
 from torch_loop import fastest_threads
-from torch_parts import NUM_DRAWS, Batch, Params, as_images, from_ours, init_params, make_loss, make_step
+from torch_parts import NUM_DRAWS, Batch, Params, as_images, distance, from_ours, init_params, make_loss, make_step
 
 
 class Cohorts:
@@ -108,10 +108,7 @@ def agreement(work: Work, device: str) -> float:
     cohorts = Cohorts(setting, from_ours(setting, work.start, device), (images, labels), compiled=False)
     with torch.no_grad():
         cohorts.round(torch.arange(len(images), device=device), images.transpose(0, 1), labels.transpose(0, 1))
-    moved = lambda arrays: [p.numpy() for p in from_ours(setting, arrays, "cpu")]
-    return error_of(
-        [p.cpu().numpy() for p in cohorts.params], work._replace(start=moved(work.start), end=moved(work.end))
-    )
+    return distance(setting, cohorts.params, work)
 
 
 def prepare(setting: Setting, device: str, check: str) -> Ready:

@@ -80,6 +80,8 @@ def _root(context: typer.Context) -> None:
 
 def set_up(command: str | None) -> None:
     """What holds for the whole process: compiled programs are kept, and XLA computes the same bits again."""
+    if command == "bench":  # whose processes run as a library does
+        return
     keep_compiled()
     # A resumed run ends in the same bits; on a GPU only with this option. Flags are read when the first array is made.
     flags = ["--xla_gpu_deterministic_ops=true"]

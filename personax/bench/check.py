@@ -12,6 +12,7 @@ import personax as px
 from personax.bench.ours import first_batches, layers_of, make_algorithm, make_federation, make_schedule, make_task
 from personax.bench.setting import SETTING, Setting
 
+STEPS, EPOCH = "steps.npz", "epoch.npz"  # files of two kinds of work
 NUM_CLIENTS, NUM_SAMPLES, NUM_STEPS, BATCH = 3, 24, 2, 12
 
 

@@ -40,11 +40,18 @@ class Plan:
 def run_suite(
     plan: Plan, only: Sequence[str] = (), note: str = "", told: Callable[[RowRecord], None] = lambda row: None
 ) -> BenchRecord:
-    """All rows whose name begins with the words of one of `only`; `told` hears of each row as it is done."""
+    """All rows whose name begins with the words of one of `only`; by default all but those of growth.
+
+    `told` hears of each row as it is done.
+    """
     started, begin, load = datetime.now(UTC), time.perf_counter(), os.getloadavg()[0]
     machine = measure_machine()
-    wanted = lambda name: not only or any(f"{name}-".startswith(f"{begin}-") for begin in only)
+    named = lambda name: any(f"{name}-".startswith(f"{words}-") for words in only)
+    wanted = lambda name: named(name) if only else not name.startswith("growth")
     chosen = [row for row in rows(machine.backend) if wanted(row.name)]
+    if not chosen and not wanted("start"):
+        names = ", ".join(dict.fromkeys(row.workload for row in rows(machine.backend)))
+        raise ValueError(f"No row is named {' or '.join(only)}. There are: start, {names}, and parts of them.")
     start = measure_start() if wanted("start") and machine.backend == "cpu" else None
     found = []
     for row in chosen:
@@ -80,8 +87,9 @@ def measure_row(row: Row, plan: Plan, machine: MachineRecord) -> RowRecord:
     """One row: every side gets ready, then all run in turn. A peer that fails is left out, with its last words."""
     wanted = [name for name in row.peers if name in plan.peers]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        checks = sorted({str(Path(folder) / PEERS[name].work) for name in wanted})
         setting = SETTING.dump_python(row.setting, mode="json")
-        ours = stack.enter_context(Side(worker(), {"setting": setting, "checks": folder if wanted else ""}))
+        ours = stack.enter_context(Side(worker(), {"setting": setting, "checks": checks}))
         ours.get_ready(PATIENCE)
         asked = {"setting": setting, "device": "cpu" if machine.backend == "cpu" else "cuda"}
         left_out: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Our side in a process of its own, so that its memory and its compilation are its own.
 
-    python -m personax.bench.worker '{"setting": {...}, "checks": "FOLDER"}'
+    python -m personax.bench.worker '{"setting": {...}, "checks": ["steps.npz"]}'
 
 It speaks as the peers do (benchmarks/peer.py): one line of JSON when it is ready, then one for each number of seconds
 on its input. The checks, which the peers repeat, are written first.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from personax.bench.check import write_work
+from personax.bench.check import EPOCH, write_work
 from personax.bench.floor import floor_of
 from personax.bench.machine import device_peak, host_peak, measure_machine
 from personax.bench.ours import make_run, make_schedule
@@ -59,9 +59,8 @@ def main() -> None:
         return
     asked = json.loads(sys.argv[1])
     setting = SETTING.validate_python(asked["setting"])
-    if asked["checks"]:
-        write_work(setting, Path(asked["checks"]) / "steps.npz")
-        write_work(setting, Path(asked["checks"]) / "epoch.npz", epoch=True)
+    for path in map(Path, asked["checks"]):
+        write_work(setting, path, epoch=path.name == EPOCH)
     run, told = prepare(setting)
     print(json.dumps(told), flush=True)
     for line in sys.stdin:

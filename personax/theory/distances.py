@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.special import gammaln
-from scipy.stats import wasserstein_distance, wasserstein_distance_nd
 
 from personax.describe import label_counts
 from personax.federation import Federation
@@ -108,6 +107,8 @@ def sliced_wasserstein(
     The mean over directions u of W_1 between the projections u . z, divided by E|u_1|: no plan of transport can cost
     less, and for distributions that are shifts of each other it is W_1 itself.
     """
+    from scipy.stats import wasserstein_distance  # half a second to import
+
     require_count("num_directions", num_directions)
     coordinates = points(federation, label_cost=label_cost)
     directions = host_generator(key, _DIRECTIONS).normal(size=(coordinates.shape[1], num_directions))
@@ -151,6 +152,8 @@ def _against_average(
 
 def _solver() -> Distance:
     if find_spec("ot") is None:
+        from scipy.stats import wasserstein_distance_nd
+
         return lambda own, everyone, weights: float(wasserstein_distance_nd(own, everyone, v_weights=weights))
     import ot
 
