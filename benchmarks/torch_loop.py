@@ -11,7 +11,18 @@ from typing import Any
 import torch
 from peer import Ready, Setting, Work, random_clients, read_work, serve
 from torch import Tensor
-from torch_parts import NUM_DRAWS, Batch, Params, as_images, distance, from_ours, init_params, make_loss, make_step
+from torch_parts import (
+    NUM_DRAWS,
+    Batch,
+    Params,
+    as_images,
+    distance,
+    from_ours,
+    init_params,
+    make_loss,
+    make_step,
+    shapes,
+)
 
 
 def foreach_add(tensors: Any, direction: Any, step: Any) -> Params:
@@ -83,9 +94,11 @@ def agreement(work: Work, device: str) -> float:
     """The distance from ours after one round from the same start on the same batches."""
     setting = work.setting
     images, labels = as_images(setting, work.x, device), torch.from_numpy(work.y).long().to(device)
-    loop = Loop(setting, from_ours(setting, work.start, device), (images, labels))
+    start = from_ours(setting, work.start, device)[: 2 * len(shapes(setting))]
+    loop = Loop(setting, start, (images, labels))
     loop.average([loop.visit(i, batches_of(images[i], labels[i])) for i in range(len(images))])
-    return distance(setting, loop.params, work)
+    own = [torch.stack(parts).mean(0) for parts in zip(*(v for v, _ in loop.own.values()), strict=True)]
+    return distance(setting, [*loop.params, *own], work)
 
 
 def fastest_threads(run: Any) -> int:

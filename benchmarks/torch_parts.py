@@ -72,12 +72,12 @@ def as_images(setting: Setting, images: np.ndarray, device: str) -> Tensor:
 
 
 def from_ours(setting: Setting, arrays: list[np.ndarray], device: str) -> Params:
-    """Our layers (kernel, bias, ...) in PyTorch's layout: outputs first, channels first."""
+    """Our layers (kernel, bias, ...) of one model or two in PyTorch's layout: outputs first, channels first."""
     params = []
-    for shape, kernel in zip(shapes(setting), arrays[::2], strict=True):
+    for i, (shape, kernel) in enumerate(zip(itertools.cycle(shapes(setting)), arrays[::2], strict=False)):
         if len(shape) == 4:
             moved = kernel.transpose(3, 2, 0, 1)
-        elif setting.network == "cnn" and shape[1] % 64 == 0 and kernel is arrays[4]:
+        elif setting.network == "cnn" and i == NUM_CONVOLUTIONS["cnn"]:
             side = (setting.input_shape[0] - 4) // 2
             moved = kernel.reshape(side, side, 64, -1).transpose(3, 2, 0, 1).reshape(shape)
         else:

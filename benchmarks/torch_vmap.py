@@ -10,7 +10,18 @@ from peer import Ready, Setting, Work, random_clients, read_work, serve
 from torch import Tensor
 from torch.func import grad, vjp
 from torch_loop import fastest_threads
-from torch_parts import NUM_DRAWS, Batch, Params, as_images, distance, from_ours, init_params, make_loss, make_step
+from torch_parts import (
+    NUM_DRAWS,
+    Batch,
+    Params,
+    as_images,
+    distance,
+    from_ours,
+    init_params,
+    make_loss,
+    make_step,
+    shapes,
+)
 
 
 class Cohorts:
@@ -105,10 +116,12 @@ def agreement(work: Work, device: str) -> float:
     """The distance from ours after one round from the same start on the same batches; compiling it costs a minute."""
     setting = work.setting
     images, labels = as_images(setting, work.x, device), torch.from_numpy(work.y).long().to(device)
-    cohorts = Cohorts(setting, from_ours(setting, work.start, device), (images, labels), compiled=False)
+    start = from_ours(setting, work.start, device)[: 2 * len(shapes(setting))]
+    cohorts = Cohorts(setting, start, (images, labels), compiled=False)
     with torch.no_grad():
         cohorts.round(torch.arange(len(images), device=device), images.transpose(0, 1), labels.transpose(0, 1))
-    return distance(setting, cohorts.params, work)
+    own = [v.mean(0) for v in cohorts.own[0]] if cohorts.own else []
+    return distance(setting, [*cohorts.params, *own], work)
 
 
 def prepare(setting: Setting, device: str, check: str) -> Ready:

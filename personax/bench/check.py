@@ -44,8 +44,10 @@ def write_work(setting: Setting, path: Path, epoch: bool = False) -> None:
     rows = first_batches(setting, federation, key)
     start = task.model.init(jax.random.key(1), jnp.asarray(federation.x[:1], float))
     run = {"key": key, "params": start}
-    end = px.simulate(make_algorithm(setting), task, federation, make_schedule(setting), **run).params
-    before, after = layers_of(start), layers_of(end)
+    end = px.simulate(make_algorithm(setting), task, federation, make_schedule(setting), **run)
+    before, after = layers_of(start), layers_of(end.params)
+    if setting.algorithm == "apfl":  # the mean of the clients' own models follows
+        before, after = 2 * before, after + layers_of(jax.tree.map(lambda leaf: leaf.mean(0), end.personal.model))
     arrays: dict[str, Any] = {
         f"{name}_{i}": array for name, of in (("start", before), ("end", after)) for i, array in enumerate(of)
     }

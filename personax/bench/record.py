@@ -44,8 +44,8 @@ class PeerRecord:
 class RowRecord:
     """One setting: medians over turns. A round of an asynchronous setting is one event.
 
-    `operations` and `bytes` are the least that a round needs, `floor_seconds` the longer of the times that the
-    machine's peaks give for them, and the shares are what was reached of the peaks.
+    `operations` and `bytes` are the least that a round needs, the two peaks the best that the machine did before or
+    between the turns, `floor_seconds` the longer of the times that they give, and the shares what was reached of them.
     """
 
     name: str
@@ -57,6 +57,8 @@ class RowRecord:
     local_steps_per_second: float
     operations: float
     bytes: float
+    operations_per_second: float
+    bytes_per_second: float
     floor_seconds: float
     share_of_operations: float
     share_of_bytes: float

@@ -164,9 +164,10 @@ def _record(
     peers: list[PeerRecord],
 ) -> RowRecord:
     seconds = median(_seconds_per_round(turn, "ours") for turn in turns)
-    by_operations = told["operations"] / machine.operations_per_second
-    by_bytes = told["bytes"] / machine.bytes_per_second
-    last = turns[-1]["ours"]
+    ours = [turn["ours"] for turn in turns]
+    most_operations = max(machine.operations_per_second, *(one["operations_per_second"] for one in ours))
+    most_bytes = max(machine.bytes_per_second, *(one["bytes_per_second"] for one in ours))
+    by_operations, by_bytes = told["operations"] / most_operations, told["bytes"] / most_bytes
     return RowRecord(
         name=row.name,
         workload=row.workload,
@@ -177,12 +178,14 @@ def _record(
         local_steps_per_second=row.setting.steps_per_round / seconds,
         operations=told["operations"],
         bytes=told["bytes"],
+        operations_per_second=most_operations,
+        bytes_per_second=most_bytes,
         floor_seconds=max(by_operations, by_bytes),
         share_of_operations=by_operations / seconds,
         share_of_bytes=by_bytes / seconds,
         compile_seconds=told["compile_seconds"],
-        host_peak_bytes=last["host_peak_bytes"],
-        device_peak_bytes=last["device_peak_bytes"],
+        host_peak_bytes=ours[0]["host_peak_bytes"],
+        device_peak_bytes=ours[0]["device_peak_bytes"],
         mean_wave=told["mean_wave"],
         turns=len(turns),
         peers=peers,

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from personax.bench.check import EPOCH, write_work
 from personax.bench.floor import floor_of
-from personax.bench.machine import device_peak, host_peak, measure_machine
+from personax.bench.machine import Peaks, device_peak, host_peak, measure_machine
 from personax.bench.ours import make_run, make_schedule
 from personax.bench.record import MachineRecord
 from personax.bench.setting import SETTING, Setting
@@ -48,8 +48,7 @@ def run_for(run: Any, num_rounds: int, seconds: float) -> dict[str, Any]:
     while (took := time.perf_counter() - begin) < seconds:
         run()
         num_runs += 1
-    peaks = {"host_peak_bytes": host_peak(), "device_peak_bytes": device_peak()}
-    return {"rounds": num_runs * num_rounds, "seconds": took, **peaks}
+    return {"rounds": num_runs * num_rounds, "seconds": took}
 
 
 def main() -> None:
@@ -63,8 +62,13 @@ def main() -> None:
         write_work(setting, path, epoch=path.name == EPOCH)
     run, told = prepare(setting)
     print(json.dumps(told), flush=True)
+    peaks, memory = None, {}
     for line in sys.stdin:
-        print(json.dumps(run_for(run, setting.num_rounds, float(line))), flush=True)
+        found = run_for(run, setting.num_rounds, float(line))
+        if peaks is None:  # what measures the machine takes memory of its own
+            memory = {"host_peak_bytes": host_peak(), "device_peak_bytes": device_peak()}
+            peaks = Peaks()
+        print(json.dumps({**found, **memory, **peaks.measure()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ The average p = (1/n) sum_i p_i counts every client the same, as Fallah section 
 every sample.
 """
 
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import gammaln
 
 from personax.describe import label_counts
 from personax.federation import Federation
@@ -128,7 +128,7 @@ def mean_projection(dimension: int) -> float:
     >>> round(mean_projection(1), 6), round(mean_projection(2), 6)
     (1.0, 0.63662)
     """
-    return float(np.exp(gammaln(dimension / 2) - gammaln((dimension + 1) / 2)) / np.sqrt(np.pi))
+    return math.exp(math.lgamma(dimension / 2) - math.lgamma((dimension + 1) / 2)) / math.sqrt(math.pi)
 
 
 Distance = Callable[[np.ndarray, np.ndarray, np.ndarray], float]  # of points, from weighted points
