@@ -22,7 +22,8 @@ lint: .venv/test .venv/lint
 check: lint test
 
 bench: .venv/base
-	$(BIN)/personax bench
+	$(BIN)/personax bench --out bench.json
+	$(BIN)/personax bench --only growth --out bench-growth.json
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache

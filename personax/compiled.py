@@ -1,6 +1,7 @@
 """Where compiled programs are kept between runs of the command line, so that a second start does not compile again."""
 
 import os
+import platform
 from pathlib import Path
 
 import jax
@@ -15,7 +16,8 @@ def compiled_folder() -> Path | None:
     given = os.environ.get(VARIABLE, "")
     if given.lower() in OFF:
         return None
-    return Path(given) if given else user_cache_path("personax") / "compiled"
+    # A home may be shared by machines with other processors, whose programs are not for this one.
+    return Path(given).expanduser() if given else user_cache_path("personax") / "compiled" / platform.node()
 
 
 def keep_compiled() -> None:

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import personax as px
 from personax import compiled
-from personax.bench import check, markdown, ours, peers, suite
+from personax.bench import check, markdown, ours, peers, processes, suite
 from personax.bench.curves import draw
 from personax.bench.floor import floor_of
 from personax.bench.processes import Failed, Side
@@ -21,6 +22,7 @@ from personax.bench.record import BENCH, BenchRecord, MachineRecord, PeerRecord,
 from personax.bench.setting import Setting
 from personax.bench.show import figures, row_words, summary
 from personax.bench.workloads import Row, rows
+from personax.cli import app
 
 DOCS = Path(__file__).parents[1] / "docs"
 TINY = Setting("fedavg", 6, 2, cohort_size=3, num_samples=8, num_steps=2, batch_size=4, input_shape=(5,), widths=(4,))
@@ -118,15 +120,26 @@ def test_a_row_is_measured_beside_a_peer_and_a_peer_that_cannot_run(tmp_path, mo
     }
 
 
-def test_a_side_that_says_nothing_is_given_up():
+def test_a_side_that_says_nothing_is_given_up(monkeypatch):
+    monkeypatch.setattr(processes, "FAREWELL", 0.1)
     with Side([sys.executable, "-c", "import time; time.sleep(60)"], {}) as side, pytest.raises(Failed, match="within"):
         side.get_ready(0.2)
 
 
-def test_an_unknown_row_is_an_error_that_names_those_there_are(monkeypatch):
+def test_an_unknown_row_or_peer_is_an_error_that_names_those_there_are():
+    with pytest.raises(ValueError, match=r"No row is named camel\. There are: start, mnist-fedavg, mnist-fo"):
+        suite.run_suite(suite.Plan(), ["mnist", "camel"])
+    asked = CliRunner().invoke(app, ["bench", "--peer", "camel"])
+    assert asked.exit_code == 1 and "camel" in asked.stderr and "torch-vmap" in asked.stderr
+
+
+def test_the_command_prints_a_record_and_writes_it(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "measure_machine", lambda: MACHINE)
-    with pytest.raises(ValueError, match=r"No row is named camel\. There are: start, mnist, cifar"):
-        suite.run_suite(suite.Plan(), ["camel"])
+    monkeypatch.setattr(suite, "rows", lambda backend: [Row("tiny", "mnist", "tiny", TINY)])
+    asked = ["bench", "--only", "tiny", "--json", "--seconds", "0.1", "--turns", "1", "--out", str(tmp_path / "b.json")]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0 and "tiny" in done.stderr
+    assert BENCH.validate_json(done.stdout) == BENCH.validate_json((tmp_path / "b.json").read_bytes())
 
 
 def record(*extra):

@@ -26,7 +26,7 @@ those of growth. The tables are made from the records in [benchmarks/](benchmark
   holds, divided by the machine's measured peaks; the longer of the two. A Hessian-vector product counts as two
   gradients.
 - *of products*, *of memory*: the share of these two peaks that is reached. The peaks are those of the largest matrix
-  product at the precision stated and of the largest copy, measured before the first row and again at each turn; the best
+  product at the precision stated and of the largest copy, measured before the first row and at each turn; the best
   counts.
 - *compile*: the first run less the second. *peak*: of the accelerator, or of the process on a CPU.
 - Peers do the same work: before they are timed, each repeats a round of ours from the same parameters on the same

@@ -1,5 +1,6 @@
 """A side of the benchmark in a process of its own, spoken to in lines."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -8,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from tempfile import TemporaryFile
 from typing import Any
+
+FAREWELL = 10.0  # seconds in which a side may end by itself
 
 
 class Failed(Exception):
@@ -57,12 +60,17 @@ class Side:
         return f"ended: {lines[-1][:200]}" if lines else "ended without a word"
 
     def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.errors):
-            assert pipe is not None
-            pipe.close()
+        """End the input, then, where that is not enough, the process."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(FAREWELL)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
 
     def __enter__(self) -> "Side":
         return self

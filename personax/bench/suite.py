@@ -45,13 +45,14 @@ def run_suite(
     `told` hears of each row as it is done.
     """
     started, begin, load = datetime.now(UTC), time.perf_counter(), os.getloadavg()[0]
+    named = lambda name, words: f"{name}-".startswith(f"{words}-")
+    wanted = lambda name: any(named(name, words) for words in only) if only else not named(name, "growth")
+    known = ["start", *(row.name for row in rows("cpu"))]
+    for words in only:
+        if not any(named(name, words) for name in known):
+            raise ValueError(f"No row is named {words}. There are: {', '.join(known)}, and beginnings of them.")
     machine = measure_machine()
-    named = lambda name: any(f"{name}-".startswith(f"{words}-") for words in only)
-    wanted = lambda name: named(name) if only else not name.startswith("growth")
     chosen = [row for row in rows(machine.backend) if wanted(row.name)]
-    if not chosen and not wanted("start"):
-        names = ", ".join(dict.fromkeys(row.workload for row in rows(machine.backend)))
-        raise ValueError(f"No row is named {' or '.join(only)}. There are: start, {names}, and parts of them.")
     start = measure_start() if wanted("start") and machine.backend == "cpu" else None
     found = []
     for row in chosen:
