@@ -17,7 +17,7 @@ def bench(
     path: Annotated[Path | None, typer.Option("--out", "-o", help="Write the record there, too.")] = None,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave the peers out.")] = False,
     peers: Annotated[list[str] | None, typer.Option("--peer", help="These peers alone.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each side of a row is timed.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each side of a row is timed.")] = 2.0,
     turns: Annotated[int, typer.Option(min=1, help="In how many turns.")] = 3,
     note: Annotated[str, typer.Option(help="What should be known of the machine.")] = "",
 ) -> None:

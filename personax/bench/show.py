@@ -5,7 +5,7 @@ from statistics import median
 from personax.bench.record import BenchRecord, PeerRecord, RowRecord, StartRecord
 
 COLUMNS = ("ms a round", "rounds/s", "local steps/s", "floor ms", "of products", "of memory", "compile s", "peak MB")
-_FIRST, _WIDTH = 26, 13
+_FIRST, _WIDTH = 26, 15
 
 
 def header() -> str:

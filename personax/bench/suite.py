@@ -32,7 +32,7 @@ PATIENCE = 600.0  # seconds that a side may take to answer
 class Plan:
     """How long is measured: `turns` turns, in which each side runs for `seconds / turns`; and against whom."""
 
-    seconds: float = 3.0
+    seconds: float = 2.0
     turns: int = 3
     peers: tuple[str, ...] = tuple(PEERS)
 

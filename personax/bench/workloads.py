@@ -82,7 +82,9 @@ def _apfl(cpu: bool) -> list[Row]:
         words = f"{num_clients} clients of 50 images, 10 a round, 10 steps, batches of 20, {network}"
         sizes = {"num_samples": 50, "batch_size": 20, "widths": widths, "lr": 0.01}
         setting = Setting("apfl", num_clients, 256 if cpu else 1024, **sizes)
-        found.append(Row(f"apfl-{num_clients}", "apfl", words, setting, BOTH if num_clients == 100 else ("torch",)))
+        found.append(
+            Row(f"apfl-{num_clients}", "apfl", words, setting, ("torch",) if cpu or num_clients > 100 else BOTH)
+        )
     return found
 
 
