@@ -26,8 +26,9 @@ lint: .venv/test .venv/lint
 
 check: lint test
 
-bench: .venv/bench
-	$(BIN)/python benchmarks/per_fedavg.py
+bench: .venv/base
+	$(BIN)/personax bench --out bench.json
+	$(BIN)/personax bench --only growth --out bench-growth.json
 
 clean:
 	rm -rf .venv .venv-flower build *.egg-info .pytest_cache .ruff_cache

@@ -7,6 +7,7 @@ import jax
 
 # Tests compile hundreds of small programs that run once: these halve the time. Speed is measured in benchmarks/.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ["PERSONAX_COMPILED"] = "off"  # a test writes nothing into the user's cache
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,224 +1,131 @@
-"""Per-FedAvg as an eager PyTorch loop: the peer that the simulator is timed against in the same run.
+"""A tidy eager PyTorch loop, one client after another: a peer of `personax bench` (see peer.py).
 
-The setting is Fallah et al. (2020) on MNIST: 50 clients of 980 images, 10 a round, 10 local steps, batches of 40,
-a 784-80-60-10 network with ELU. Images and labels are random, which is enough for timing. Equation numbers are
-those of that paper.
-
-    python benchmarks/torch_loop.py [--device cpu|cuda] [--rounds N]
-    python benchmarks/torch_loop.py --check
-
-The operations are small: where other processes use the same cores, PyTorch's threads wait for each other and a round
-can take ten times as long. Set OMP_NUM_THREADS=1 there; on two idle cores the second thread gains little.
+The data are floats on the device from the start. On CUDA, float32 products run in TF32. On a CPU the operations are
+small: where other processes use the same cores, PyTorch's threads wait for each other, so the faster of one thread and
+all is taken.
 """
 
-import argparse
-import itertools
-import math
 import time
-from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
+from peer import Ready, Setting, Work, random_clients, read_work, serve
 from torch import Tensor
-
-LAYER_SIZES = (784, 80, 60, 10)
-ADAPT_STEP = 0.01  # alpha
-LOCAL_STEP = 0.001  # beta
-RADIUS = 1e-3  # delta, of the central difference
-
-Params = list[Tensor]  # weight, bias, weight, bias, ...: leaves that require a gradient
-Grads = tuple[Tensor, ...] | list[Tensor]
-Batch = tuple[Tensor, Tensor]  # images, labels
-Estimator = Callable[..., Grads]  # of the parameters and as many batches as the variant draws
-
-
-def init_params(generator: torch.Generator, device: str, dtype: torch.dtype = torch.float32) -> Params:
-    """Weights and biases uniform within 1 / sqrt(fan in), drawn on the host."""
-    params = []
-    for fan_in, fan_out in itertools.pairwise(LAYER_SIZES):
-        bound = 1 / math.sqrt(fan_in)
-        for shape in ((fan_out, fan_in), (fan_out,)):
-            values = torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator)
-            params.append(values.to(device).requires_grad_())
-    return params
+from torch_parts import (
+    NUM_DRAWS,
+    Batch,
+    Params,
+    as_images,
+    distance,
+    from_ours,
+    init_params,
+    make_loss,
+    make_step,
+    shapes,
+)
 
 
-def loss(params: Params, batch: Batch) -> Tensor:
-    """f_i(w, D): mean cross entropy of the network on a batch."""
-    images, labels = batch
-    w1, b1, w2, b2, w3, b3 = params
-    hidden = F.elu(F.linear(images, w1, b1))
-    hidden = F.elu(F.linear(hidden, w2, b2))
-    return F.cross_entropy(F.linear(hidden, w3, b3), labels)
+def foreach_add(tensors: Any, direction: Any, step: Any) -> Params:
+    """Tensors + step * direction: the calls PyTorch's own optimizers make, one kernel for the whole list on CUDA."""
+    if isinstance(step, Tensor):
+        return list(torch._foreach_add(tensors, torch._foreach_mul(direction, step)))
+    return list(torch._foreach_add(tensors, direction, alpha=step))
 
 
-def gradient(params: Params, batch: Batch) -> Grads:
-    """The gradient of the loss: FedAvg's direction."""
-    return torch.autograd.grad(loss(params, batch), params)
+class Loop:
+    """Rounds, or arrivals one by one, of one setting."""
 
+    def __init__(self, setting: Setting, params: Params, data: tuple[Tensor, Tensor]) -> None:
+        self.setting, self.params, (self.images, self.labels) = setting, params, data
+        self.loss, self.device = make_loss(setting), params[0].device
+        self.step = make_step(setting, self.gradient, self.product, foreach_add)
+        self.own = {}  # states of clients that have been visited
+        self.generator = torch.Generator().manual_seed(0)
 
-def add(tensors: Grads, direction: Grads, step: float) -> Grads:
-    """Tensors + step * direction: the call PyTorch's own optimizers make, one kernel for the whole list on CUDA."""
-    return torch._foreach_add(tensors, direction, alpha=step)  # pyright: ignore[reportPrivateImportUsage]
+    def gradient(self, params: Params, batch: Batch) -> tuple[Tensor, ...]:
+        leaves = [p.detach().requires_grad_() for p in params]
+        return torch.autograd.grad(self.loss(leaves, batch), leaves)
 
+    def product(self, params: Params, batch: Batch, vector: Any) -> tuple[Tensor, ...]:
+        """By a second backward pass."""
+        leaves = [p.detach().requires_grad_() for p in params]
+        slope = torch.autograd.grad(self.loss(leaves, batch), leaves, create_graph=True)
+        return torch.autograd.grad(slope, leaves, grad_outputs=vector)
 
-@torch.no_grad()
-def moved(params: Params, direction: Grads, step: float) -> Params:
-    """New leaves at params + step * direction."""
-    return [p.requires_grad_() for p in add(params, direction, step)]
+    def draw(self, client: int) -> list[list[Batch]]:
+        """For each local step its batches; one draw of rows serves the whole visit."""
+        now, num_draws = self.setting, NUM_DRAWS[self.setting.algorithm]
+        shape = (now.num_steps, num_draws, now.batch_size)
+        if now.sampling == "shuffled":
+            index = torch.randperm(now.num_samples, device=self.device)[: now.num_steps * now.batch_size].reshape(shape)
+        else:
+            index = torch.randint(now.num_samples, shape, device=self.device)
+        return batches_of(self.images[client][index], self.labels[client][index])
 
-
-def first_order(params: Params, adapt: Batch, outer: Batch) -> Grads:
-    """(112): the gradient at the adapted parameters."""
-    return gradient(moved(params, gradient(params, adapt), -ADAPT_STEP), outer)
-
-
-def hessian_free(params: Params, adapt: Batch, outer: Batch, curvature: Batch) -> Grads:
-    """(120): the Hessian-vector product as a central difference of gradients, (119) and (121)."""
-    meta = first_order(params, adapt, outer)
-    ahead = gradient(moved(params, meta, RADIUS), curvature)
-    behind = gradient(moved(params, meta, -RADIUS), curvature)
-    difference = add(ahead, behind, -1)
-    return add(meta, difference, -ADAPT_STEP / (2 * RADIUS))
-
-
-def exact(params: Params, adapt: Batch, outer: Batch, curvature: Batch) -> Grads:
-    """(8): the Hessian-vector product by a second backward pass."""
-    meta = first_order(params, adapt, outer)
-    slope = torch.autograd.grad(loss(params, curvature), params, create_graph=True)
-    product = torch.autograd.grad(slope, params, grad_outputs=meta)
-    return add(meta, product, -ADAPT_STEP)
-
-
-VARIANTS: dict[str, tuple[Estimator, int]] = {  # the estimator and how many batches it takes
-    "fedavg": (gradient, 1),
-    "first_order": (first_order, 2),
-    "hessian_free": (hessian_free, 3),
-    "exact": (exact, 3),
-}
-
-
-class TorchLoop:
-    """Rounds of one variant, one client after another, all on one device.
-
-    The data are float32 on the device from the start, one tensor of images and one of labels per client.
-    On CUDA, float32 products run in TF32; that is a global setting of PyTorch.
-    """
-
-    def __init__(
-        self,
-        variant: str,
-        device: str = "cpu",
-        seed: int = 0,
-        num_clients: int = 50,
-        samples_per_client: int = 980,
-        cohort_size: int = 10,
-        num_local_steps: int = 10,
-        batch_size: int = 40,
-    ) -> None:
-        self.estimate, self.num_batches = VARIANTS[variant]
-        self.device = torch.device(device)
-        self.cohort_size, self.num_local_steps, self.batch_size = cohort_size, num_local_steps, batch_size
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
-        self.host_generator = torch.Generator().manual_seed(seed)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.clients = [self._random_client(samples_per_client) for _ in range(num_clients)]
-        self.params = init_params(self.host_generator, device)
-
-    def _random_client(self, num_samples: int) -> Batch:
-        """Random bytes as images, scaled to [0, 1], and random labels."""
-        place = {"device": self.device, "generator": self.generator}
-        images = torch.randint(256, (num_samples, LAYER_SIZES[0]), dtype=torch.uint8, **place)
-        labels = torch.randint(LAYER_SIZES[-1], (num_samples,), **place)
-        return images.float() / 255, labels
-
-    def _draw(self, client: Batch) -> list[tuple[Batch, ...]]:
-        """For each local step its independent batches, drawn with replacement; one draw serves the whole visit."""
-        images, labels = client
-        shape = (self.num_local_steps, self.num_batches, self.batch_size)
-        index = torch.randint(len(labels), shape, device=self.device, generator=self.generator)
-        steps = zip(images[index].unbind(), labels[index].unbind(), strict=True)
-        return [tuple(zip(x.unbind(), y.unbind(), strict=True)) for x, y in steps]
-
-    def _local_training(self, client: Batch) -> Params:
-        """One client's parameters after its local steps, (7)."""
+    def visit(self, client: int, batches: list[list[Batch]]) -> Params:
         params = self.params
-        for batches in self._draw(client):
-            params = moved(params, self.estimate(params, *batches), -LOCAL_STEP)
+        mix = torch.full((), self.setting.mix, device=self.device)
+        own = self.own.get(client, (self.params, mix) if self.setting.algorithm == "apfl" else ())
+        for of_step in batches:
+            params, own = self.step(params, own, of_step)
+        if self.setting.algorithm == "apfl":
+            self.own[client] = own
         return params
 
-    def _round(self) -> None:
-        """One round of Algorithm 1: a cohort without replacement, local training, the uniform average."""
-        cohort = torch.randperm(len(self.clients), generator=self.host_generator)[: self.cohort_size].tolist()
-        results = [self._local_training(self.clients[i]) for i in cohort]
-        with torch.no_grad():
-            self.params = [torch.stack(ps).mean(0).requires_grad_() for ps in zip(*results, strict=True)]
+    @torch.no_grad()
+    def average(self, ends: list[Params]) -> None:
+        self.params = [torch.stack(parts).mean(0) for parts in zip(*ends, strict=True)]
 
-    def _synchronize(self) -> None:
-        """Wait for the device to finish what was queued."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def run(self, num_rounds: int) -> float:
-        """Run that many rounds, going on from where the last call stopped, and return the seconds they took."""
-        self._synchronize()
-        start = time.perf_counter()
+    def run(self, num_rounds: int) -> None:
         for _ in range(num_rounds):
-            self._round()
-        self._synchronize()
-        return time.perf_counter() - start
+            cohort = torch.randperm(self.setting.num_clients, generator=self.generator)[: self.setting.cohort_size]
+            self.average([self.visit(client, self.draw(client)) for client in cohort.tolist()])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
 
-def composed_gradient(params: Params, batch: Batch) -> Grads:
-    """The gradient of f(w - alpha grad f(w)) by differentiating the composition itself."""
-    slope = torch.autograd.grad(loss(params, batch), params, create_graph=True)
-    adapted = [p - ADAPT_STEP * g for p, g in zip(params, slope, strict=True)]
-    return torch.autograd.grad(loss(adapted, batch), params)
+def batches_of(images: Tensor, labels: Tensor) -> list[list[Batch]]:
+    """`[step, draw, batch, ...]` as lists."""
+    steps = zip(images.unbind(), labels.unbind(), strict=True)
+    return [list(zip(x.unbind(), y.unbind(), strict=True)) for x, y in steps]
 
 
-def relative_error(found: Grads, expected: Grads) -> float:
-    """Distance over the norm of what is expected, over all tensors together."""
-    found_flat, expected_flat = (torch.cat([g.flatten() for g in grads]) for grads in (found, expected))
-    return float((found_flat - expected_flat).norm() / expected_flat.norm())
+def agreement(work: Work, device: str) -> float:
+    """The distance from ours after one round from the same start on the same batches."""
+    setting = work.setting
+    images, labels = as_images(setting, work.x, device), torch.from_numpy(work.y).long().to(device)
+    start = from_ours(setting, work.start, device)[: 2 * len(shapes(setting))]
+    loop = Loop(setting, start, (images, labels))
+    loop.average([loop.visit(i, batches_of(images[i], labels[i])) for i in range(len(images))])
+    own = [torch.stack(parts).mean(0) for parts in zip(*(v for v, _ in loop.own.values()), strict=True)]
+    return distance(setting, [*loop.params, *own], work)
 
 
-def check(seed: int = 0, tolerance: float = 1e-12) -> None:
-    """On one batch for all three, in float64, `exact` is the gradient of the composition; `first_order` is not."""
-    generator = torch.Generator().manual_seed(seed)
-    params = init_params(generator, "cpu", torch.float64)
-    images = torch.rand(40, LAYER_SIZES[0], dtype=torch.float64, generator=generator)
-    batch = images, torch.randint(LAYER_SIZES[-1], (40,), generator=generator)
-    expected = composed_gradient(params, batch)
-    error = relative_error(exact(params, batch, batch, batch), expected)
-    first_order_error = relative_error(first_order(params, batch, batch), expected)
-    print(f"relative error: exact {error:.1e}, first_order {first_order_error:.1e}")
-    if not error < tolerance < first_order_error:
-        raise SystemExit("the exact meta-gradient does not match the composed function")
+def fastest_threads(run: Any) -> int:
+    """The faster of one thread and all, the better of two rounds each."""
+
+    def seconds(num_threads: int) -> float:
+        torch.set_num_threads(num_threads)
+        begin = time.perf_counter()
+        run(1)
+        return time.perf_counter() - begin
+
+    counts = sorted({1, torch.get_num_threads()})
+    run(1)
+    return min(counts, key=lambda count: min(seconds(count) for _ in range(2)))
 
 
-def time_variants(device: str, num_rounds: int, repeats: int = 3) -> None:
-    """Print each variant's milliseconds per round: the fastest of some runs, since other work slows a run at random."""
-    print(f"torch {torch.__version__} on {device}, {torch.get_num_threads()} CPU threads, fastest of {repeats} runs")
-    for variant in VARIANTS:
-        loop = TorchLoop(variant, device)
-        loop.run(2)  # warm up
-        seconds = min(loop.run(num_rounds) for _ in range(repeats))
-        print(f"{variant:>12} {1000 * seconds / num_rounds:8.1f} ms per round")
-
-
-def main() -> None:
-    """Time the variants, or run the self-check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--check", action="store_true", help="run the self-check instead of the timing")
-    args = parser.parse_args()
-    if args.check:
-        check()
-    else:
-        time_variants(args.device, args.rounds)
+def prepare(setting: Setting, device: str, check: str) -> Ready:
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    error = agreement(read_work(check), device)
+    images, labels = random_clients(setting)
+    data = as_images(setting, images, device), torch.from_numpy(labels).to(device)
+    loop = Loop(setting, init_params(setting, device), data)
+    threads = fastest_threads(loop.run) if device == "cpu" else 1
+    torch.set_num_threads(threads)
+    return loop.run, {"version": f"torch {torch.__version__}", "error": error, "note": f"{threads} threads"}
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

@@ -27,9 +27,11 @@ from rich.progress import (
 from rich.table import Table
 
 from personax import catalogue, handover
+from personax.bench import cli as bench
 from personax.build import resolve
 from personax.checkpoint import write_atomically
 from personax.citations import cite
+from personax.compiled import keep_compiled
 from personax.config import Config, ConfigError, check_names, load
 from personax.datasets.fetch import CannotFetch, fetch, find_source
 from personax.datasets.registry import ENTRIES
@@ -73,13 +75,21 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBo
 
 @app.callback()
 def _root(context: typer.Context) -> None:
+    set_up(context.invoked_subcommand)
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def set_up(command: str | None) -> None:
+    """What holds for the whole process: compiled programs are kept, and XLA computes the same bits again."""
+    if command == "bench":  # whose processes run as a library does
+        return
+    keep_compiled()
     # A resumed run ends in the same bits; on a GPU only with this option. Flags are read when the first array is made.
     flags = ["--xla_gpu_deterministic_ops=true"]
-    if context.invoked_subcommand == "reproduce":
+    if command == "reproduce":
         flags.append("--xla_gpu_autotune_level=0")  # many short programs: tuning them takes longer than running them
     given = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = " ".join([given, *(flag for flag in flags if flag.split("=")[0] not in given)]).strip()
-    signal.signal(signal.SIGTERM, _interrupt)
 
 
 @contextlib.contextmanager
@@ -395,5 +405,6 @@ def list_command() -> None:
     out.print(table)
 
 
+bench.mount(app)
 live.mount(app)
 app.add_typer(flower, name="flower")

@@ -9,7 +9,7 @@ LAYERS = """
 typing values keys step_sizes curvature objectives optimizers partition describe parts federation datasets sampling
 local server schedules algorithms models tasks waves iterates checks store results engine stream simulate protocol
 scores evaluate theory records folders citations config build catalogue checkpoint summarise convergence tuning runs
-handover inspection reproduce report progress tensorboard live flower cli
+handover inspection reproduce report progress tensorboard compiled bench live flower cli
 """
 ORDER = LAYERS.split()
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from scipy import ndimage
 
 from personax.datasets.mnist import mnist
 from personax.keys import host_generator
@@ -51,5 +50,7 @@ def _rewritten(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     middle = np.full(2, 13.5)
     whole = np.eye(3)  # the same for a stack of images: the first axis stays
     whole[1:, 1:], offset = matrix, np.r_[0, middle - matrix @ middle]
+    from scipy import ndimage  # half a second to import
+
     moved = ndimage.affine_transform(images.reshape(-1, 28, 28) / 255, whole, list(offset), order=1)  # pyright: ignore[reportArgumentType]
     return np.round(255 * np.clip(moved, 0, 1) ** pressure).astype(np.uint8)

@@ -1,13 +1,13 @@
-"""The report of a run, or of several, for people: one HTML file with everything in it."""
+"""The report of a run, or of several, for people: one HTML file with everything in it.
+
+What draws is imported when a page is written: a run does not wait for it to start.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from personax.checkpoint import write_atomically
 from personax.inspection import Inspection
-from personax.report import inspection, reproduction
-from personax.report.page import render
-from personax.report.runs import read_runs
 from personax.reproduce.outcome import ReproductionRecord
 
 __all__ = ["write_inspection", "write_report", "write_reproduction"]
@@ -19,17 +19,24 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
     Runs made apart are shown side by side: each has its own baselines, and nothing is paired between them. The file
     appears whole or not at all.
     """
+    from personax.report.page import render
+    from personax.report.runs import read_runs
+
     write_atomically(path, render(read_runs(folders)).encode())
     return path
 
 
 def write_reproduction(record: ReproductionRecord, path: Path) -> Path:
     """Write the page of a reproduction to one HTML file; its path."""
+    from personax.report import reproduction
+
     write_atomically(path, reproduction.render(record).encode())
     return path
 
 
 def write_inspection(found: Inspection, path: Path) -> Path:
     """Write the page of an inspection to one HTML file; its path."""
+    from personax.report import inspection
+
     write_atomically(path, inspection.render(found).encode())
     return path

@@ -4,13 +4,12 @@ The average p = (1/n) sum_i p_i counts every client the same, as Fallah section 
 every sample.
 """
 
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import gammaln
-from scipy.stats import wasserstein_distance, wasserstein_distance_nd
 
 from personax.describe import label_counts
 from personax.federation import Federation
@@ -108,6 +107,8 @@ def sliced_wasserstein(
     The mean over directions u of W_1 between the projections u . z, divided by E|u_1|: no plan of transport can cost
     less, and for distributions that are shifts of each other it is W_1 itself.
     """
+    from scipy.stats import wasserstein_distance  # half a second to import
+
     require_count("num_directions", num_directions)
     coordinates = points(federation, label_cost=label_cost)
     directions = host_generator(key, _DIRECTIONS).normal(size=(coordinates.shape[1], num_directions))
@@ -127,7 +128,7 @@ def mean_projection(dimension: int) -> float:
     >>> round(mean_projection(1), 6), round(mean_projection(2), 6)
     (1.0, 0.63662)
     """
-    return float(np.exp(gammaln(dimension / 2) - gammaln((dimension + 1) / 2)) / np.sqrt(np.pi))
+    return math.exp(math.lgamma(dimension / 2) - math.lgamma((dimension + 1) / 2)) / math.sqrt(math.pi)
 
 
 Distance = Callable[[np.ndarray, np.ndarray, np.ndarray], float]  # of points, from weighted points
@@ -151,6 +152,8 @@ def _against_average(
 
 def _solver() -> Distance:
     if find_spec("ot") is None:
+        from scipy.stats import wasserstein_distance_nd
+
         return lambda own, everyone, weights: float(wasserstein_distance_nd(own, everyone, v_weights=weights))
     import ot
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from scipy.optimize import minimize
 
 from personax.theory.derivatives import gradient_of, mean_loss, product_of, starts
 from personax.theory.quantities import Measured, largest
@@ -64,6 +63,8 @@ def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: floa
 
     For losses with one minimiser each, as logistic regression has with `l2 > 0`.
     """
+    from scipy.optimize import minimize  # a quarter of a second to import
+
     require_positive("tolerance", tolerance)
     flat, restore = ravel_pytree(params)
     clients = [jax.tree.map(lambda leaf, i=i: leaf[i], batches) for i in range(len(batches.weight))]

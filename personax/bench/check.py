@@ -1,0 +1,55 @@
+"""The same work for all: one round of ours, written down for peers to repeat from the same start and batches."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import personax as px
+from personax.bench.ours import first_batches, layers_of, make_algorithm, make_federation, make_schedule, make_task
+from personax.bench.setting import SETTING, Setting
+
+STEPS, EPOCH = "steps.npz", "epoch.npz"  # files of two kinds of work
+NUM_CLIENTS, NUM_SAMPLES, NUM_STEPS, BATCH = 3, 24, 2, 12
+
+
+def small(setting: Setting, epoch: bool) -> Setting:
+    """The same algorithm and network with a few clients that all take part, once.
+
+    As an `epoch` each client sees all its samples in one batch: what a peer that draws its own batches can repeat.
+    """
+    num_steps, batch_size = (1, NUM_SAMPLES) if epoch else (NUM_STEPS, BATCH)
+    return replace(
+        setting,
+        num_clients=NUM_CLIENTS,
+        cohort_size=NUM_CLIENTS,
+        num_samples=NUM_SAMPLES,
+        num_steps=num_steps,
+        batch_size=batch_size,
+        sampling="shuffled",
+        num_rounds=1,
+        num_seeds=1,
+        asynchronous=False,
+        wave_width=None,
+    )
+
+
+def write_work(setting: Setting, path: Path, epoch: bool = False) -> None:
+    """One round of ours: its setting, batches, and the models before and after."""
+    setting = small(setting, epoch)
+    federation, task, key = make_federation(setting), make_task(setting), jax.random.key(0)
+    rows = first_batches(setting, federation, key)
+    start = task.model.init(jax.random.key(1), jnp.asarray(federation.x[:1], float))
+    run = {"key": key, "params": start}
+    end = px.simulate(make_algorithm(setting), task, federation, make_schedule(setting), **run)
+    before, after = layers_of(start), layers_of(end.params)
+    if setting.algorithm == "apfl":  # the mean of the clients' own models follows
+        before, after = 2 * before, after + layers_of(jax.tree.map(lambda leaf: leaf.mean(0), end.personal.model))
+    arrays: dict[str, Any] = {
+        f"{name}_{i}": array for name, of in (("start", before), ("end", after)) for i, array in enumerate(of)
+    }
+    x, y = federation.x[rows], federation.y[rows]
+    np.savez(path, x=x, y=y, setting=SETTING.dump_json(setting).decode(), num_arrays=len(before), **arrays)

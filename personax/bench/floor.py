@@ -1,0 +1,62 @@
+"""The least that a round has to do: operations of matrix products, and bytes that have to move.
+
+Operations are those of the gradients that a local step needs, counted in the traced gradient of the plain loss; a
+Hessian-vector product counts as two gradients. Bytes are those that no cache can save: every batch is read once, every
+member of a cohort reads and writes its model, and its personal one, once a round.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from personax.bench.ours import make_task
+from personax.bench.setting import Setting
+from personax.typing import Batch
+
+GRADIENTS = {"fedavg": 1, "first_order": 2, "hessian_free": 4, "exact": 4, "apfl": 2}  # of a local step
+BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 3}  # of a local step, where it is not one
+MODELS = {"apfl": 2, "moreau": 2}  # of a client, where it is not one
+
+
+class Floor(NamedTuple):
+    """Operations and bytes of one round, or event."""
+
+    operations: float
+    bytes: float
+
+
+def floor_of(setting: Setting) -> Floor:
+    """What one round of all clients and seeds needs at least."""
+    task = make_task(setting)
+    x = jnp.zeros((setting.batch_size, *setting.input_shape), jnp.uint8)
+    y, weight = jnp.zeros(setting.batch_size, int), jnp.ones(setting.batch_size)
+    batch = Batch(x, y, weight, jax.random.key(0))
+    params = jax.eval_shape(task.model.init, batch.key, x.astype(float))
+    traced = jax.make_jaxpr(jax.grad(task.loss))(params, batch)
+    num_gradients = GRADIENTS.get(setting.algorithm, setting.num_prox_steps)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    steps = setting.steps_per_round
+    batches = steps * BATCHES.get(setting.algorithm, 1) * (x.nbytes + y.nbytes)
+    models = steps // setting.num_steps * MODELS.get(setting.algorithm, 1) * 2 * num_bytes
+    return Floor(float(steps * num_gradients * operations_of(traced.jaxpr)), float(batches + models))
+
+
+def operations_of(jaxpr: Any) -> int:
+    """Multiplications and additions of all matrix products of a program without loops."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
+            if _is_program(inner):
+                total += operations_of(getattr(inner, "jaxpr", inner))
+    return total
+
+
+def _is_program(value: object) -> bool:
+    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)

@@ -1,0 +1,72 @@
+"""What the machine can do at best: the largest matrix product and the largest copy, measured."""
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from personax.bench.record import MachineRecord
+from personax.summarise import machine
+
+REPEATS = 3
+
+
+def measure_machine() -> MachineRecord:
+    """The machine in words, and its peaks at JAX's default precision."""
+    peaks = Peaks()
+    found = [peaks.measure() for _ in range(REPEATS)]
+    return MachineRecord(
+        device=machine()["device"],
+        backend=jax.default_backend(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        system=platform.platform(terse=True),
+        python=platform.python_version(),
+        jax=jax.__version__,
+        precision=jax.config.jax_default_matmul_precision or "default",  # pyright: ignore[reportAttributeAccessIssue]
+        **{name: max(one[name] for one in found) for name in found[0]},
+    )
+
+
+class Peaks:
+    """A large matrix product and a large copy, ready to be timed."""
+
+    def __init__(self) -> None:
+        on_cpu = jax.default_backend() == "cpu"
+        self.matrix = jax.random.normal(jax.random.key(0), (2048, 2048) if on_cpu else (8192, 8192))
+        self.numbers = jnp.zeros(2**25 if on_cpu else 2**30)
+        self.product, self.copy = jax.jit(jnp.matmul), jax.jit(lambda array: array + 1)
+        self.measure()
+
+    def measure(self) -> dict[str, float]:
+        """Operations and bytes a second, the best of a few."""
+        product = best_of(lambda: self.product(self.matrix, self.matrix))
+        copy = best_of(lambda: self.copy(self.numbers))
+        operations = 2 * self.matrix.shape[0] ** 3 / product
+        return {"operations_per_second": operations, "bytes_per_second": 2 * self.numbers.nbytes / copy}
+
+
+def best_of(function: Callable[[], jax.Array]) -> float:
+    """Seconds of the fastest of several calls."""
+    times = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        function().block_until_ready()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def host_peak() -> int:
+    """The most bytes that this process has held in memory."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def device_peak() -> int | None:
+    """The most bytes that this process has held on its accelerator; None where there is none."""
+    held = jax.devices()[0].memory_stats()
+    return held.get("peak_bytes_in_use") if held and jax.default_backend() != "cpu" else None

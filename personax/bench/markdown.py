@@ -1,0 +1,179 @@
+"""Benchmarks as a page of Markdown with plots: `python -m personax.bench.markdown docs`.
+
+It reads `docs/benchmarks/*.json`, which `personax bench --out` wrote, and writes `docs/performance.md` and the plots.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from personax.bench.curves import draw
+from personax.bench.record import BENCH, BenchRecord, RowRecord
+from personax.bench.show import COLUMNS, cells, figures, peer_words, start_words
+
+HEAD = """# Performance
+
+`personax bench` times the workloads below, each side in a process of its own, in turns on the same machine; a figure is
+the median over turns. `personax bench --json` prints the record, whose schema is
+[benchmarks/schema.json](benchmarks/schema.json), and `--out` writes it. `make bench` runs all rows with all peers, and
+those of growth. The tables are made from the records in [benchmarks/](benchmarks/) by
+`python -m personax.bench.markdown docs`.
+
+- *floor*: the operations of the matrix products that a round needs, and the bytes that it has to move whatever a cache
+  holds, divided by the machine's measured peaks; the longer of the two. A Hessian-vector product counts as two
+  gradients.
+- *of products*, *of memory*: the share of these two peaks that is reached. The peaks are those of the largest matrix
+  product at the precision stated and of the largest copy, measured before the first row and at each turn; the best
+  counts.
+- *compile*: the first run less the second. *peak*: of the accelerator, or of the process on a CPU.
+- Peers do the same work: before they are timed, each repeats a round of ours from the same parameters on the same
+  samples, and its distance from our parameters, relative to how far they moved, is in the record (`error`).
+- A round of PersA-FL is one arrival.
+
+The peers: *torch*, an eager PyTorch loop; *torch-vmap*, PyTorch with the cohort under `torch.func.vmap`, the step
+compiled by `torch.compile`, and on a GPU the round one CUDA graph; *flower*, Flower's simulation; *pfl*, Apple's pfl,
+put together as in its published benchmark. On a CPU the faster of one thread and all is taken for PyTorch and pfl.
+"""
+
+TRIED = """## What was tried and did not help
+
+- XLA's own convolution: under `vmap` over kernels it is more than ten times slower than patches times a matrix on a
+  CPU, and half as fast on an H200, where it becomes a grouped convolution.
+- A sum over the cohort's axis for its mean: some 20 times slower on a CPU than a matrix product.
+- Gathering a batch without a barrier behind it: XLA repeats the gather inside each matrix product that reads it.
+- One vmapped gradient for both ends of a central difference on a CPU: slower there than one after another; on a GPU it
+  is the faster one.
+- Loops over one to three adaptation steps: a loop of one step costs copies of the model; they are unrolled.
+
+These are measured choices of [design.md](design.md).
+
+## Starting
+
+What the command line compiles is kept in the user's cache, and a later start reads it from there. The variable
+`PERSONAX_COMPILED` names another folder, or turns it off with `off`; `JAX_COMPILATION_CACHE_DIR` goes before it. The
+library itself keeps nothing. A second start is Python's imports and JAX's tracing: 1.5 and 1.7 s of processor time up
+to the first round on the default digits (`python -m personax.bench.start`). Importing JAX alone is 0.6 s, and a fifth
+of the tracing goes into a client's visit traced a second time, for the shapes of what it uploads.
+"""
+
+WORKLOADS = {
+    "mnist": "Fallah's MNIST setting",
+    "cifar": "pfl-research's CIFAR-10 setting",
+    "apfl": "APFL, the states of all clients kept",
+    "persafl": "PersA-FL, in waves and one by one",
+    "scale": "From a thousand clients to a million",
+    "growth-cohort": "More clients a round",
+    "growth-steps": "More local steps",
+    "growth-width": "Larger models",
+}
+PFLLIB = 2.6e-3  # seconds of a first-order step of PFLlib with its 784-100-10 network, measured once on 2 cores
+NUM_ROUNDS = 1500  # of pfl-research's published run
+
+
+class Axis(NamedTuple):
+    """A size that a workload varies: its words, and what it is of a row."""
+
+    words: str
+    of: Callable[[RowRecord], float]
+
+
+AXES = {
+    "scale": Axis("clients", lambda row: row.setting.num_clients),
+    "growth-cohort": Axis("clients a round", lambda row: row.setting.cohort_size),
+    "growth-steps": Axis("local steps", lambda row: row.setting.num_steps),
+    "growth-width": Axis("parameters", lambda row: num_parameters(row)),
+}
+
+
+def num_parameters(row: RowRecord) -> int:
+    """Of a fully connected network."""
+    sizes = (math.prod(row.setting.input_shape), *row.setting.widths, 10)
+    return sum((fan_in + 1) * out for fan_in, out in pairwise(sizes))
+
+
+def page(records: dict[str, BenchRecord]) -> str:
+    """All records, by the name of their file."""
+    return "\n".join([HEAD, *(section(name, record) for name, record in records.items()), TRIED])
+
+
+def plots(records: dict[str, BenchRecord]) -> dict[str, str]:
+    """The plots of all records: names of files, and SVG."""
+    found = {}
+    for name, record in records.items():
+        for workload, axis in AXES.items():
+            chosen = [row for row in record.rows if row.workload == workload]
+            if len(chosen) > 1:
+                times = [(axis.of(row), 1e3 * row.seconds_per_round) for row in chosen]
+                floors = [(axis.of(row), 1e3 * row.floor_seconds) for row in chosen]
+                lines = {"a round": times, "floor": floors}
+                found[f"{name}-{workload}.svg"] = draw(WORKLOADS[workload], axis.words, "ms", lines)
+    return found
+
+
+def section(name: str, record: BenchRecord) -> str:
+    """One record: where and when, then a table for each workload."""
+    machine = record.machine
+    peaks = f"{machine.operations_per_second / 1e9:,.0f} GFLOP/s and {machine.bytes_per_second / 1e9:,.0f} GB/s"
+    where = f"{machine.device} ({machine.backend}), {machine.cores} cores, {machine.system}, jax {machine.jax}"
+    told = (
+        f"`{record.command}`, {record.started[:10]}, {where}, {machine.precision} precision, {record.seconds:.0f} s. "
+        f"Measured peaks: {peaks}. Load at the start: {record.load:.1f}. {record.note}"
+    )
+    parts = [f"## {name}", told.strip()]
+    if record.start is not None:
+        parts.append(f"Start of the default digits: {start_words(record.start)}.")
+    drawn = plots({name: record})
+    for workload, words in WORKLOADS.items():
+        chosen = [row for row in record.rows if row.workload == workload]
+        if chosen:
+            parts += [f"### {words}", table(chosen), *_remarks(workload, chosen)]
+            picture = f"{name}-{workload}.svg"
+            parts += [f"![{words}](benchmarks/{picture})"] if picture in drawn else []
+    return "\n\n".join(parts) + "\n"
+
+
+def table(rows: Sequence[RowRecord]) -> str:
+    """Rows with their peers; what they are in words below."""
+    lines = [f"| | {' | '.join(COLUMNS)} | peers |", "|---" * (len(COLUMNS) + 2) + "|"]
+    lines += [f"| {row.name} | {' | '.join(cells(row))} | {'; '.join(map(peer_words, row.peers))} |" for row in rows]
+    words = dict.fromkeys(row.words for row in rows)
+    return "\n".join([*lines, "", *(f"- {one}" for one in words)])
+
+
+def _remarks(workload: str, rows: Sequence[RowRecord]) -> list[str]:
+    """What a table does not say by itself."""
+    found = []
+    for row in rows:
+        if row.name == "mnist-fo-784-100-10":
+            step = 1 / row.local_steps_per_second
+            found.append(
+                f"A first-order step takes {figures(1e3 * step)} ms; PFLlib's, measured once on 2 cores, 2.6 ms: "
+                f"{figures(PFLLIB / step)} times as long."
+            )
+        if workload == "cifar":
+            found.append(f"At this speed {NUM_ROUNDS} rounds take {figures(NUM_ROUNDS * row.seconds_per_round)} s.")
+        other = next((one for one in rows if row.name == one.name.replace("waves", "one-by-one") != one.name), None)
+        if other is not None:
+            ratio = row.seconds_per_round / other.seconds_per_round
+            found.append(
+                f"{row.setting.num_clients} clients: {figures(ratio)} times as fast in waves, whose mean length is "
+                f"{figures(other.mean_wave or 1)}."
+            )
+    return ["\n".join(f"- {one}" for one in found)] if found else []
+
+
+def read_records(docs: Path) -> dict[str, BenchRecord]:
+    """The committed records, by the name of their file."""
+    paths = sorted(path for path in (docs / "benchmarks").glob("*.json") if path.name != "schema.json")
+    return {path.stem: BENCH.validate_json(path.read_bytes()) for path in paths}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    committed = read_records(folder)
+    (folder / "performance.md").write_text(page(committed), encoding="utf-8")
+    for file, drawn_one in plots(committed).items():
+        (folder / "benchmarks" / file).write_text(drawn_one, encoding="utf-8")

@@ -1,0 +1,128 @@
+"""Our side of a setting: its federation, task, algorithm and schedule, from the public interface."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import personax as px
+from personax.bench.setting import Setting
+from personax.models import _conv, _init_dense, _init_layer, _max_pool  # the kernels of `cnn`, in another order
+from personax.typing import Array, Model, Params, Task
+
+CHANNELS = (32, 64)
+NUM_CLASSES = 10
+
+
+def make_federation(setting: Setting) -> px.Federation:
+    """Random bytes as images, random labels. The one place where the benchmark's data are made."""
+    rng, num_rows = np.random.default_rng(0), setting.num_clients * setting.num_samples
+    images = rng.integers(0, 256, (num_rows, *setting.input_shape), dtype=np.uint8)
+    labels = rng.integers(0, NUM_CLASSES, num_rows)
+    return px.Federation(images, labels, np.arange(setting.num_clients + 1) * setting.num_samples)
+
+
+def make_task(setting: Setting) -> Task:
+    """The loss of the setting's network."""
+    if setting.network == "cnn":
+        return px.classification(_two_convolutions(setting.widths))
+    return px.classification(px.mlp(setting.widths, NUM_CLASSES, setting.activation))
+
+
+def make_algorithm(setting: Setting) -> px.Algorithm:
+    """The setting's algorithm; asynchronous ones apply each update as it arrives."""
+    epochs = {"num_epochs": 1} if setting.sampling == "shuffled" else {"num_steps": setting.num_steps}
+    local: dict[str, Any] = {"batch_size": setting.batch_size, "sampling": setting.sampling, **epochs}
+    local["server"] = px.asynchronous(0.1) if setting.asynchronous else px.synchronous()
+    meta = lambda hvp: px.per_fedavg(setting.adapt_lr, setting.lr, hvp, **local)
+    moreau = lambda: px.Moreau(setting.strength, setting.prox_lr, setting.num_prox_steps)
+    recipes: dict[str, Callable[[], px.Algorithm]] = {
+        "fedavg": lambda: px.fedavg(setting.lr, **local),
+        "first_order": lambda: meta(px.first_order),
+        "hessian_free": lambda: meta(px.relative_difference(setting.radius)),
+        "exact": lambda: meta(px.exact),
+        "apfl": lambda: px.apfl(setting.lr, setting.mix, "step", **local),
+        "moreau": lambda: px.persafl(moreau(), setting.lr, **local),
+    }
+    return recipes[setting.algorithm]()
+
+
+def make_schedule(setting: Setting, seed: int = 0) -> px.Schedule:
+    """Rounds of a cohort, or arrivals under PersA-FL's delays."""
+    key = jax.random.key(seed)
+    if setting.asynchronous:
+        delays = px.persafl_delays(setting.num_clients, key=key)
+        return px.arrivals(setting.num_clients, setting.num_rounds, delays=delays, key=key)
+    return px.rounds(setting.num_clients, setting.num_rounds, setting.cohort_size, key=key)
+
+
+def make_run(setting: Setting) -> Callable[[], None]:
+    """A function that runs the setting's rounds once and waits for them."""
+    federation, task, algorithm = make_federation(setting), make_task(setting), make_algorithm(setting)
+    schedules = [make_schedule(setting, seed) for seed in range(setting.num_seeds)]
+    several = setting.num_seeds > 1
+    key = jax.random.split(jax.random.key(0), setting.num_seeds) if several else jax.random.key(0)
+    schedule = schedules if several else schedules[0]
+
+    def run() -> None:
+        result = px.simulate(algorithm, task, federation, schedule, key=key, wave_width=setting.wave_width)
+        jax.block_until_ready((result.params, result.personal))
+
+    return run
+
+
+@cache
+def _two_convolutions(widths: tuple[int, ...]) -> Model:
+    """The small network of pfl-research's CIFAR-10 benchmark, without its dropout, so that all sides end alike.
+
+    Two 3x3 convolutions of 32 and 64 channels without padding, ReLU after each, one 2x2 pooling, dense layers.
+    """
+    sizes = (*widths, NUM_CLASSES)
+
+    def init(key: Array, x: Array) -> Params:
+        height, width, depth = x.shape[1:]
+        first, second, rest = jax.random.split(key, 3)
+        num_inputs = (height - 4) // 2 * ((width - 4) // 2) * CHANNELS[1]
+        return {
+            "conv_0": _init_layer("glorot", first, (3, 3, depth, CHANNELS[0])),
+            "conv_1": _init_layer("glorot", second, (3, 3, *CHANNELS)),
+            **_init_dense("glorot", rest, num_inputs, sizes),
+        }
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        del key
+        x = x.astype(params["dense_0"]["kernel"].dtype)
+        bias = lambda name: params[name]["bias"][None, None, None, :]
+        x = jax.nn.relu(_conv(x, params["conv_0"]["kernel"], "VALID") + bias("conv_0"))
+        # Bias and activation commute with the maximum; after it they cost a quarter.
+        x = jax.nn.relu(_max_pool(_conv(x, params["conv_1"]["kernel"], "VALID")) + bias("conv_1"))
+        x = x.reshape(x.shape[0], -1)
+        for i in range(len(sizes)):
+            layer = params[f"dense_{i}"]
+            x = (jax.nn.relu(x) if i else x) @ layer["kernel"] + layer["bias"][None, :]
+        return x
+
+    return Model(init, apply)
+
+
+def layers_of(params: Params) -> list[np.ndarray]:
+    """Kernel, bias, kernel, bias, ... from the first layer to the last."""
+    names = sorted(params, key=lambda name: (name.startswith("dense"), name))
+    return [np.asarray(params[name][part]) for name in names for part in ("kernel", "bias")]
+
+
+def first_batches(setting: Setting, federation: px.Federation, key: Array) -> np.ndarray:
+    """The rows that every client's first visit sees, `[client, step, draw, batch]`."""
+    roles = {"first_order": ("adapt", "outer"), "fedavg": ("outer",), "apfl": ("outer",), "moreau": ("outer",)}
+    names = roles.get(setting.algorithm, ("adapt", "outer", "curvature"))
+    at = lambda role: (
+        lambda client, step: px.batch_indices(
+            federation, key, client, 0, step, role, setting.batch_size, sampling=setting.sampling
+        )
+    )
+    over = lambda role: jax.vmap(jax.vmap(at(role), (None, 0)), (0, None))
+    clients, steps = jnp.arange(setting.num_clients), jnp.arange(setting.num_steps)
+    return np.stack([np.asarray(jax.jit(over(role))(clients, steps)) for role in names], axis=2)

@@ -1,0 +1,84 @@
+"""A side of the benchmark in a process of its own, spoken to in lines."""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Sequence
+from tempfile import TemporaryFile
+from typing import Any
+
+FAREWELL = 10.0  # seconds in which a side may end by itself
+
+
+class Failed(Exception):
+    """The process ended, or said nothing for too long."""
+
+
+class Side:
+    """A process that prints one line of JSON when it is ready, and one for each line that it is sent."""
+
+    def __init__(self, command: Sequence[str], asked: dict[str, Any]) -> None:
+        self.errors = TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen([*command, json.dumps(asked)], text=True, env=environment, **pipes)
+        self.told: dict[str, Any] = {}
+
+    def get_ready(self, seconds: float) -> None:
+        """Wait for what it says when it is ready."""
+        self.told = self.answer(seconds)
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """The next line, which must come within so many seconds; what else is printed is passed over."""
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while selector.select(seconds):
+                line = self.process.stdout.readline()
+                if line.startswith("{"):
+                    return json.loads(line)
+                if not line:
+                    raise Failed(self._last_words())
+        raise Failed(f"no answer within {seconds:.0f} s")
+
+    def run(self, seconds: float, patience: float) -> dict[str, Any]:
+        """Run for about so many seconds; the rounds and seconds that it took."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{seconds}\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise Failed(self._last_words()) from None
+        return self.answer(patience)
+
+    def _last_words(self) -> str:
+        self.errors.seek(0)
+        lines = [line.strip() for line in self.errors.read().splitlines() if line.strip()]
+        return f"ended: {lines[-1][:200]}" if lines else "ended without a word"
+
+    def close(self) -> None:
+        """End the input, then, where that is not enough, the process."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(FAREWELL)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+    def __enter__(self) -> "Side":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def worker() -> list[str]:
+    """The command that starts our side."""
+    return [sys.executable, "-m", "personax.bench.worker"]

@@ -1,0 +1,49 @@
+"""What one row of the benchmark runs: plain numbers, so that a peer in another environment can be told them."""
+
+from typing import Literal
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+Kind = Literal["fedavg", "first_order", "hessian_free", "exact", "apfl", "moreau"]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Setting:
+    """Clients with random images, a network, an algorithm and how long a timed run is.
+
+    `network` is an "mlp" with these hidden `widths`, or "cnn": two 3x3 convolutions of 32 and 64 channels without
+    padding, 2x2 pooling, dense layers. Asynchronous runs count events for rounds, and all clients train at the same
+    time. `sampling` "shuffled" is one epoch of `num_steps` batches.
+    """
+
+    algorithm: Kind
+    num_clients: int
+    num_rounds: int  # of one call of `simulate`
+    cohort_size: int = 10
+    num_samples: int = 980  # of each client
+    num_steps: int = 10
+    batch_size: int = 40
+    sampling: Literal["replacement", "shuffled"] = "replacement"
+    network: Literal["mlp", "cnn"] = "mlp"
+    input_shape: tuple[int, ...] = (784,)
+    widths: tuple[int, ...] = (80, 60)
+    activation: Literal["elu", "relu"] = "elu"
+    asynchronous: bool = False
+    wave_width: int | None = None
+    num_seeds: int = 1
+    lr: float = 1e-3
+    adapt_lr: float = 0.01
+    radius: float = 0.01  # of a Hessian-free product, the length of its step
+    mix: float = 0.5
+    strength: float = 20.0
+    prox_lr: float = 0.02
+    num_prox_steps: int = 5
+
+    @property
+    def steps_per_round(self) -> int:
+        """Local steps of all clients and seeds in one round, or in one event."""
+        return (1 if self.asynchronous else self.cohort_size) * self.num_steps * self.num_seeds
+
+
+SETTING = TypeAdapter(Setting)

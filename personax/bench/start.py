@@ -1,0 +1,52 @@
+"""How long a newcomer waits: from the start of a process to the first round on the default digits.
+
+`python -m personax.bench.start` does it once, with what `personax compare` does before its first round, and says so.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from personax.bench.record import StartRecord
+
+REPEATS = 3
+
+
+def measure_start() -> StartRecord:
+    """Fresh processes in pairs: one with nothing compiled yet, one with what the first has kept."""
+    pairs = []
+    for _ in range(REPEATS):
+        with tempfile.TemporaryDirectory() as folder:
+            pairs.append([_once(folder) for _ in range(2)])
+    first, second = map(list, zip(*pairs, strict=True))
+    return StartRecord(first, second)
+
+
+def _once(folder: str) -> float:
+    begin = time.perf_counter()
+    environment = {**os.environ, "PERSONAX_COMPILED": folder}
+    subprocess.run([sys.executable, "-m", __name__], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def first_round() -> None:
+    """The first round of the first trained algorithm of the default configuration, all its seeds together."""
+    import jax
+
+    importlib.import_module("personax.cli").set_up("compare")  # what a person's command imports, too
+    from personax.build import resolve
+    from personax.config import load
+    from personax.runs import prepare
+    from personax.simulate import simulate
+
+    work = prepare(resolve(load(None, ["schedule.num_rounds=1"]), baselines=True))
+    training = next(one for one in work.plan.trainings if one.algorithm.objective.federated)
+    run = (training.algorithm, work.plan.task, work.plan.federation, work.schedules[training.name])
+    jax.block_until_ready(simulate(*run, key=work.plan.keys).params)
+
+
+if __name__ == "__main__":
+    first_round()

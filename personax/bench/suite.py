@@ -1,0 +1,193 @@
+"""Run the workloads: ours and its peers in turn, each in a process of its own."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from personax.bench.peers import PEERS, CannotRun, command_of
+from personax.bench.processes import Failed, Side, worker
+from personax.bench.record import BenchRecord, MachineRecord, PeerRecord, RowRecord
+from personax.bench.setting import SETTING
+from personax.bench.start import measure_start
+from personax.bench.workloads import Row, rows
+
+AGREES = 0.02  # of how far the parameters moved: TF32 and two sums in different orders stay below
+PATIENCE = 600.0  # seconds that a side may take to answer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long is measured: `turns` turns, in which each side runs for `seconds / turns`; and against whom."""
+
+    seconds: float = 2.0
+    turns: int = 3
+    peers: tuple[str, ...] = tuple(PEERS)
+
+
+def run_suite(
+    plan: Plan, only: Sequence[str] = (), note: str = "", told: Callable[[RowRecord], None] = lambda row: None
+) -> BenchRecord:
+    """All rows whose name begins with the words of one of `only`; by default all but those of growth.
+
+    `told` hears of each row as it is done.
+    """
+    started, begin, load = datetime.now(UTC), time.perf_counter(), os.getloadavg()[0]
+    named = lambda name, words: f"{name}-".startswith(f"{words}-")
+    wanted = lambda name: any(named(name, words) for words in only) if only else not named(name, "growth")
+    known = ["start", *(row.name for row in rows("cpu"))]
+    for words in only:
+        if not any(named(name, words) for name in known):
+            raise ValueError(f"No row is named {words}. There are: {', '.join(known)}, and beginnings of them.")
+    machine = measure_machine()
+    chosen = [row for row in rows(machine.backend) if wanted(row.name)]
+    start = measure_start() if wanted("start") and machine.backend == "cpu" else None
+    found = []
+    for row in chosen:
+        found.append(measure_row(row, plan, machine))
+        told(found[-1])
+    return BenchRecord(
+        version=_version(),
+        started=started.isoformat(timespec="seconds"),
+        command=shlex.join(["personax", *sys.argv[1:]]),
+        seconds=time.perf_counter() - begin,
+        load=load,
+        note=note,
+        machine=machine,
+        rows=found,
+        start=start,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("personax")
+    except PackageNotFoundError:
+        return "a folder"
+
+
+def measure_machine() -> MachineRecord:
+    """The machine and its peaks, from a process that has it to itself."""
+    done = subprocess.run([*worker(), "machine"], stdout=subprocess.PIPE, text=True, check=True)
+    return TypeAdapter(MachineRecord).validate_json(done.stdout.splitlines()[-1])
+
+
+def measure_row(row: Row, plan: Plan, machine: MachineRecord) -> RowRecord:
+    """One row: every side gets ready, then all run in turn. A peer that fails is left out, with its last words."""
+    wanted = [name for name in row.peers if name in plan.peers]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        checks = sorted({str(Path(folder) / PEERS[name].work) for name in wanted})
+        setting = SETTING.dump_python(row.setting, mode="json")
+        ours = stack.enter_context(Side(worker(), {"setting": setting, "checks": checks}))
+        ours.get_ready(PATIENCE)
+        asked = {"setting": setting, "device": "cpu" if machine.backend == "cpu" else "cuda"}
+        left_out: dict[str, str] = {}
+        sides = _start_peers(wanted, asked, Path(folder), machine.backend == "cpu", stack, left_out)
+        turns = [_turn(ours, sides, plan.seconds / plan.turns, left_out) for _ in range(plan.turns)]
+        peers = [_peer_record(name, sides[name].told, turns) for name in sides if name not in left_out]
+        peers += [PeerRecord(name, note=why) for name, why in left_out.items()]
+        return _record(row, machine, ours.told, turns, peers)
+
+
+def _start_peers(
+    names: Sequence[str],
+    asked: dict[str, Any],
+    folder: Path,
+    one_by_one: bool,
+    stack: ExitStack,
+    left_out: dict[str, str],
+) -> dict[str, Side]:
+    """The peers that got ready: one by one where they would disturb each other's choices on the way."""
+    sides: dict[str, Side] = {}
+    together = [[name] for name in names] if one_by_one else [list(names)]
+    for group in together:
+        for name in group:
+            try:
+                check = str(folder / PEERS[name].work)
+                sides[name] = stack.enter_context(Side(command_of(PEERS[name]), {**asked, "check": check}))
+            except CannotRun as error:
+                left_out[name] = str(error)
+        for name in [name for name in group if name in sides]:
+            try:
+                sides[name].get_ready(PATIENCE)
+            except Failed as error:
+                left_out[name] = str(error)
+    return sides
+
+
+def _turn(ours: Side, peers: dict[str, Side], seconds: float, left_out: dict[str, str]) -> dict[str, dict[str, Any]]:
+    found = {"ours": ours.run(seconds, PATIENCE)}
+    for name in [name for name in peers if name not in left_out]:
+        time.sleep(0.2)  # in which the threads of the side before stop spinning
+        try:
+            found[name] = peers[name].run(seconds, PATIENCE)
+        except Failed as error:
+            left_out[name] = str(error)
+    time.sleep(0.2)
+    return found
+
+
+def _seconds_per_round(turn: dict[str, dict[str, Any]], name: str) -> float:
+    return turn[name]["seconds"] / turn[name]["rounds"]
+
+
+def _peer_record(name: str, told: dict[str, Any], turns: Sequence[dict[str, dict[str, Any]]]) -> PeerRecord:
+    note = told["note"]
+    if told["error"] > AGREES:
+        note += f"; not the same work: its parameters are {told['error']:.0%} away from ours"
+    return PeerRecord(
+        name=name,
+        version=told["version"],
+        note=note,
+        error=told["error"],
+        seconds_per_round=median(_seconds_per_round(turn, name) for turn in turns),
+        ratio=median(_seconds_per_round(turn, name) / _seconds_per_round(turn, "ours") for turn in turns),
+    )
+
+
+def _record(
+    row: Row,
+    machine: MachineRecord,
+    told: dict[str, Any],
+    turns: Sequence[dict[str, dict[str, Any]]],
+    peers: list[PeerRecord],
+) -> RowRecord:
+    seconds = median(_seconds_per_round(turn, "ours") for turn in turns)
+    ours = [turn["ours"] for turn in turns]
+    most_operations = max(machine.operations_per_second, *(one["operations_per_second"] for one in ours))
+    most_bytes = max(machine.bytes_per_second, *(one["bytes_per_second"] for one in ours))
+    by_operations, by_bytes = told["operations"] / most_operations, told["bytes"] / most_bytes
+    return RowRecord(
+        name=row.name,
+        workload=row.workload,
+        words=row.words,
+        setting=row.setting,
+        seconds_per_round=seconds,
+        rounds_per_second=1 / seconds,
+        local_steps_per_second=row.setting.steps_per_round / seconds,
+        operations=told["operations"],
+        bytes=told["bytes"],
+        operations_per_second=most_operations,
+        bytes_per_second=most_bytes,
+        floor_seconds=max(by_operations, by_bytes),
+        share_of_operations=by_operations / seconds,
+        share_of_bytes=by_bytes / seconds,
+        compile_seconds=told["compile_seconds"],
+        host_peak_bytes=ours[0]["host_peak_bytes"],
+        device_peak_bytes=ours[0]["device_peak_bytes"],
+        mean_wave=told["mean_wave"],
+        turns=len(turns),
+        peers=peers,
+    )

@@ -1,0 +1,75 @@
+"""Our side in a process of its own, so that its memory and its compilation are its own.
+
+    python -m personax.bench.worker '{"setting": {...}, "checks": ["steps.npz"]}'
+
+It speaks as the peers do (benchmarks/peer.py): one line of JSON when it is ready, then one for each number of seconds
+on its input. The checks, which the peers repeat, are written first.
+`python -m personax.bench.worker machine` prints the machine's peaks.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from personax.bench.check import EPOCH, write_work
+from personax.bench.floor import floor_of
+from personax.bench.machine import Peaks, device_peak, host_peak, measure_machine
+from personax.bench.ours import make_run, make_schedule
+from personax.bench.record import MachineRecord
+from personax.bench.setting import SETTING, Setting
+from personax.waves import wave_bounds
+
+
+def prepare(setting: Setting) -> tuple[Any, dict[str, Any]]:
+    """A function that runs the setting once, compiled, and what is known of it."""
+    run = make_run(setting)
+    seconds = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    waves = np.diff(wave_bounds(make_schedule(setting))) if setting.asynchronous else None
+    told = {
+        **floor_of(setting)._asdict(),
+        "compile_seconds": max(seconds[0] - seconds[1], 0.0),
+        "mean_wave": None if waves is None else float(waves.mean()),
+    }
+    return run, told
+
+
+def run_for(run: Any, num_rounds: int, seconds: float) -> dict[str, Any]:
+    """Whole runs until the time is over."""
+    num_runs, begin = 0, time.perf_counter()
+    while (took := time.perf_counter() - begin) < seconds:
+        run()
+        num_runs += 1
+    return {"rounds": num_runs * num_rounds, "seconds": took}
+
+
+def main() -> None:
+    """Get ready, say so, and run as asked until the input ends."""
+    if sys.argv[1] == "machine":
+        print(TypeAdapter(MachineRecord).dump_json(measure_machine()).decode(), flush=True)
+        return
+    asked = json.loads(sys.argv[1])
+    setting = SETTING.validate_python(asked["setting"])
+    for path in map(Path, asked["checks"]):
+        write_work(setting, path, epoch=path.name == EPOCH)
+    run, told = prepare(setting)
+    print(json.dumps(told), flush=True)
+    peaks, memory = None, {}
+    for line in sys.stdin:
+        found = run_for(run, setting.num_rounds, float(line))
+        if peaks is None:  # what measures the machine takes memory of its own
+            memory = {"host_peak_bytes": host_peak(), "device_peak_bytes": device_peak()}
+            peaks = Peaks()
+        print(json.dumps({**found, **memory, **peaks.measure()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
