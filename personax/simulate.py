@@ -65,28 +65,22 @@ def simulate(
     sweeps = not isinstance(algorithm, Algorithm)
     algorithm = algorithm if isinstance(algorithm, Algorithm) else _swept(algorithm, key)
     check_run(algorithm, federation, schedules, num_seeds, tracker, streams=stream is not None)
-    require_count("every", every)
-    require_count("cohort_chunk", cohort_chunk)
-    require_count("wave_width", wave_width)
-    require_one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+    _check_options(every, cohort_chunk, wave_width, on_nonfinite, devices)
+    for part in (federation, federation.newcomers):
+        if part is not None:
+            check_model(task, part, params)
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
-    largest = int(federation.counts.max())
+    largest, skips = int(federation.counts.max()), on_nonfinite == "skip"
     program = Program(task, federation.num_clients, largest, cohort_chunk, has_seeds, sweeps, mesh)
-    check_model(task, federation, params)
-    if federation.newcomers is not None:
-        check_model(task, federation.newcomers, params)
     plan = _plan(algorithm, schedules, wave_width, 1 if devices is None else len(devices))
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     if start is None:
-        num_personal = federation.num_clients if stream is None else 1
-        state = _first_state(program, algorithm, federation, key, params, tracker, plan, num_personal)
-        state = state if stream is None else _unvisited(program, state)
+        wave, state = 0, _first_state(program, algorithm, federation, key, params, tracker, plan, stream is not None)
     else:
         _check_start(start, plan, seedless, stream is not None)
-        state = start.state
-    wave = 0 if start is None else start.wave
+        wave, state = start.wave, start.state
     stops = _stops(plan, schedules[0], wave, every if observe else None)
-    run = (program, algorithm, federation, replicate(mesh, key), plan, tracker, on_nonfinite == "skip")
+    run = (program, algorithm, federation, replicate(mesh, key), plan, tracker, skips)
     if stream is None:
         go_on, shown = _resident(*run, seedless), lambda state: state
     else:
@@ -96,7 +90,7 @@ def simulate(
     history = [observe(snap(state, wave))] if observe and start is None else []
     for stop in stops:
         state = go_on(state, wave, stop)
-        if on_nonfinite == "raise":
+        if not skips:
             _raise_fault(state.faults, schedules, federation)
         wave = stop
         if observe:
@@ -104,6 +98,21 @@ def simulate(
     up, down = _bytes(algorithm, state.server, has_seeds)
     sent = seedless(np.stack([s.aggregated for s in schedules]) * up)
     return Result(snap(state, wave), history, sent, np.full_like(sent, down))
+
+
+def _check_options(
+    every: int | None,
+    cohort_chunk: int | None,
+    wave_width: int | None,
+    on_nonfinite: str,
+    devices: Sequence[Any] | None,
+) -> None:
+    require_count("every", every)
+    require_count("cohort_chunk", cohort_chunk)
+    require_count("wave_width", wave_width)
+    require_one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+    if devices is not None and not len(devices):
+        raise ValueError("`devices` must have at least one device, got none. Give `jax.devices()`, or leave it out.")
 
 
 def _resident(
@@ -161,9 +170,11 @@ def state_shapes(
     has_seeds, streams = key.ndim > 0, federation.is_mapped
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     program = Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds)
-    run = (program, algorithm, federation)
-    plan, num_personal = _plan(algorithm, schedules, None, 1), 1 if streams else federation.num_clients
-    shapes = jax.eval_shape(lambda key: _first_state(*run, key, None, tracker, plan, num_personal), key)
+    plan = _plan(algorithm, schedules, None, 1)
+    make = lambda key: _initial_state(
+        program, algorithm, federation, key, None, tracker, plan, 1 if streams else federation.num_clients
+    )
+    shapes = jax.eval_shape(make, key)
     if not streams:
         return shapes
     num = sum(len(np.unique(s.client[:n])) for s, n in zip(schedules, np.atleast_1d(num_events), strict=True))
@@ -178,9 +189,28 @@ def _first_state(
     params: Params | None,
     tracker: Tracker | None,
     plan: Plan,
+    streams: bool,
+) -> State:
+    """The state before the first event; in a streamed run nobody has been visited."""
+    run = (program, algorithm, federation, key, params, tracker, plan)
+    if not streams:
+        return _initial_state(*run, federation.num_clients)
+    state = _initial_state(*run, 1)
+    default = jax.tree.map(lambda leaf: np.asarray(leaf).squeeze(int(program.has_seeds)), state.personal)
+    return state._replace(personal=Kept(program.num_clients, program.has_seeds, default, {}))
+
+
+def _initial_state(
+    program: Program,
+    algorithm: Algorithm,
+    federation: Federation,
+    key: Array,
+    params: Params | None,
+    tracker: Tracker | None,
+    plan: Plan,
     num_personal: int,
 ) -> State:
-    """The state before the first event, from the given model or the task's own."""
+    """From the given model or the task's own, with the personal states of so many clients."""
     if params is None:
         first = initial_params(program.task, federation, key=key)
     else:
@@ -190,12 +220,6 @@ def _first_state(
     one = (np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(1, np.uint32))
     data = ClientData(*federation.first_sample, *one)  # pyright: ignore[reportArgumentType]
     return initialise(program, algorithm, data, first, tracker, wave, num_personal, plan.num_slots)
-
-
-def _unvisited(program: Program, state: State) -> State:
-    """A state with the personal state of one client as that of all, none of whom has been visited."""
-    default = jax.tree.map(lambda leaf: np.asarray(leaf).squeeze(int(program.has_seeds)), state.personal)
-    return state._replace(personal=Kept(program.num_clients, program.has_seeds, default, {}))
 
 
 def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:

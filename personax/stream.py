@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -43,6 +44,8 @@ class Stream:
 
     def __post_init__(self) -> None:
         require_count("memory", self.memory, least=0)
+        if self.folder is not None and not Path(self.folder).is_dir():
+            raise ValueError(f"`folder` must be a folder that exists, got {self.folder!r}. Make it first.")
 
 
 class Sizes(NamedTuple):
@@ -78,7 +81,7 @@ class Streamed:
 
     def advance(self, state: State, begin: int, stop: int) -> State:
         """Waves `begin` to `stop` of a run whose personal states the store has."""
-        before: tuple[_Block, State] | None = None
+        state, before = replicate(self.program.mesh, state), None
         for block in self._blocks(begin, stop):
             data = self.federation.train_of(block.clients, self.sizes.num_rows, self.sizes.num_clients)
             now = state._replace(personal=self._states(block, before))
@@ -107,8 +110,8 @@ class Streamed:
             return states
         place = np.searchsorted(before[0].clients, block.clients).clip(max=len(before[0].clients) - 1)
         found = before[0].clients[place] == block.clients
-        newer = partial(_newer, np.r_[np.where(found, place, -1), np.full(self.sizes.num_clients - len(place), -1)])
-        return (jax.vmap(newer) if self.program.has_seeds else newer)(before[1].personal, states)
+        place = np.r_[np.where(found, place, -1), np.full(self.sizes.num_clients - len(place), -1)]
+        return _newer(self.program.has_seeds, place, before[1].personal, states)
 
     def _settle(self, before: tuple[_Block, State] | None) -> None:
         """Wait for a block, which keeps the host from running ahead, and store its states."""
@@ -126,14 +129,14 @@ class Streamed:
         return np.broadcast_to(padded, block.visited.shape)
 
 
-@jax.jit
-def _newer(place: Array, before: Personal, states: Personal) -> Personal:
+@partial(jax.jit, static_argnums=0)
+def _newer(has_seeds: bool, place: Array, before: Personal, states: Personal) -> Personal:
     """The states of a block, from the block before where it has them (`place` is not -1)."""
 
     def choose(old: Array, new: Array) -> Array:
         return jnp.where((place >= 0).reshape((-1,) + (1,) * (new.ndim - 1)), old[place], new)
 
-    return jax.tree.map(choose, before, states)
+    return jax.tree.map(jax.vmap(choose) if has_seeds else choose, before, states)
 
 
 def block_sizes(plan: Plan, federation: Federation, state_bytes: int, stops: list[int], begin: int) -> Sizes:

@@ -26,7 +26,8 @@ def test_the_code_of_the_readme_runs(capsys):
 
 
 @pytest.mark.parametrize(
-    "page, told", [("data", "3 clients, 1"), ("evaluation", "over local"), ("theory", "label distance")]
+    "page, told",
+    [("data", "3 clients, 1"), ("evaluation", "over local"), ("theory", "label distance"), ("scale", "personal")],
 )
 def test_the_code_of_a_page_runs(page, told, capsys):
     run_blocks(ROOT / "docs" / f"{page}.md")

@@ -228,3 +228,27 @@ def test_folders_are_divided_before_they_are_saved(tmp_path):
         made("no tests")
     with pytest.raises(ConfigError, match="cannot be held out here"):
         made("tests", num_held_out=1)
+
+
+def test_what_is_on_the_device_does_not_depend_on_the_number_of_clients(monkeypatch):
+    """A million clients, whose data is one row seen ten million times: nothing is computed, and the inputs counted."""
+    seen = []
+    monkeypatch.setattr(stream, "advance", lambda *inputs: seen.append(inputs) or inputs[-3])
+    num, cohort = 1_000_000, 20
+    x, y = np.broadcast_to(np.zeros((1, 6), np.uint8), (10 * num, 6)), np.broadcast_to(np.zeros(1, int), 10 * num)
+    fed = personax.Federation(x, y, np.arange(0, 10 * num + 1, 10))
+    schedule = personax.rounds(num, 40, cohort, key=KEY)
+    simulate(RECIPES["fedavg"](1.0), TASK, fed, schedule, key=KEY, stream=Stream())
+    most = stream.roomy(stream._BLOCK_WAVES * cohort)
+    for inputs in seen:
+        arrays = [leaf.shape for leaf in jax.tree.leaves(inputs[1:]) if np.ndim(leaf)]
+        assert len(inputs[2].x) <= stream.roomy(10 * most) and len(inputs[2].start) <= most
+        assert max(shape[0] for shape in arrays) == len(inputs[2].x)
+    assert len(seen) == -(-40 // stream._BLOCK_WAVES)
+
+
+def test_a_folder_that_is_not_there_is_refused_before_a_run(tmp_path):
+    with pytest.raises(ValueError, match="`folder` must be a folder that exists"):
+        Stream(folder=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="`devices` must have at least one device, got none"):
+        run("fedavg", devices=[])
