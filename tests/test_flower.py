@@ -236,6 +236,7 @@ def test_what_a_worker_refuses(tmp_path):
     about, arrays = request(given, "train", "anna", book, worker.node)
     assert "letters, digits" in worker.answer({**about, "run": "../escape"}, arrays)[0]["error"]
     assert "got otherwise" in worker.answer(about, {})[0]["error"]
+    assert "KeyError" in worker.answer({**agreed(given), "task": "train", "node": worker.node}, arrays)[0]["error"]
     worker.node, worker.members = {**worker.node, "max-steps": 1}, {}
     assert "this client allows 1" in worker.answer({**about, "node": worker.node}, arrays)[0]["error"]
     gone = {"name": "anna", "data": str(tmp_path / "gone.npz")}

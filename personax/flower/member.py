@@ -45,18 +45,16 @@ class Member:
 
     def train(self, about: Mapping[str, Any], arrays: Arrays, report_every: int | None) -> Answer:
         """A visit from the model that came, or the update that was made before and not settled; what is uploaded."""
-        next_update = about["update"]
+        next_update, numbers = about["update"], {}
         if self.holding.upload is None or self.holding.upload["update"] < next_update:
             params, shared = self._model(arrays)
             update = max(self.holding.update, next_update)
-            numbers = {}
             if report_every is not None and update % report_every == 0:
                 numbers = self._numbers(params, shared, about["version"])
             fault = self._visit(params, shared, about["version"], update)
             if fault:
                 return {"fault": fault}, {}
         else:
-            numbers = {}
             logger.info("Update %d is sent again.", self.holding.upload["update"])
         upload = self.holding.upload
         assert upload is not None

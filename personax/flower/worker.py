@@ -50,7 +50,7 @@ class Worker:
             if about["task"] == "train":
                 return member.train(about, arrays, report)
             return member.finish(about, arrays, report is not None)
-        except (ValueError, OSError, ArithmeticError, MemoryError) as error:
+        except Exception as error:  # whatever it is, the server is told, and the worker stays
             logger.exception("%s failed", about.get("task"))
             return {"error": f"{type(error).__name__}: {error}"}, {}
 
