@@ -13,6 +13,7 @@ from personax.live import journal as journal_module
 from personax.live.book import Arrived
 from personax.live.journal import Journal, read_lines
 from personax.live.messages import Mismatch, checksum
+from personax.live.results import journal_schedule
 from tests.live_parts import NAMES, make_book, recipe
 
 pytestmark = pytest.mark.xdist_group("live")
@@ -245,6 +246,21 @@ def test_numbers_of_clients_are_their_own(tmp_path):
     assert book.join("anna", 1).id == 1
     with pytest.raises(Mismatch, match="which is that of anna"):
         book.join("dora", 1)
+
+
+def test_an_upload_that_is_sent_again_started_from_the_model_that_it_was_made_from(tmp_path):
+    """A client that comes back fetches the newest model first, and then sends what it had made from an older one."""
+    book = make_book(tmp_path)
+    for name in ("anna", "bert"):
+        book.join(name)
+    book.hand_out("anna", 0, 0)
+    for update in range(3):
+        book.hand_out("bert", book.version, book.ledger.num_events)
+        book.settle("bert", upload(book, update))
+    book.hand_out("anna", book.version, book.ledger.num_events)
+    book.settle("anna", upload(book, 0, version=0))
+    told = journal_schedule(read_lines(tmp_path), ["anna", "bert"])
+    assert told.client.tolist() == [1, 1, 1, 0] and told.started_at.tolist() == [0, 1, 2, 0]
 
 
 def test_a_journal_tells_what_happened(tmp_path):

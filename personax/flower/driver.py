@@ -196,8 +196,6 @@ class Driver:
         arrived = arrived_of(self.book.recipe, told, arrays)
         with self._touching():
             self.bytes_up += len(arrived.content)
-            if arrived.version != about["version"]:  # made before, from a model of that time
-                self.book.fetched.pop(name, None)
             self.book.settle(name, arrived)
             self._keep_report(name, told)
         return True
@@ -224,7 +222,7 @@ class Driver:
             published, layout = self.book.published(), self.book.recipe.down
             if self.model is None or self.model[0] != published.version:
                 self.model = published.version, to_record(layout, layout.decode(published.content))
-            self.book.hand_out(name, published.num_events)
+            self.book.hand_out(name, published.version, published.num_events)
             self.bytes_down += len(published.content)
             seat = self.book.ledger.seats[name]
             about = {"id": seat.id, "update": seat.next_update, "version": published.version}

@@ -113,7 +113,8 @@ class Book:
         self.is_synchronous = recipe.algorithm.server.buffer_size is None
         self.receive, self.step = compiled(recipe.algorithm, recipe.up)
         self._published: Published | None = None
-        self.fetched: dict[str, tuple[int, float]] = {}  # of each client: events before its last download, and when
+        # Of each client: the version of its last download, the events before it, and when.
+        self.fetched: dict[str, tuple[int, int, float]] = {}
         self.saved = self._restore(run)  # the number of the last record that a checkpoint has
 
     # What is asked
@@ -176,9 +177,9 @@ class Book:
         self.advance()
         return self.ledger.seats[name]
 
-    def hand_out(self, name: str, num_events: int) -> None:
+    def hand_out(self, name: str, version: int, num_events: int) -> None:
         """Remember when a client got which model. Not journaled: it is for the figures of a report alone."""
-        self.fetched[name] = (num_events, round(self.now, 3))
+        self.fetched[name] = (version, num_events, round(self.now, 3))
 
     def settle(self, name: str, arrived: Arrived) -> Settled:
         """Take in an upload, or say why not; the same one is never taken in twice."""
@@ -190,10 +191,10 @@ class Book:
             return self._refuse(name, Settled("duplicate", words))
         settled, scale, norm = self._judge(name, arrived)
         applied = settled.outcome == "applied"
-        # After a restart it is not known when the client had its model.
-        started_at, received = self.fetched.get(
-            name, (min(arrived.version, self.ledger.num_events), round(self.now, 3))
-        )
+        version, started_at, received = self.fetched.get(name, (-1, 0, 0.0))
+        if version != arrived.version:  # sent again, or after a restart: when the client had its model is not known
+            each = self.recipe.algorithm.server.buffer_size or 1
+            started_at, received = min(each * arrived.version, self.ledger.num_events), round(self.now, 3)
         about = {
             "what": "upload",
             "client": name,

@@ -227,14 +227,14 @@ class Service:
 
     def _with_model(self, name: str, settled: Settled, newest: Published) -> Any:
         """What is said before a model."""
-        self.book.hand_out(name, newest.num_events)
+        self.book.hand_out(name, newest.version, newest.num_events)
         self.bytes_down += len(newest.content)
         described = {"version": newest.version, "num_bytes": len(newest.content), "checksum": newest.check}
         return wire.Model(**self._told(name, settled), **described)
 
     def _without_model(self, name: str, settled: Settled) -> wire.Part:
         """An answer without a model: the client has it, or does not want it."""
-        self.book.hand_out(name, self.book.ledger.num_events)
+        self.book.hand_out(name, self.book.version, self.book.ledger.num_events)
         return wire.Part(wire.Model(**self._told(name, settled), version=self.book.version, unchanged=True))
 
     def _told(self, name: str, settled: Settled) -> dict[str, Any]:
