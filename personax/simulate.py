@@ -14,15 +14,19 @@ from personax.engine import Program, advance, initial_params, initialise, replic
 from personax.federation import Federation
 from personax.iterates import Tracker
 from personax.keys import typed_key
+from personax.operations import operations_of
 from personax.parts import ClientData
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State, repeat
 from personax.schedules import Schedule
 from personax.server import ServerState
 from personax.store import Kept, Store, kept_shapes
 from personax.stream import Stream, Streamed, block_sizes
-from personax.typing import Array, Params, Task
+from personax.typing import Array, Batch, Params, Task
 from personax.values import require_count, require_one_of
 from personax.waves import Plan, plan_arrivals, plan_rounds, stack, widen
+
+CPU_OVERHEAD = 2.0  # of a wave, in members
+LAUNCH_OPERATIONS = 2e9  # what an H200 computes, in such small pieces, while the kernels of one gradient are launched
 
 
 def simulate(
@@ -72,7 +76,8 @@ def simulate(
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), on_nonfinite == "skip"
     program = Program(task, federation.num_clients, largest, cohort_chunk, has_seeds, sweeps, mesh)
-    plan = _plan(algorithm, schedules, wave_width, 1 if devices is None else len(devices))
+    overhead = _overhead(algorithm, task, federation, num_seeds)
+    plan = _plan(algorithm, schedules, wave_width, overhead, 1 if devices is None else len(devices))
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     if start is None:
         wave, state = 0, _first_state(program, algorithm, federation, key, params, tracker, plan, stream is not None)
@@ -170,7 +175,7 @@ def state_shapes(
     has_seeds, streams = key.ndim > 0, federation.is_mapped
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     program = Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds)
-    plan = _plan(algorithm, schedules, None, 1)
+    plan = _plan(algorithm, schedules, None, _overhead(algorithm, task, federation, len(schedules)), 1)
     make = lambda key: _initial_state(
         program, algorithm, federation, key, None, tracker, plan, 1 if streams else federation.num_clients
     )
@@ -233,12 +238,24 @@ def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *algorithms)
 
 
-def _plan(algorithm: Algorithm, schedules: list[Schedule], wave_width: int | None, num_devices: int) -> Plan:
+def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> float:
+    """What a wave costs beside its members, in members: next to nothing on a CPU, many small kernels elsewhere."""
+    if jax.default_backend() == "cpu" or algorithm.server.buffer_size is None:
+        return CPU_OVERHEAD
+    x, y = federation.first_sample
+    size = algorithm.local.size_of("outer")
+    batch = Batch(*(np.repeat(leaf, size, axis=0) for leaf in (x, y)), np.ones(size), jax.random.key(0))
+    params = jax.eval_shape(lambda key: initial_params(task, federation, key=key), jax.random.key(0))
+    num_operations = operations_of(jax.make_jaxpr(jax.grad(task.loss))(params, batch).jaxpr)
+    return LAUNCH_OPERATIONS / (num_seeds * max(num_operations, 1))
+
+
+def _plan(
+    algorithm: Algorithm, schedules: list[Schedule], wave_width: int | None, overhead: float, num_devices: int
+) -> Plan:
     if algorithm.server.buffer_size is None:
         plans = [plan_rounds(s) for s in schedules]
     else:
-        # What a wave costs beside its members: many small kernels on an accelerator, next to nothing on a CPU.
-        overhead = 2.0 if jax.default_backend() == "cpu" else 64.0
         first = plan_arrivals(schedules[0], wave_width, overhead)
         width = first.waves.client.shape[1]
         plans = [first, *(plan_arrivals(s, width) for s in schedules[1:])]

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
 from personax.typing import Batch, Metrics, Model, Params, Scalar, Task
@@ -116,7 +115,9 @@ def _inputs(params: Params, x: Array) -> Array:
 
 
 def _cross_entropy(outputs: Array, labels: Array) -> Array:
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels.astype(jnp.int32))
+    # Not by indexing: the gradient of that is a scatter, a kernel of its own on a GPU and slow on a CPU.
+    chosen = jax.nn.one_hot(labels, outputs.shape[-1], dtype=bool)
+    return jax.nn.logsumexp(outputs, axis=-1) - jnp.sum(outputs, axis=-1, where=chosen)
 
 
 def _squared_error(outputs: Array, targets: Array) -> Array:

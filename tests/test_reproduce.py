@@ -94,6 +94,16 @@ def test_a_search_passes_over_what_diverges_and_looks_at_validation_data_alone(d
     assert other.cells[2].readings[0].of_seeds != record.cells[2].readings[0].of_seeds
 
 
+def test_a_training_that_diverges_leaves_its_updates_out_and_says_so(tmp_path):
+    base = tiny()
+    huge = dataclasses.replace(base.trainings[0], algorithm=base.trainings[1].algorithm["huge"])
+    record = reproduce(dataclasses.replace(base, trainings=(huge,), claims=()), tmp_path)
+    left_out = "12 updates were not finite and left out"
+    assert [one.flag.split("; ")[-1] for one in record.cells[0].readings] == [left_out, left_out]
+    assert np.ptp(record.cells[0].curve.of_seeds, axis=0) == pytest.approx(0)  # the first model throughout
+    assert REPRODUCTION.validate_json((tmp_path / "results.json").read_bytes()) == record
+
+
 def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
     base = tiny(num_rounds=40)
     local = {"num_steps": 2, "batch_size": 5}

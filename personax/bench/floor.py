@@ -5,15 +5,14 @@ Hessian-vector product counts as two gradients. Bytes are those that no cache ca
 member of a cohort reads and writes its model, and its personal one, once a round.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from personax.bench.ours import make_task
 from personax.bench.setting import Setting
+from personax.operations import operations_of
 from personax.typing import Batch
 
 GRADIENTS = {"fedavg": 1, "first_order": 2, "hessian_free": 4, "exact": 4, "apfl": 2}  # of a local step
@@ -42,21 +41,3 @@ def floor_of(setting: Setting) -> Floor:
     batches = steps * BATCHES.get(setting.algorithm, 1) * (x.nbytes + y.nbytes)
     models = steps // setting.num_steps * MODELS.get(setting.algorithm, 1) * 2 * num_bytes
     return Floor(float(steps * num_gradients * operations_of(traced.jaxpr)), float(batches + models))
-
-
-def operations_of(jaxpr: Any) -> int:
-    """Multiplications and additions of all matrix products of a program without loops."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-            total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
-            if _is_program(inner):
-                total += operations_of(getattr(inner, "jaxpr", inner))
-    return total
-
-
-def _is_program(value: object) -> bool:
-    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)

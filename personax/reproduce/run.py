@@ -141,7 +141,7 @@ def _training(
     began = time.perf_counter()
     setting = _Setting(training, schedules, keys)
     chosen, algorithm = _choose(setting, federation)
-    found, curves = _train(setting, algorithm, federation)
+    found, curves, skipped = _train(setting, algorithm, federation)
     seconds = time.perf_counter() - began
     cells = [
         CellRecord(
@@ -150,7 +150,7 @@ def _training(
             metric=cell.metric,
             paper=None if cell.paper is None else cell.paper[0],
             paper_interval=None if cell.paper is None else cell.paper[1],
-            readings=[_reading(name, one, found[one][cell.metric]) for name, one in cell.protocols.items()],
+            readings=[_reading(name, one, found[one][cell.metric], skipped) for name, one in cell.protocols.items()],
             algorithm=to_dict(algorithm),
             chosen=chosen,
             seconds=seconds,
@@ -190,8 +190,12 @@ def _candidates(training: Training) -> dict[str, Algorithm]:
 
 def _train(
     setting: _Setting, algorithm: Algorithm, federation: Federation
-) -> tuple[dict[Reading, Scores], list[CurveRecord]]:
-    """Train with all seeds; the readings at the end, and the first one of each cell along the way."""
+) -> tuple[dict[Reading, Scores], list[CurveRecord], int]:
+    """Train with all seeds; the readings at the end, and the first one of each cell along the way.
+
+    Updates that are not finite are left out of the averages, so that one that diverges does not end the table; how many
+    is the last of the three.
+    """
     training, schedules, keys = setting
     cells, every = training.cells, training.every
     followed = [next(iter(cell.protocols.values())) for cell in cells]
@@ -206,9 +210,10 @@ def _train(
         mark[0] = time.perf_counter()
 
     watched = _pauses(schedules) if every is None else {"every": every, "observe": observe}
-    end = simulate(algorithm, training.task, federation, schedules, key=keys, **watched).snapshot
+    run = simulate(algorithm, training.task, federation, schedules, key=keys, on_nonfinite="skip", **watched)
+    end = run.snapshot
     found = _score(setting, algorithm, federation, end, {one for cell in cells for one in cell.protocols.values()})
-    return found, _curves(points, chunks) if points else []
+    return found, _curves(points, chunks) if points else [], int(np.sum(end.state.faults.num))
 
 
 def _pauses(schedules: list[Schedule]) -> dict[str, Any]:
@@ -274,9 +279,11 @@ def _of_seeds(found: Evaluation) -> Scores:
     return {metric: (scale(metric) * np.atleast_1d(found.mean(metric))).tolist() for metric in found.metrics}
 
 
-def _reading(name: str, reading: Reading, of_seeds: list[float]) -> ReadingRecord:
+def _reading(name: str, reading: Reading, of_seeds: list[float], skipped: int) -> ReadingRecord:
     mean, low, high = _ends(np.asarray(of_seeds))
-    return ReadingRecord(name, reading.describe(), reading.flag, mean, low, high, of_seeds)
+    left_out = f"{skipped} updates were not finite and left out" if skipped else ""
+    flag = "; ".join(filter(None, (reading.flag, left_out)))
+    return ReadingRecord(name, reading.describe(), flag, mean, low, high, of_seeds)
 
 
 def _ends(of_seeds: np.ndarray) -> tuple[float, float | None, float | None]:
