@@ -259,10 +259,14 @@ ModelSection = Annotated[Mlp | Named | Imported, Field(discriminator="kind")]
 
 @dataclass(frozen=True, config=_KNOWN)
 class Config:
-    """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share."""
+    """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share.
+
+    `precision` is that of the clients' matrix products, see `simulate`.
+    """
 
     name: Name = "run"
     seeds: HowMany | Annotated[list[Natural], Field(min_length=1, max_length=1000)] = 3
+    precision: Literal["default", "float32", "tf32", "bf16"] = "default"
     data: Data = Pooled()
     partition: PartitionSection | None = None
     split: Split = Split()

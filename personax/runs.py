@@ -253,8 +253,9 @@ def _train(
 
     every = config.evaluation.every * (1 if schedules[0].has_rounds else cohort)
     try:
-        options = {"every": every, "observe": observe, "cohort_chunk": config.schedule.cohort_chunk}
-        result = simulate(*run, schedules, key=plan.keys, start=begin, tracker=tracker, **options)
+        options = {"cohort_chunk": config.schedule.cohort_chunk, "precision": config.precision}
+        watched = {"every": every, "observe": observe, "tracker": tracker}
+        result = simulate(*run, schedules, key=plan.keys, start=begin, **watched, **options)
     except KeyboardInterrupt:
         save()
         raise

@@ -16,6 +16,7 @@ from personax.iterates import Tracker
 from personax.keys import typed_key
 from personax.operations import operations_of
 from personax.parts import ClientData
+from personax.precision import Precision, products_in, require_precision
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State, repeat
 from personax.schedules import Schedule
 from personax.server import ServerState
@@ -46,6 +47,7 @@ def simulate(
     start: Snapshot | None = None,
     stream: Stream | None = None,
     devices: Sequence[Any] | None = None,
+    precision: Precision = "default",
 ) -> Result:
     """Run an algorithm on a federation along a schedule.
 
@@ -60,6 +62,8 @@ def simulate(
     With a `stream`, or a federation that is memory-mapped, data and personal states stay on the host and only those of
     the clients of the next waves are on the device; the numbers are the same. `devices` share the members of each
     wave; `cohort_chunk` then counts on each of them. (docs/scale.md)
+
+    `precision` is that of the clients' matrix products; "bf16" and "tf32" add up in float32.
     """
     key = typed_key(key)
     has_seeds = key.ndim > 0
@@ -70,6 +74,7 @@ def simulate(
     algorithm = algorithm if isinstance(algorithm, Algorithm) else _swept(algorithm, key)
     check_run(algorithm, federation, schedules, num_seeds, tracker, streams=stream is not None)
     _check_options(every, cohort_chunk, wave_width, on_nonfinite, devices)
+    require_precision(precision)
     for part in (federation, federation.newcomers):
         if part is not None:
             check_model(task, part, params)
@@ -94,7 +99,8 @@ def simulate(
     snap = lambda state, wave: _snapshot(plan, schedules, federation.ids, seedless, shown(state), wave)
     history = [observe(snap(state, wave))] if observe and start is None else []
     for stop in stops:
-        state = go_on(state, wave, stop)
+        with products_in(precision):
+            state = go_on(state, wave, stop)
         if not skips:
             _raise_fault(state.faults, schedules, federation)
         wave = stop
@@ -242,9 +248,9 @@ def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seed
     """What a wave costs beside its members, in members: next to nothing on a CPU, many small kernels elsewhere."""
     if jax.default_backend() == "cpu" or algorithm.server.buffer_size is None:
         return CPU_OVERHEAD
-    x, y = federation.first_sample
     size = algorithm.local.size_of("outer")
-    batch = Batch(*(np.repeat(leaf, size, axis=0) for leaf in (x, y)), np.ones(size), jax.random.key(0))
+    x, y = (jnp.repeat(leaf, size, axis=0) for leaf in federation.first_sample)
+    batch = Batch(x, y, jnp.ones(size), jax.random.key(0))
     params = jax.eval_shape(lambda key: initial_params(task, federation, key=key), jax.random.key(0))
     num_operations = operations_of(jax.make_jaxpr(jax.grad(task.loss))(params, batch).jaxpr)
     return LAUNCH_OPERATIONS / (num_seeds * max(num_operations, 1))

@@ -10,6 +10,7 @@ import pytest
 
 import personax
 from personax import Federation, simulate
+from personax.engine import initial_params
 from tests import closed_forms
 from tests.closed_forms import FULL_BATCH, TASK, federation
 from tests.test_contract import assert_close
@@ -229,6 +230,20 @@ def test_images_kept_as_bytes_reach_any_model_as_floats():
     assert_close(found.params, same.params)
 
 
+def test_precision_is_that_of_the_clients_products():
+    fed = personax.datasets.synthetic(0.5, 0.5, num_clients=4, num_samples=20, key=KEY)
+    task = personax.classification(personax.mlp((8,), 10))
+    schedule = personax.rounds(4, 3, 2, key=KEY)
+    end = lambda precision: simulate(
+        personax.fedavg(0.1, **STEPS), task, fed, schedule, key=KEY, precision=precision
+    ).params["dense_0"]["kernel"]
+    exact, rounded = end("float32"), end("bf16")
+    np.testing.assert_array_equal(end("default"), exact)
+    start = initial_params(task, fed, key=KEY)["dense_0"]["kernel"]
+    assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact - start).max()  # 8 bits of the factors
+    assert jax.config.jax_default_matmul_precision is None
+
+
 # What a run reports
 
 
@@ -321,6 +336,12 @@ def test_mismatches_are_refused_before_anything_is_compiled():
 
 
 TRACKER = personax.WeightedAverage(1.0)
+
+
+def test_a_precision_that_is_not_there_is_refused():
+    for precision, message in (("half", "one of"), ("tf32", "a CPU does not have")):
+        with pytest.raises(ValueError, match=message):
+            run(personax.fedavg(0.1, **STEPS), precision=precision)
 
 
 def test_a_snapshot_of_another_run_is_refused():
