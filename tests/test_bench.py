@@ -64,14 +64,17 @@ def test_the_floor_reads_every_batch_and_moves_every_model_once():
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "first_order", "hessian_free", "exact", "apfl", "moreau"])
-def test_every_algorithm_runs(kind):
-    ours.make_run(replace(TINY, algorithm=kind))()
-    ours.make_run(replace(TINY, algorithm=kind, num_seeds=2))()
+def test_every_algorithm_runs_and_seeds_differ(kind):
+    one, two = (ours.make_run(replace(TINY, algorithm=kind, num_seeds=num))() for num in (1, 2))
+    for alone, together in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert together.shape == (2, *alone.shape) and np.isfinite(together).all()
+        assert np.abs(together[0] - together[1]).max() > 0
 
 
-def test_arrivals_run_in_waves_and_one_by_one():
-    ours.make_run(replace(TINY, algorithm="moreau", asynchronous=True, num_rounds=20))()
-    ours.make_run(replace(TINY, algorithm="moreau", asynchronous=True, num_rounds=20, wave_width=1))()
+def test_arrivals_in_waves_end_where_one_by_one_they_end():
+    setting = replace(TINY, algorithm="moreau", asynchronous=True, num_rounds=20)
+    waves, one_by_one = (ours.make_run(replace(setting, wave_width=width))() for width in (None, 1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), waves, one_by_one)
 
 
 @pytest.mark.parametrize("epoch", [False, True])

@@ -59,17 +59,17 @@ def make_schedule(setting: Setting, seed: int = 0) -> px.Schedule:
     return px.rounds(setting.num_clients, setting.num_rounds, setting.cohort_size, key=key)
 
 
-def make_run(setting: Setting) -> Callable[[], None]:
-    """A function that runs the setting's rounds once and waits for them."""
+def make_run(setting: Setting) -> Callable[[], Params]:
+    """A function that runs the setting's rounds once and waits for the model that they end at."""
     federation, task, algorithm = make_federation(setting), make_task(setting), make_algorithm(setting)
     schedules = [make_schedule(setting, seed) for seed in range(setting.num_seeds)]
     several = setting.num_seeds > 1
     key = jax.random.split(jax.random.key(0), setting.num_seeds) if several else jax.random.key(0)
     schedule = schedules if several else schedules[0]
 
-    def run() -> None:
+    def run() -> Params:
         result = px.simulate(algorithm, task, federation, schedule, key=key, wave_width=setting.wave_width)
-        jax.block_until_ready((result.params, result.personal))
+        return jax.block_until_ready((result.params, result.personal))[0]
 
     return run
 
