@@ -50,7 +50,7 @@ CHOICES = (
     "A client is 'active' from receiving a model until its update arrives.",
     f"The cohort of the synchronous methods is not in the text: {COHORT} of {NUM_CLIENTS}; a round lasts as long as "
     "its slowest member.",
-    f"How long is trained is not in the text. (b), 'until one of the algorithms converges': {HORIZONS['mnist']:g} units "
+    f"How long is trained is not in the text. (b) 'until one of the algorithms converges': {HORIZONS['mnist']:g} units "
     f"of time, when FedAsync stands still; (c), 'within a limited fixed time': {HORIZONS['cifar10']:g}.",
     f"The personalization budget is not stated: {BUDGET} steps on batches of {BATCH} of the client's training data for "
     f"all algorithms; for the envelope those of its inner problem, for the others gradient steps of {LR}.",
