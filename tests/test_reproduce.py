@@ -257,6 +257,8 @@ def test_every_experiment_is_complete(name, quick):
     for claim in experiment.claims:
         assert all({*one.better, *one.worse} <= set(places) for one in claim.contrasts), claim.words
     assert experiment.quick == quick and {one.data for one in experiment.trainings} <= set(experiment.federations)
+    makers = {make for one in experiment.trainings for make in (one.schedule, one.search) if make is not None}
+    assert quick is False or all(make(key=jax.random.key(0)).num_events for make in makers)
 
 
 def test_the_papers_settings():

@@ -134,7 +134,6 @@ def figure2(quick: bool) -> Experiment:
     panels = {"mnist": PANELS["mnist"]} if quick else PANELS
     nets = {"mnist": cnn2, "cifar10": cnn3}
     pools = {"mnist": (datasets.mnist, 5), "cifar10": (datasets.cifar10, 3)}
-    along = lambda cohort, horizon: [_delayed(num_clients, cohort, time) for time in (horizon, horizon / 4)]
     trainings = []
     for data, row in panels.items():
         task = classification(nets[data](10, dropout=DROPOUT, init="fan_in"))
@@ -145,10 +144,11 @@ def figure2(quick: bool) -> Experiment:
                 paper = (80.0, 0.0) if name == FEDASYNC else None
                 column = "synchronous" if waits else "asynchronous"
                 cells.append(Cell(ACTIVE, column, {"mean over time": ActiveShare()}, paper, "active_share"))
-            schedule, search = along(cohort_size if waits else None, horizons[data])
+            along = partial(_delayed, num_clients, cohort_size if waits else None)
             every = 2 if waits else 5 * num_clients
             chosen = dict(list(candidates.items())[:1]) if quick else candidates
-            trainings.append(Training(data, task, chosen, schedule, tuple(cells), every, search))
+            search = None if quick else along(horizons[data] / 4)
+            trainings.append(Training(data, task, chosen, along(horizons[data]), tuple(cells), every, search))
     rows = tuple(panels.values())
     return Experiment(
         name="persafl-figure2",
