@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from personax.sampling import Client
 from personax.server import ServerState, Upload
 from personax.tasks import as_inputs
 from personax.typing import Array, Model, Params, Personal, PyTree, Task
-from personax.waves import Waves
+from personax.waves import Plan, Waves
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,18 @@ class Program:
     has_seeds: bool
     sweeps: bool = False  # each seed has an algorithm of its own
     mesh: Mesh | None = None
+
+
+class Run(NamedTuple):
+    """All that a run is, from its first wave to its last."""
+
+    program: Program
+    algorithm: Algorithm
+    federation: Federation
+    key: Array
+    plan: Plan
+    tracker: Tracker | None
+    skips: bool  # updates that are not finite
 
 
 @partial(jax.jit, static_argnames=("program",))

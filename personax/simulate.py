@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from personax.algorithms import Algorithm
 from personax.checks import check_model, check_run
-from personax.engine import Program, advance, initial_params, initialise, replicate
+from personax.engine import Program, Run, advance, initial_params, initialise, replicate
 from personax.federation import Federation
 from personax.iterates import Tracker
 from personax.keys import typed_key
@@ -84,17 +84,17 @@ def simulate(
     overhead = _overhead(algorithm, task, federation, num_seeds)
     plan = _plan(algorithm, schedules, wave_width, overhead, 1 if devices is None else len(devices))
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
+    run = Run(program, algorithm, federation, key, plan, tracker, skips)
     if start is None:
-        wave, state = 0, _first_state(program, algorithm, federation, key, params, tracker, plan, stream is not None)
+        wave, state = 0, _first_state(run, params, stream is not None)
     else:
         _check_start(start, plan, seedless, stream is not None)
         wave, state = start.wave, start.state
     stops = _stops(plan, schedules[0], wave, every if observe else None)
-    run = (program, algorithm, federation, replicate(mesh, key), plan, tracker, skips)
     if stream is None:
-        go_on, shown = _resident(*run, seedless), lambda state: state
+        go_on, shown = _resident(run, seedless), lambda state: state
     else:
-        streamed = _streamed(*run, stream, state.personal, stops, wave)
+        streamed = _streamed(run, stream, state.personal, stops, wave)
         go_on, shown, state = streamed.advance, streamed.shown, state._replace(personal=())
     snap = lambda state, wave: _snapshot(plan, schedules, federation.ids, seedless, shown(state), wave)
     history = [observe(snap(state, wave))] if observe and start is None else []
@@ -126,41 +126,20 @@ def _check_options(
         raise ValueError("`devices` must have at least one device, got none. Give `jax.devices()`, or leave it out.")
 
 
-def _resident(
-    program: Program,
-    algorithm: Algorithm,
-    federation: Federation,
-    key: Array,
-    plan: Plan,
-    tracker: Tracker | None,
-    skips: bool,
-    seedless: Callable[[np.ndarray], Any],
-) -> Callable[[State, int, int], State]:
+def _resident(run: Run, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:
     """A run with all data and all personal states on the device."""
-    waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), plan.waves)
-    data, waves = replicate(program.mesh, (federation.train, waves))
+    program, mesh = run.program, run.program.mesh
+    waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), run.plan.waves)
+    data, key, waves = replicate(mesh, (run.federation.train, run.key, waves))
     return lambda state, begin, stop: advance(
-        program, algorithm, data, key, waves, tracker, replicate(program.mesh, state), begin, stop, skips
+        program, run.algorithm, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
     )
 
 
-def _streamed(
-    program: Program,
-    algorithm: Algorithm,
-    federation: Federation,
-    key: Array,
-    plan: Plan,
-    tracker: Tracker | None,
-    skips: bool,
-    stream: Stream,
-    kept: Kept,
-    stops: list[int],
-    wave: int,
-) -> Streamed:
+def _streamed(run: Run, stream: Stream, kept: Kept, stops: list[int], wave: int) -> Streamed:
     """A run with its data and its personal states on the host."""
     store = Store(kept, stream.memory, stream.folder)
-    sizes = block_sizes(plan, federation, kept.layout.num_bytes, stops, wave)
-    return Streamed(program, algorithm, federation, key, plan, tracker, skips, store, sizes)
+    return Streamed(run, store, block_sizes(run.plan, run.federation, kept.layout.num_bytes, stops, wave))
 
 
 def state_shapes(
@@ -182,55 +161,36 @@ def state_shapes(
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     program = Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds)
     plan = _plan(algorithm, schedules, None, _overhead(algorithm, task, federation, len(schedules)), 1)
-    make = lambda key: _initial_state(
-        program, algorithm, federation, key, None, tracker, plan, 1 if streams else federation.num_clients
-    )
-    shapes = jax.eval_shape(make, key)
+    run = Run(program, algorithm, federation, key, plan, tracker, skips=False)
+    num_personal = 1 if streams else federation.num_clients
+    shapes = jax.eval_shape(lambda key: _initial_state(run._replace(key=key), None, num_personal), key)
     if not streams:
         return shapes
     num = sum(len(np.unique(s.client[:n])) for s, n in zip(schedules, np.atleast_1d(num_events), strict=True))
     return shapes._replace(personal=kept_shapes(federation.num_clients, has_seeds, shapes.personal, num))
 
 
-def _first_state(
-    program: Program,
-    algorithm: Algorithm,
-    federation: Federation,
-    key: Array,
-    params: Params | None,
-    tracker: Tracker | None,
-    plan: Plan,
-    streams: bool,
-) -> State:
+def _first_state(run: Run, params: Params | None, streams: bool) -> State:
     """The state before the first event; in a streamed run nobody has been visited."""
-    run = (program, algorithm, federation, key, params, tracker, plan)
+    program = run.program
     if not streams:
-        return _initial_state(*run, federation.num_clients)
-    state = _initial_state(*run, 1)
+        return _initial_state(run, params, program.num_clients)
+    state = _initial_state(run, params, 1)
     default = jax.tree.map(lambda leaf: np.asarray(leaf).squeeze(int(program.has_seeds)), state.personal)
     return state._replace(personal=Kept(program.num_clients, program.has_seeds, default, {}))
 
 
-def _initial_state(
-    program: Program,
-    algorithm: Algorithm,
-    federation: Federation,
-    key: Array,
-    params: Params | None,
-    tracker: Tracker | None,
-    plan: Plan,
-    num_personal: int,
-) -> State:
+def _initial_state(run: Run, params: Params | None, num_personal: int) -> State:
     """From the given model or the task's own, with the personal states of so many clients."""
     if params is None:
-        first = initial_params(program.task, federation, key=key)
+        first = initial_params(run.program.task, run.federation, key=run.key)
     else:
         given = jax.tree.map(jnp.asarray, params)
-        first = repeat(given, len(key)) if program.has_seeds else given
-    wave = jax.tree.map(lambda leaf: leaf[0, 0], plan.waves)
+        first = repeat(given, len(run.key)) if run.program.has_seeds else given
+    wave = jax.tree.map(lambda leaf: leaf[0, 0], run.plan.waves)
     one = (np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(1, np.uint32))
-    data = ClientData(*federation.first_sample, *one)  # pyright: ignore[reportArgumentType]
-    return initialise(program, algorithm, data, first, tracker, wave, num_personal, plan.num_slots)
+    data = ClientData(*run.federation.first_sample, *one)  # pyright: ignore[reportArgumentType]
+    return initialise(run.program, run.algorithm, data, first, run.tracker, wave, num_personal, run.plan.num_slots)
 
 
 def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:

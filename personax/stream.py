@@ -17,10 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from personax.algorithms import Algorithm
-from personax.engine import Program, advance, replicate
+from personax.engine import Run, advance, replicate
 from personax.federation import Federation
-from personax.iterates import Tracker
 from personax.results import State
 from personax.store import Store
 from personax.typing import Array, Personal
@@ -69,25 +67,20 @@ class _Block(NamedTuple):
 class Streamed:
     """What a run needs to go on from any wave."""
 
-    program: Program
-    algorithm: Algorithm
-    federation: Federation
-    key: Array
-    plan: Plan
-    tracker: Tracker | None
-    skips: bool
+    run: Run
     store: Store
     sizes: Sizes
 
     def advance(self, state: State, begin: int, stop: int) -> State:
         """Waves `begin` to `stop` of a run whose personal states the store has."""
-        state, before = replicate(self.program.mesh, state), None
+        run, mesh = self.run, self.run.program.mesh
+        state, before = replicate(mesh, state), None
         for block in self._blocks(begin, stop):
-            data = self.federation.train_of(block.clients, self.sizes.num_rows, self.sizes.num_clients)
+            own = run.federation.train_of(block.clients, self.sizes.num_rows, self.sizes.num_clients)
             now = state._replace(personal=self._states(block, before))
-            inputs = replicate(self.program.mesh, (data, block.waves))
-            run = (self.program, self.algorithm, inputs[0], self.key, inputs[1], self.tracker)
-            state = advance(*run, now, 0, block.num_waves, self.skips)
+            data, key, waves = replicate(mesh, (own, run.key, block.waves))
+            given = (run.program, run.algorithm, data, key, waves, run.tracker)
+            state = advance(*given, now, 0, block.num_waves, run.skips)
             self._settle(before)
             before = block, state
         self._settle(before)
@@ -99,19 +92,19 @@ class Streamed:
 
     def _blocks(self, begin: int, stop: int) -> Iterator[_Block]:
         for first, last in pairwise([*range(begin, stop, self.sizes.num_waves), stop]):
-            yield _block(self.plan, self.program.has_seeds, self.sizes, first, last)
+            yield _block(self.run.plan, self.run.program.has_seeds, self.sizes, first, last)
 
     def _states(self, block: _Block, before: tuple[_Block, State] | None) -> Personal:
         """The personal states of a block's clients, the newest of each."""
         if self.store.is_empty:
             return self.store.kept.default
-        states = replicate(self.program.mesh, self.store.kept.read(self._positions(block)))
+        states = replicate(self.run.program.mesh, self.store.kept.read(self._positions(block)))
         if before is None:
             return states
         place = np.searchsorted(before[0].clients, block.clients).clip(max=len(before[0].clients) - 1)
         found = before[0].clients[place] == block.clients
         place = np.r_[np.where(found, place, -1), np.full(self.sizes.num_clients - len(place), -1)]
-        return _newer(self.program.has_seeds, place, before[1].personal, states)
+        return _newer(self.run.program.has_seeds, place, before[1].personal, states)
 
     def _settle(self, before: tuple[_Block, State] | None) -> None:
         """Wait for a block, which keeps the host from running ahead, and store its states."""

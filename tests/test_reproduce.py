@@ -325,6 +325,7 @@ def test_all_algorithms_of_persafl_see_the_same_delays_for_the_same_time():
     share = ActiveShare()
     assert 78 < share.of(arriving, 100.0) < 88 and share.of(waiting, 100.0) < 25
     assert share.of(arriving, 0.5) < share.of(arriving, 100.0)  # all begin with a download
+    assert ActiveShare(to_the_end=True).of(waiting, 100.0) == pytest.approx(100 / 3)
 
 
 def test_the_settings_of_persafl():

@@ -24,16 +24,24 @@ class MakesSchedule(Interface):
 
 @dataclass(frozen=True)
 class ActiveShare:
-    """The mean share of active clients up to a virtual time, in % (see `Schedule.active_share`)."""
+    """The mean share of active clients up to a virtual time, in % (see `Schedule.active_share`).
 
+    `to_the_end` counts the members of a round as active until it ends.
+    """
+
+    to_the_end: bool = False
     flag = ""
 
     def describe(self) -> str:
         """The measure in words."""
+        if self.to_the_end:
+            return "the share of clients in the cohort"
         return "the share of clients that have a model and have not yet delivered an update, mean over virtual time"
 
     def of(self, schedule: Schedule, time: float) -> float:
         """The mean over 1000 times up to this one."""
+        if self.to_the_end:
+            return 100 * schedule.num_events / int(schedule.round_ends.sum()) / schedule.num_clients
         return 100 * float(schedule.active_share(np.linspace(0, time, 1000, endpoint=False)).mean())
 
 
