@@ -100,9 +100,9 @@ FINDINGS = {
         "gave 98.7 for FedAsync, 98.3 for MAML, 97.8 for ME, 80 to 84 for the synchronous ones.",
         "(c): nobody learns. Guessing one of a client's three classes scores 33 %, and every mean is below that, so "
         "its claims say nothing of the paper's. The asynchronous methods waver between 10 and 38 % from one evaluation "
-        "to the next: with the stated steps each of some 25 updates under way is applied in full. For FedAsync the start "
-        "is not the reason: from a Glorot start (one seed, on a CPU) it goes from 34 to 36, 10 and 19 % after 42, 84 "
-        "and 132 units of time. FedAvg, from there, rises from 34 to 41 %.",
+        "to the next: with the stated steps each of some 25 updates under way is applied in full. For FedAsync the "
+        "start is not the reason: from a Glorot start (one seed, on a CPU) it goes from 34 to 36, 10 and 19 % after "
+        "42, 84 and 132 units of time. FedAvg, from there, rises from 34 to 41 %.",
         "(a) and (b) took 168 s with compilation, (c) 233 s.",
     ),
     "apfl-figure6": (
