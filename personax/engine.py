@@ -1,6 +1,6 @@
 """The compiled part of a run: the clients of a wave vmapped, waves looped over, seeds vmapped."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -13,13 +13,15 @@ from personax.algorithms import Algorithm
 from personax.federation import ClientData, Federation
 from personax.iterates import Path, Tracker
 from personax.keys import BATCHES, INIT, ITERATES, run_stream, typed_key
-from personax.local import Update, local_update
+from personax.local import Update, first_extra, local_update
 from personax.results import NO_EVENT, Faults, State, repeat
 from personax.sampling import Client
 from personax.server import ServerState, Upload
 from personax.tasks import as_inputs
 from personax.typing import Array, Model, Params, Personal, PyTree, Task
 from personax.waves import Plan, Waves
+
+LARGE_MODEL = 600_000  # bytes; measured: 784-150-100-10 is faster under `vmap`, 784-200-200-10 and `cnn3` one by one
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def _train(
     """The visits of a wave's members, each a function of its own client alone."""
     record = (lambda iterate, memory: ()) if tracker is None else (lambda iterate, memory: (iterate, memory))
     synchronous = algorithm.server.buffer_size is None
+    chunk = program.cohort_chunk or _default_chunk(anchors[0], 1 if synchronous else len(wave.client))
 
     def visits(algorithm: Algorithm, data: ClientData, stream: Array, personal: Personal, now: PyTree, members: PyTree):
         def visit(client: Array, update: Array, anchor: PyTree) -> Update:
@@ -132,9 +135,11 @@ def _train(
             run = (algorithm.objective, algorithm.local, program.task.loss, data, program.max_count)
             return local_update(*run, where, begin[0], begin[1], own, begin[2], stream, record)
 
-        if program.cohort_chunk is None:
+        if chunk is None:
             return jax.vmap(visit)(*members)
-        return jax.lax.map(lambda member: visit(*member), members, batch_size=program.cohort_chunk)
+        # One at a time without a batch axis: with one of length 1, XLA writes gradients of dense layers transposed.
+        batch_size = None if chunk == 1 else chunk
+        return jax.lax.map(lambda member: visit(*member), members, batch_size=batch_size)
 
     if program.mesh is not None:
         whole, divided = PartitionSpec(), PartitionSpec(program.mesh.axis_names)
@@ -143,6 +148,12 @@ def _train(
     own_anchors = () if synchronous else anchors
     members = (wave.client, wave.update, own_anchors)
     return visits(algorithm, data, stream, personal, anchors if synchronous else (), members)
+
+
+def _default_chunk(models: Params, num_models: int) -> int | None:
+    """How many clients to train at once: all, but large models one after another on a CPU, whose caches hold one."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(models)) // num_models
+    return 1 if jax.default_backend() == "cpu" and size > LARGE_MODEL else None
 
 
 def _receive(
@@ -223,27 +234,17 @@ def first_params(model: Model, x: Array, key: Array, has_seeds: bool = False) ->
 def initialise(
     program: Program,
     algorithm: Algorithm,
-    data: ClientData,
     params: Params,
     tracker: Tracker | None,
-    wave: Waves,
     num_personal: int,
     num_slots: int,
 ) -> State:
-    """The state before the first event, for each seed, with the personal states of so many clients.
-
-    `wave` is one of the run's and `data` that of any clients, for the shapes of uploads.
-    """
-    program = replace(program, mesh=None)
+    """The state before the first event, for each seed, with the personal states of so many clients."""
 
     def one(algorithm: Algorithm, params: Params) -> State:
         objective = algorithm.objective
         own = objective.init_personal(params)
-        anchor = (params, objective.init_shared(params), jnp.zeros((), jnp.int32))
-        anchors = anchor if algorithm.server.buffer_size is None else repeat(anchor, len(wave.client))
-        train = partial(_train, program, algorithm, data, None, jax.random.key(0), wave)
-        extra_of_one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-        extra = jax.tree.map(extra_of_one, jax.eval_shape(train, repeat(own, 1), anchors).extra)
+        extra = jax.eval_shape(partial(first_extra, objective), params, own)
         server = algorithm.server.init(objective, params, extra)
         personal = repeat(own, num_personal)
         slots = repeat((server.params, server.shared, server.version), num_slots)

@@ -142,6 +142,14 @@ def local_update(
     return Update(delta, last.iterate, extra, kept, path)
 
 
+def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Extra:
+    """What a visit without steps would upload beside its delta: of the shapes of any visit's, and quick to trace."""
+    start, memory = objective.begin(anchor, personal)
+    lr = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
+    visit = Visit(anchor, objective.init_shared(anchor), Clock(jnp.zeros((), jnp.int32), 0, 1), lr)
+    return objective.finish(start, memory, visit, optax.tree.zeros_like)[1]
+
+
 def _read(data: ClientData, draws: tuple[Draw, ...], drawn: tuple[Array, Array, Array]) -> Batches:
     """All batches of a step in one gather, then told apart by role."""
     rows, weight, keys = drawn

@@ -15,7 +15,6 @@ from personax.federation import Federation
 from personax.iterates import Tracker
 from personax.keys import typed_key
 from personax.operations import operations_of
-from personax.parts import ClientData
 from personax.precision import Precision, products_in, require_precision
 from personax.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State, repeat
 from personax.schedules import Schedule
@@ -56,8 +55,8 @@ def simulate(
     the task's model is initialised from each key. `observe(snapshot)` is called before the first event, then every
     `every` rounds (or, where there are none, events: at the next wave) and at the end; `start` is a snapshot of the
     same run to continue from. `tracker` follows models between the server's. At most `cohort_chunk` clients train at
-    once, and asynchronous waves hold at most `wave_width` (by default what costs least). A client whose update is not
-    finite raises `NonFiniteUpdate`, or is skipped and counted.
+    once (by default all, on a CPU large models one by one), and asynchronous waves hold at most `wave_width` (by
+    default what costs least). A client whose update is not finite raises `NonFiniteUpdate`, or is skipped and counted.
 
     With a `stream`, or a federation that is memory-mapped, data and personal states stay on the host and only those of
     the clients of the next waves are on the device; the numbers are the same. `devices` share the members of each
@@ -187,10 +186,7 @@ def _initial_state(run: Run, params: Params | None, num_personal: int) -> State:
     else:
         given = jax.tree.map(jnp.asarray, params)
         first = repeat(given, len(run.key)) if run.program.has_seeds else given
-    wave = jax.tree.map(lambda leaf: leaf[0, 0], run.plan.waves)
-    one = (np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(1, np.uint32))
-    data = ClientData(*run.federation.first_sample, *one)  # pyright: ignore[reportArgumentType]
-    return initialise(run.program, run.algorithm, data, first, run.tracker, wave, num_personal, run.plan.num_slots)
+    return initialise(run.program, run.algorithm, first, run.tracker, num_personal, run.plan.num_slots)
 
 
 def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:

@@ -1,4 +1,4 @@
-"""What a compiled run needs of the device's memory."""
+"""What a compiled run needs of the device's memory, and how many clients it trains at once."""
 
 import dataclasses
 import sys
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import personax
+from personax import engine
 from personax.engine import advance
 from personax.results import State
 
@@ -46,3 +47,21 @@ def test_chunks_of_a_cohort_and_slices_of_a_batch_divide_the_memory_of_activatio
     assert temporary(lowered, cohort_chunk=2) < 0.35 * whole
     assert temporary(lowered, slice_size=BATCH // 8) < 0.25 * whole
     assert temporary(lowered, cohort_chunk=2, slice_size=BATCH // 8) < 0.1 * whole
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only a CPU takes large models one after another")
+def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatch):
+    program, *arguments = lowered
+
+    def compiled():
+        fresh = jax.jit(lambda *given: advance.__wrapped__(program, *given))  # the bound is read while tracing
+        return fresh.lower(*arguments).compile()
+
+    whole = compiled()
+    monkeypatch.setattr(engine, "LARGE_MODEL", 0)
+    divided = compiled()
+    memory = lambda program: program.memory_analysis().temp_size_in_bytes
+    assert memory(divided) < 0.35 * memory(whole)
+    ends = [jax.tree.leaves(one(*arguments).server.params) for one in (whole, divided)]
+    for all_at_once, one_by_one in zip(*ends, strict=True):
+        np.testing.assert_allclose(one_by_one, all_at_once, rtol=1e-10, atol=1e-12)

@@ -166,9 +166,10 @@ def native_conv(x, kernel, padding):
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("kernel_shape", [(1, 1), (4, 4), (5, 5), (2, 3)])
-def test_patches_and_native_convolution_agree(padding, kernel_shape):
-    x = images(0, (3, 7, 6, 2))
-    kernel = images(1, (*kernel_shape, 2, 4))
+@pytest.mark.parametrize("depth", [2, models._DEEP])
+def test_patches_and_native_convolution_agree(padding, kernel_shape, depth):
+    x = images(0, (3, 7, 6, depth))
+    kernel = images(1, (*kernel_shape, depth, 4))
     native, patches = (
         jax.jit(jax.value_and_grad(lambda x, k, conv=conv: jnp.sum(jnp.sin(conv(x, k, padding))), argnums=(0, 1)))
         for conv in (native_conv, models._conv)

@@ -47,6 +47,14 @@ TRIED = """## What was tried and did not help
 - One vmapped gradient for both ends of a central difference on a CPU: slower there than one after another; on a GPU it
   is the faster one.
 - Loops over one to three adaptation steps: a loop of one step costs copies of the model; they are unrolled.
+- Convolutions on a CPU, each within a tenth of the patches that are used or slower: patches along one axis and one
+  product for each row of the kernel, or one product for all rows whose results are shifted and added; patches written
+  into one array part by part; a transposed patching written by hand in place of autodiff's; one image at a time, so
+  that its patches stay in the cache; two forced host devices. XLA's own convolution without `vmap` reaches 175 of 190
+  GFLOP/s forward once its YNNPACK kernel is switched off (`--xla_cpu_experimental_ynn_fusion_type`; with it 80), but
+  its gradient in the kernel, inside a loop, takes a hundred times as long as the product of patches.
+- Small models one after another on a CPU: 784-80-60-10 takes 1.4 times as long as under `vmap`, 784-200-200-10 and
+  larger ones 0.8 to 0.9 times. Two or five at a time lie in between.
 - On an H200 (2026-11-16, jax 0.11.2; ms a round of FedAvg and of the Hessian-free method, workload 1, where the path
   that is kept took 0.42 and 1.19): a gradient of the whole network in two Triton kernels, 0.91 and 3.93, perhaps
   because a program that holds all layers waits for one small product after another; the ten local steps unrolled,
