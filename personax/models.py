@@ -262,7 +262,7 @@ def _conv(x: Array, kernel: Array, padding: str) -> Array:
         x = jnp.pad(x, ((0, 0), ((rows - 1) // 2, rows // 2), ((cols - 1) // 2, cols // 2), (0, 0)))
     height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
     if jax.default_backend() == "cpu" and depth >= _DEEP:
-        # All at once: XLA writes a concatenation with one thread, and after the first axis it is rows times as long.
+        # All at once: the step between would be `rows` more images to write, and XLA concatenates with one thread.
         slices = [x[:, i : i + height, j : j + width] for j in range(cols) for i in range(rows)]
         x = jnp.concatenate(slices, axis=-1)
     else:

@@ -50,9 +50,10 @@ TRIED = """## What was tried and did not help
 - Convolutions on a CPU, each within a tenth of the patches that are used or slower: patches along one axis and one
   product for each row of the kernel, or one product for all rows whose results are shifted and added; patches written
   into one array part by part; a transposed patching written by hand in place of autodiff's; one image at a time, so
-  that its patches stay in the cache; two forced host devices. XLA's own convolution without `vmap` reaches 175 of 190
-  GFLOP/s forward once its YNNPACK kernel is switched off (`--xla_cpu_experimental_ynn_fusion_type`; with it 80), but
-  its gradient in the kernel, inside a loop, takes a hundred times as long as the product of patches.
+  that its patches stay in the cache; two forced host devices; XLA's flags for wider vectors, for its concurrent
+  scheduler and for faster minima and maxima. XLA's own convolution without `vmap` reaches 175 GFLOP/s forward once its
+  YNNPACK kernel is switched off (`--xla_cpu_experimental_ynn_fusion_type`; with it 64 to 92), but its gradient in the
+  kernel makes a whole round 14 times as long.
 - Small models one after another on a CPU: 784-80-60-10 takes 1.4 times as long as under `vmap`, 784-200-200-10 and
   larger ones 0.8 to 0.9 times. Two or five at a time lie in between.
 - On an H200 (2026-11-16, jax 0.11.2; ms a round of FedAvg and of the Hessian-free method, workload 1, where the path
@@ -68,9 +69,9 @@ These are measured choices of [design.md](design.md).
 
 What the command line compiles is kept in the user's cache, and a later start reads it from there. The variable
 `PERSONAX_COMPILED` names another folder, or turns it off with `off`; `JAX_COMPILATION_CACHE_DIR` goes before it. The
-library itself keeps nothing. A second start is Python's imports and JAX's tracing: 1.5 and 1.7 s of processor time up
-to the first round on the default digits (`python -m personax.bench.start`). Importing JAX alone is 0.6 s, and a fifth
-of the tracing goes into a client's visit traced a second time, for the shapes of what it uploads.
+library itself keeps nothing. A second start up to the first round on the default digits
+(`python -m personax.bench.start`) is Python's imports, of which JAX is about half, and JAX's tracing: the shapes
+of what a client uploads come from the end of its visit alone, so that a visit is traced once.
 """
 
 WORKLOADS = {
