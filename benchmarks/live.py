@@ -124,7 +124,7 @@ def client(folder, name, live_port, echo_port, async_port):
             if kind in calls:
                 assert len(calls[kind](plain)) == len(plain)
             else:
-                content = recipe.up.encode(delta)
+                content = recipe.up.buffers(delta)
                 newest = connection.send(f"{name}-{update}", update, newest.version, content)
                 assert newest.outcome == "applied", newest.words
                 recipe.down.decode(newest.content)

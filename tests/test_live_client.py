@@ -2,6 +2,7 @@
 
 import json
 import threading
+from functools import partial
 
 import jax
 import numpy as np
@@ -281,10 +282,9 @@ def test_models_longer_than_a_message_travel_in_pieces(tmp_path, monkeypatch):
     from personax.live import connection as connections
     from personax.live import messages, service
 
-    monkeypatch.setattr(connections, "_SMALL", 16)
-    small = lambda content, size=50: iter([memoryview(content)[i : i + size] for i in range(0, len(content), size)])
+    monkeypatch.setattr(connections, "PIECE", 16)
     for module in (connections, service):
-        monkeypatch.setattr(module, "pieces", small)
+        monkeypatch.setattr(module, "pieces", partial(messages.pieces, size=50))
     monkeypatch.setattr(service, "_SMALL", 16)  # and so in a thread of its own
     assert messages.PIECE > 50
     given = recipe(num_rounds=100)
