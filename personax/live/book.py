@@ -22,7 +22,7 @@ from personax.config import Terms
 from personax.keys import host_generator
 from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
 from personax.live.journal import Journal, Record
-from personax.live.messages import Buffers, Content, Mismatch, checksum_of
+from personax.live.messages import Buffers, Content, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
 from personax.typing import PyTree
 
@@ -118,6 +118,7 @@ class Book:
         self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
         self.is_synchronous = recipe.algorithm.server.buffer_size is None
         self.receive, self.step = compiled(recipe.algorithm, recipe.up)
+        self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
         self._published: Published | None = None
         # Of each client: the version of its last download, the events before it, and when.
         self.fetched: dict[str, tuple[int, int, float]] = {}
@@ -366,7 +367,8 @@ class Book:
         if about["outcome"] == "applied":
             counts = np.array([about["started"], self._num_clients], np.int32)
             factors = np.array([about["samples"], about["scale"]], np.float32)
-            self.state = self.receive(self.state, self.recipe.up.vectors(arrays), counts, factors)
+            self.room[:] = arrays  # the last one was read when the version was known
+            self.state = self.receive(self.state, self.recipe.up.vectors(self.room), counts, factors)
             if ledger.round is not None:
                 ledger.round = replace(ledger.round, reported=(*ledger.round.reported, name))
             ledger.num_events += 1

@@ -144,6 +144,12 @@ class Layout:
         return slices
 
     @cached_property
+    def _views(self) -> list[tuple[tuple[int, ...], np.dtype, int]]:
+        """For each leaf: its shape, its type, and where it begins in a content."""
+        begins = {i: len(self.header) + begin for i, begin in self._placed}
+        return [(leaf.shape, leaf.dtype, begins[i]) for i, leaf in enumerate(self.leaves)]
+
+    @cached_property
     def spans(self) -> dict[str, list[tuple[int, slice]]]:
         """For each first key of the tree: where its numbers are, as places in `vectors`, one for each type."""
         found: dict[str, dict[int, slice]] = {}
@@ -186,22 +192,27 @@ class Layout:
 
     def buffers(self, tree: PyTree) -> Buffers:
         """What `encode` joins, not copied: the arrays must not change before it is sent."""
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        arrays = jax.tree.leaves(tree)
         if [(array.shape, array.dtype) for array in arrays] != self._kinds:
             for leaf, array in zip(self.leaves, arrays, strict=True):
                 if array.shape != leaf.shape or array.dtype != leaf.dtype:
                     raise Mismatch(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
-        return [self.header, *(arrays[i].reshape(-1).view(np.uint8) for i, _ in self._placed)]
+        return [self.header, *(_bytes_of(arrays[i]) for i, _ in self._placed)]
 
     def decode(self, content: Content) -> PyTree:
         """The pytree whose `encode` gave this content; its arrays are views of it."""
-        return self.unflatten(self.vectors(content))
+        self._require_header(content)
+        arrays = [np.ndarray(shape, kind, content, begin) for shape, kind, begin in self._views]
+        return jax.tree.unflatten(self.structure, arrays)
 
     def vectors(self, content: Content) -> list[np.ndarray]:
         """The numbers of a content: one vector for each type, a view of it."""
+        self._require_header(content)
+        return [np.frombuffer(content, *stretch) for stretch in self._stretches]
+
+    def _require_header(self, content: Content) -> None:
         if len(content) != self.num_bytes or content[: len(self.header)] != self.header:
             raise Mismatch(self._difference(content))
-        return [np.frombuffer(content, *stretch) for stretch in self._stretches]
 
     def unflatten(self, vectors: Sequence[Any]) -> PyTree:
         """The pytree of these vectors; inside of `jit`, too, which gets one argument instead of one for each leaf."""
@@ -220,6 +231,14 @@ class Layout:
                 say = lambda leaf: f"{leaf[1]} of shape {leaf[0]}" if leaf else "no such array"
                 return f"`{name}` must be {say(wanted.get(name))}, got {say(found.get(name))}."
         return "The arrays must be in the agreed order, got the right ones in another."
+
+
+def _bytes_of(array: Any) -> np.ndarray:
+    """The bytes of an array of NumPy or JAX, which is faster read as a buffer than as an array."""
+    try:
+        return np.frombuffer(array, np.uint8)
+    except (TypeError, ValueError, BufferError):  # empty, not in one piece, or of a type that buffers do not have
+        return np.asarray(array).reshape(-1).view(np.uint8)
 
 
 def checksum(content: Content) -> int:
@@ -260,14 +279,19 @@ def whole(content: Content, num_bytes: int, check: int) -> Content:
     return content
 
 
+def room_for(num_bytes: int) -> memoryview:
+    """Memory that XLA reads without a copy."""
+    room = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room.data[begin : begin + num_bytes]
+
+
 class Collector:
-    """Puts pieces together where XLA reads them without a copy, and never takes more than was announced."""
+    """Puts pieces together, and never takes more than was announced."""
 
     def __init__(self, num_bytes: int, check: int) -> None:
         self.num_bytes, self.check, self.have = num_bytes, check, 0
-        room = np.empty(num_bytes + ALIGNMENT, np.uint8)
-        begin = -room.ctypes.data % ALIGNMENT
-        self.room = room.data[begin : begin + num_bytes]
+        self.room = room_for(num_bytes)
 
     def add(self, piece: bytes | memoryview) -> None:
         """The next piece."""
