@@ -24,7 +24,6 @@ _AGAIN = (
 )
 
 
-
 class Unreachable(OSError):
     """The server did not answer for longer than the client has patience."""
 

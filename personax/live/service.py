@@ -29,7 +29,7 @@ from personax.live.standing import Standing, standing_of
 logger = logging.getLogger("personax.live")
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
 _MOST_NUMBERS = 1000  # in one report
-_SMALL = 1 << 20  # bytes of an upload
+_SMALL = 1 << 20  # bytes of an upload or a model
 _RETRY = 0.5  # seconds after which to ask again for work
 Code = grpc.StatusCode
 
@@ -122,6 +122,9 @@ class Service:
             settled, newest = await self._work(self._settle, who.name, arrived, first.want_model and fits)
             if newest is None:
                 return self._without_model(who.name, settled)
+            if newest.num_bytes > _SMALL:
+                await self.transfers.acquire()
+                context.add_done_callback(lambda _: self.transfers.release())
             return wire.Part(self._with_model(who.name, settled, newest), newest.buffers)
 
     async def report(self, numbers: Any, context: Any) -> Any:
