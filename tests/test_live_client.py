@@ -302,21 +302,23 @@ def test_long_models_wait_for_each_other(tmp_path, monkeypatch):
 
     monkeypatch.setattr(service, "_SMALL", 16)
     terms = Terms(num_clients=3, outlier_factor=0.0, rate=1e5, max_transfers=1)
-    with serving(tmp_path / "run", recipe(num_rounds=100), terms) as running:
-        with clients_of(running, tmp_path, NAMES[:1]) as (client,):
-            client.enter()
-            for _ in range(3):
-                client.send(client.train())
-            assert running.book.version == 3
-            transfers, connection, upload = running.service.transfers, client.connection, client.train()
-            asyncio.run_coroutine_threadsafe(transfers.acquire(), running.loop).result(5)
-            connection.call_seconds, connection.patience = 0.5, 0.0
-            with pytest.raises(Unreachable):
-                client.send(upload)
-            running.loop.call_soon_threadsafe(transfers.release)
-            connection.call_seconds, connection.patience = 20.0, 5.0
+    with (
+        serving(tmp_path / "run", recipe(num_rounds=100), terms) as running,
+        clients_of(running, tmp_path, NAMES[:1]) as (client,),
+    ):
+        client.enter()
+        for _ in range(3):
+            client.send(client.train())
+        assert running.book.version == 3
+        transfers, connection, upload = running.service.transfers, client.connection, client.train()
+        asyncio.run_coroutine_threadsafe(transfers.acquire(), running.loop).result(5)
+        connection.call_seconds, connection.patience = 0.5, 0.0
+        with pytest.raises(Unreachable):
             client.send(upload)
-            assert client.newest.outcome == "duplicate" and running.book.version == 4
+        running.loop.call_soon_threadsafe(transfers.release)
+        connection.call_seconds, connection.patience = 20.0, 5.0
+        client.send(upload)
+        assert client.newest.outcome == "duplicate" and running.book.version == 4
 
 
 def test_a_file_of_samples_becomes_a_client(tmp_path):
