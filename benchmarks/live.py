@@ -68,6 +68,9 @@ def serve(folder, num_bytes):
 
 def echo(folder):
     """A server with a pool of threads that sends back what it gets; prints its port."""
+    from personax.live.processes import keep_memory
+
+    keep_memory()  # as the server under test
     server = grpc.server(ThreadPoolExecutor(8), options=LARGE)
     port = opened(server, credentials_of(folder, "server"), lambda request, context: request)
     server.start()
@@ -77,6 +80,9 @@ def echo(folder):
 
 def async_echo(folder):
     """The same with an event loop."""
+    from personax.live.processes import keep_memory
+
+    keep_memory()
 
     async def same(request, context):
         return request
@@ -124,7 +130,7 @@ def client(folder, name, live_port, echo_port, async_port):
             if kind in calls:
                 assert len(calls[kind](plain)) == len(plain)
             else:
-                content = recipe.up.encode(delta)
+                content = recipe.up.buffers(delta)
                 newest = connection.send(f"{name}-{update}", update, newest.version, content)
                 assert newest.outcome == "applied", newest.words
                 recipe.down.decode(newest.content)

@@ -1,7 +1,9 @@
 """Clients: what leaves them, what stays, what their owners allow, and what they have at the end."""
 
+import asyncio
 import json
 import threading
+from functools import partial
 
 import jax
 import numpy as np
@@ -14,9 +16,9 @@ from personax import personalize
 from personax.config import Terms
 from personax.live import wire
 from personax.live.client import Client, Habits, personalize_only, read_data, take_part
-from personax.live.connection import RefusedByServer
+from personax.live.connection import RefusedByServer, Unreachable
 from personax.live.journal import read_lines
-from personax.live.messages import ALIGNMENT, Collector, Layout, Mismatch, checksum
+from personax.live.messages import ALIGNMENT, Collector, Layout, Mismatch, checksum, checksum_of, pieces
 from personax.live.recipe import Limits, Refused, read_recipe
 from personax.live.results import open_run, write_results
 from personax.live.visits import compiled_visit
@@ -281,10 +283,9 @@ def test_models_longer_than_a_message_travel_in_pieces(tmp_path, monkeypatch):
     from personax.live import connection as connections
     from personax.live import messages, service
 
-    monkeypatch.setattr(connections, "_SMALL", 16)
-    small = lambda content, size=50: iter([memoryview(content)[i : i + size] for i in range(0, len(content), size)])
+    monkeypatch.setattr(connections, "PIECE", 16)
     for module in (connections, service):
-        monkeypatch.setattr(module, "pieces", small)
+        monkeypatch.setattr(module, "pieces", partial(messages.pieces, size=50))
     monkeypatch.setattr(service, "_SMALL", 16)  # and so in a thread of its own
     assert messages.PIECE > 50
     given = recipe(num_rounds=100)
@@ -293,6 +294,31 @@ def test_models_longer_than_a_message_travel_in_pieces(tmp_path, monkeypatch):
         tap = Tap(client.connection)
         client.send(client.train())
         assert len(tap.sent) > 3 and running.book.version == client.newest.version == 1
+
+
+def test_long_models_wait_for_each_other(tmp_path, monkeypatch):
+    """Also those that are an answer in one message; the upload is settled before, and once."""
+    from personax.live import service
+
+    monkeypatch.setattr(service, "_SMALL", 16)
+    terms = Terms(num_clients=3, outlier_factor=0.0, rate=1e5, max_transfers=1)
+    with (
+        serving(tmp_path / "run", recipe(num_rounds=100), terms) as running,
+        clients_of(running, tmp_path, NAMES[:1]) as (client,),
+    ):
+        client.enter()
+        for _ in range(3):
+            client.send(client.train())
+        assert running.book.version == 3
+        transfers, connection, upload = running.service.transfers, client.connection, client.train()
+        asyncio.run_coroutine_threadsafe(transfers.acquire(), running.loop).result(5)
+        connection.call_seconds, connection.patience = 0.5, 0.0
+        with pytest.raises(Unreachable):
+            client.send(upload)
+        running.loop.call_soon_threadsafe(transfers.release)
+        connection.call_seconds, connection.patience = 20.0, 5.0
+        client.send(upload)
+        assert client.newest.outcome == "duplicate" and running.book.version == 4
 
 
 def test_a_file_of_samples_becomes_a_client(tmp_path):
@@ -328,6 +354,12 @@ def test_layouts_are_safetensors(tmp_path):
     read = load(content)
     np.testing.assert_array_equal(read["params.b"], tree["params"]["b"])
     assert len(content) == layout.num_bytes and read["shared.0"] == 7
+    buffers = layout.buffers(tree)
+    assert checksum_of(buffers) == checksum(content)
+    for size in (1, 7, 1000):
+        cut = list(pieces(buffers, size))
+        assert b"".join(part for piece in cut for part in piece) == content
+        assert all(sum(map(len, piece)) <= size for piece in cut)
     jax.tree.map(np.testing.assert_array_equal, layout.decode(content), tree)
     collector = Collector(len(content), checksum(content))
     for piece in (content[:7], content[7:]):

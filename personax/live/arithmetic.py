@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from math import inf
+from math import inf, isfinite
 from statistics import median
 from typing import Any
 
@@ -15,6 +15,9 @@ from personax.config import Terms
 from personax.live.messages import Layout
 from personax.server import ServerState, Upload
 from personax.typing import Extra, Params, PyTree
+
+_WIDE = (np.float32, np.float64)
+_BLOCK = 8192  # numbers
 
 
 def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> ServerState:
@@ -74,18 +77,18 @@ def _completed(algorithm: Algorithm, state: ServerState, extra: Extra) -> Server
     return state._replace(**{name: getattr(nothing, name) for name in names})
 
 
-def measure(tree: dict[str, PyTree]) -> tuple[dict[str, float], str]:
+def measure(layout: Layout, vectors: list[np.ndarray]) -> tuple[dict[str, float], str]:
     """The sum of squares of each part of an upload, and why it can never be applied, or nothing.
 
     Numbers must be finite. (A sum of squares is when its terms are, or they are too large to be of any use.) A whole
     number beside the delta counts the visit itself.
     """
-    sums = {part: sum_of_squares(inner) for part, inner in tree.items()}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree["extra"])[0]:
-        if np.issubdtype(leaf.dtype, np.integer) and leaf.size and (leaf.min() < 0 or leaf.max() > 1):
-            name = jax.tree_util.keystr(keys, simple=True, separator=".")
-            return sums, f"`extra.{name}` counts one visit and must be 0 or 1, got {leaf.max()}."
-    broken = [part for part, total in sums.items() if not np.isfinite(total)]
+    sums = {part: sum(_squares(vectors[i][at]) for i, at in places) for part, places in layout.spans.items()}
+    for leaf, i, at in layout.whole_numbers:
+        found = vectors[i][at]
+        if leaf.name.startswith("extra.") and found.size and (found.min() < 0 or found.max() > 1):
+            return sums, f"`{leaf.name}` counts one visit and must be 0 or 1, got {found.max()}."
+    broken = [part for part, total in sums.items() if not isfinite(total)]
     return sums, f"`{broken[0]}` must be finite, got NaN or infinite numbers." if broken else ""
 
 
@@ -97,11 +100,14 @@ def norm_bound(terms: Terms, peers: list[float]) -> float:
 
 
 def sum_of_squares(tree: PyTree) -> float:
-    """Over all leaves; without BLAS, whose threads cost more than they gain."""
-    total = 0.0
+    """Over all leaves."""
+    return sum(_squares(leaf.reshape(-1)) for leaf in jax.tree.leaves(tree))
+
+
+def _squares(flat: np.ndarray) -> float:
+    """Their sum, in blocks that are too short for BLAS to call its threads, which cost more than they gain."""
+    wide = flat if flat.dtype in _WIDE else flat.astype(np.float32)
+    num = len(wide) // _BLOCK * _BLOCK
+    rows, rest = wide[:num].reshape(-1, _BLOCK), wide[num:]
     with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
-        for leaf in jax.tree.leaves(tree):
-            flat = leaf.reshape(-1)
-            wide = flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float32)
-            total += float(np.einsum("i,i->", wide, wide))
-    return total
+        return float(np.vecdot(rows, rows).sum(dtype=float)) + float(np.vecdot(rest, rest))

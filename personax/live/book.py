@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,8 @@ from personax import checkpoint
 from personax.config import Terms
 from personax.keys import host_generator
 from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
-from personax.live.journal import Content, Journal, Record
-from personax.live.messages import Mismatch, checksum
+from personax.live.journal import Journal, Record
+from personax.live.messages import Buffers, Content, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
 from personax.typing import PyTree
 
@@ -37,7 +38,7 @@ class Arrived(NamedTuple):
     update: int  # the client's own count
     version: int  # of the model that it started from
     num_samples: float
-    content: bytes | memoryview
+    content: Content
     check: int
 
 
@@ -52,13 +53,18 @@ class Published(NamedTuple):
     """A model as clients get it."""
 
     version: int
-    content: bytes
+    buffers: Buffers  # its safetensors bytes
+    num_bytes: int
     check: int
     num_events: int  # that led to it
 
+    @property
+    def content(self) -> bytes:
+        """In one piece."""
+        return b"".join(self.buffers)
 
-@dataclass(frozen=True)
-class Seat:
+
+class Seat(NamedTuple):
     """A client as the server knows it."""
 
     id: int
@@ -81,7 +87,7 @@ class Round:
     since: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ledger:
     """Everything of a book that is not an array."""
 
@@ -112,6 +118,7 @@ class Book:
         self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
         self.is_synchronous = recipe.algorithm.server.buffer_size is None
         self.receive, self.step = compiled(recipe.algorithm, recipe.up)
+        self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
         self._published: Published | None = None
         # Of each client: the version of its last download, the events before it, and when.
         self.fetched: dict[str, tuple[int, int, float]] = {}
@@ -157,8 +164,10 @@ class Book:
         """The newest model; it is encoded when the first client asks for it."""
         made = self._published
         if made is None or made.version != self.version:
-            content = self.recipe.down.encode({"params": self.state.params, "shared": self.state.shared})
-            made = self._published = Published(self.version, content, checksum(content), self.ledger.num_events)
+            down = self.recipe.down
+            buffers = down.buffers({"params": self.state.params, "shared": self.state.shared})
+            described = (buffers, down.num_bytes, checksum_of(buffers))
+            made = self._published = Published(self.version, *described, self.ledger.num_events)
         return made
 
     # What happens
@@ -252,7 +261,7 @@ class Book:
 
     def snapshot(self) -> Callable[[], None]:
         """What writes a checkpoint of this moment; it may run in another thread, one at a time."""
-        number, state, ledger = self.journal.last, self.state, asdict(self.ledger)
+        number, state, ledger = self.journal.last, self.state, _table(self.ledger)
         if number == self.saved:
             return lambda: None
         before, self.saved = self.saved, number
@@ -298,20 +307,20 @@ class Book:
             return Settled("refused", words), *nothing
         if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
             return Settled("late", "Its round is over, or it was not in the cohort."), *nothing
+        up = self.recipe.up
         try:
-            tree = self.recipe.up.decode(arrived.content)
+            vectors = up.vectors(arrived.content)
         except Mismatch as error:
             return Settled("refused", str(error)), *nothing
-        squares, problem = measure(tree)
+        squares, problem = measure(up, vectors)
         if problem:
             return Settled("refused", problem), *nothing
-        moved = squares["delta"] if "delta" in squares else self._moved(tree["end"])
-        norm = float(np.sqrt(moved))
+        norm = sqrt(squares["delta"] if "delta" in squares else self._moved(up.unflatten(vectors)["end"]))
         peers = [s.norm for n, s in self.ledger.seats.items() if n != name and s.norm is not None]
         bound = norm_bound(self.terms, peers)
         if not norm <= bound:
             what = f"Its norm {norm:.3g} is far beyond that of the others, whose bound is {bound:.3g}."
-            if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not np.isfinite(norm):
+            if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not isfinite(norm):
                 return Settled("refused", what), *nothing
             logger.warning("%s: upload %d clipped. %s", name, arrived.update, what)
             return Settled("applied", f"Clipped. {what}"), bound / norm, bound
@@ -325,11 +334,8 @@ class Book:
         """Count and log a refusal with the client's name."""
         logger.warning("%s: upload %s. %s", name, settled.outcome, settled.words)
         seat = self.ledger.seats[name]
-        self._reseat(name, replace(seat, num_refused=seat.num_refused + 1))
+        self.ledger.seats[name] = seat._replace(num_refused=seat.num_refused + 1)
         return settled
-
-    def _reseat(self, name: str, seat: Seat) -> None:
-        self.ledger.seats[name] = seat
 
     def _note(self, about: dict[str, Any], arrays: Content = b"", check: int | None = None) -> None:
         self._fold(self.journal.append({**about, "time": round(self.now, 3)}, arrays, check))
@@ -339,13 +345,13 @@ class Book:
         about, ledger = record.about, self.ledger
         what = about["what"]
         if what == "join":
-            self._reseat(about["client"], Seat(about["id"]))
+            ledger.seats[about["client"]] = Seat(about["id"])
         elif what == "cohort":
             before = () if ledger.round is None else ledger.round.reported
-            self.ledger = replace(ledger, round=Round(tuple(about["members"]), before, about["time"]))
+            ledger.round = Round(tuple(about["members"]), before, about["time"])
         elif what == "step":
             self.state = self.step(self.state, np.int32(self._num_clients))
-            self.ledger = replace(ledger, round=None)
+            ledger.round = None
         elif what == "report":
             kept = {key: item for key, item in about.items() if key not in ("what", "number", "client")}
             ledger.reports[about["client"]] = kept
@@ -361,14 +367,15 @@ class Book:
         if about["outcome"] == "applied":
             counts = np.array([about["started"], self._num_clients], np.int32)
             factors = np.array([about["samples"], about["scale"]], np.float32)
-            self.state = self.receive(self.state, self.recipe.up.vectors(arrays), counts, factors)
-            at = ledger.round
-            reported = at and replace(at, reported=(*at.reported, name))
-            self.ledger = replace(ledger, num_events=ledger.num_events + 1, round=reported)
+            self.room[:] = arrays  # the last one was read when the version was known
+            self.state = self.receive(self.state, self.recipe.up.vectors(self.room), counts, factors)
+            if ledger.round is not None:
+                ledger.round = replace(ledger.round, reported=(*ledger.round.reported, name))
+            ledger.num_events += 1
             settled |= {"num_applied": seat.num_applied + 1, "norm": about["norm"], "staleness": about["staleness"]}
         elif about["outcome"] == "late":
             settled["num_late"] = seat.num_late + 1
-        self._reseat(name, replace(seat, **settled))
+        ledger.seats[name] = seat._replace(**settled)
 
     @property
     def _num_clients(self) -> int:
@@ -400,6 +407,11 @@ class Book:
         for record in self.journal.after(number):
             self._fold(record)
         return number
+
+
+def _table(ledger: Ledger) -> dict[str, Any]:
+    """A ledger as JSON has it, of its own."""
+    return {**asdict(ledger), "seats": {name: seat._asdict() for name, seat in ledger.seats.items()}}
 
 
 def _ledger(table: dict[str, Any]) -> Ledger:

@@ -157,7 +157,7 @@ class Client:
     def send(self, upload: dict[str, Any]) -> None:
         """Upload, and take the newest model that comes back."""
         weight = float(self.data.counts[0]) if self.recipe.counts_samples else 0.0
-        content = self.recipe.up.encode(upload["tree"])
+        content = self.recipe.up.buffers(upload["tree"])
         synchronous = self.recipe.algorithm.server.buffer_size is None
         about = (upload["id"], upload["update"], upload["version"])
         answer = self.connection.send(*about, content, weight, want_model=not synchronous)

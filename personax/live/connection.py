@@ -11,7 +11,7 @@ import grpc
 from personax.live import wire
 from personax.live.certificates import Credentials, identity_of
 from personax.live.gate import NAME_KEY
-from personax.live.messages import FRAME, PIECE, Broken, Collector, checksum, pieces
+from personax.live.messages import FRAME, PIECE, Broken, Buffers, Collector, Content, checksum_of, pieces, whole
 
 logger = logging.getLogger("personax.live")
 _AGAIN = (
@@ -22,9 +22,6 @@ _AGAIN = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.UNKNOWN,
 )
-
-
-_SMALL = 1 << 20  # bytes
 
 
 class Unreachable(OSError):
@@ -43,7 +40,7 @@ class Newest(NamedTuple):
     """An answer: what became of an upload, what to do next, and the newest model unless it is unchanged."""
 
     version: int
-    content: bytes | memoryview | None
+    content: Content | None
     train: bool
     finished: bool
     outcome: str = ""
@@ -104,23 +101,31 @@ class Connection:
         return self._again(lambda: self._gathered("Fetch", ask, wait_seconds))
 
     def send(
-        self, id: str, update: int, version: int, content: bytes, num_samples: float = 0.0, want_model: bool = True
+        self,
+        id: str,
+        update: int,
+        version: int,
+        content: Content | Buffers,
+        num_samples: float = 0.0,
+        want_model: bool = True,
     ) -> Newest:
         """An upload; what became of it and, if it is wanted, the newest model. Sent again, it is settled only once."""
-        about = {
-            "run": self.run,
-            "id": id,
-            "update": update,
-            "version": version,
-            "num_samples": num_samples,
-            "want_model": want_model,
-            "num_bytes": len(content),
-            "checksum": checksum(content),
-        }
-        if len(content) <= _SMALL:  # one message each way
-            upload = wire.Part(wire.Upload(**about), content)
-            return self._again(lambda: self._checked([self._unary("Exchange", upload)]))
-        return self._again(lambda: self._gathered("Send", _parts(content, about)))
+        buffers = content if isinstance(content, list) else [content]
+        num_bytes = sum(map(len, buffers))
+        about = wire.Upload(
+            run=self.run,
+            id=id,
+            update=update,
+            version=version,
+            num_samples=num_samples,
+            want_model=want_model,
+            num_bytes=num_bytes,
+            checksum=checksum_of(buffers),
+        )
+        if num_bytes <= PIECE:  # one message each way
+            upload = wire.Part(about, buffers)
+            return self._again(lambda: self._alone(self._unary("Exchange", upload)))
+        return self._again(lambda: self._gathered("Send", _parts(buffers, about)))
 
     def report(
         self,
@@ -158,18 +163,25 @@ class Connection:
         first, collector = None, None
         for part in answers:
             if collector is None:
-                first = part.about
-                if first.num_bytes > self.max_bytes:
-                    got = f"{first.num_bytes:,} bytes"
-                    words = f"The server announced a model of {got}, and this client takes {self.max_bytes:,}."
-                    raise RefusedByServer(words, grpc.StatusCode.OUT_OF_RANGE)
+                first = self._allowed(part.about)
                 collector = Collector(first.num_bytes, first.checksum)
             collector.add(part.data)
         if first is None or collector is None:
             raise Broken("The server's answer was cut off.")
-        content = None if first.unchanged else collector.content()
-        told = (first.outcome, first.words, first.retry_seconds)
-        return Newest(first.version, content, first.train, first.finished, *told)
+        return _newest(first, None if first.unchanged else collector.content())
+
+    def _alone(self, part: wire.Part) -> Newest:
+        """A model that came in one message: its content is a view of it."""
+        first = self._allowed(part.about)
+        return _newest(first, None if first.unchanged else whole(part.data, first.num_bytes, first.checksum))
+
+    def _allowed(self, first: Any) -> Any:
+        """What a model says of itself, if it is not too long."""
+        if first.num_bytes > self.max_bytes:
+            got = f"{first.num_bytes:,} bytes"
+            words = f"The server announced a model of {got}, and this client takes {self.max_bytes:,}."
+            raise RefusedByServer(words, grpc.StatusCode.OUT_OF_RANGE)
+        return first
 
     def _again(self, call: Callable[[], Any]) -> Any:
         """Call until it works, the server refuses, or patience runs out."""
@@ -213,13 +225,18 @@ def _call(channel: Any, method: wire.Method) -> Any:
     return make(method.path, method.coders[0], method.coders[3])
 
 
-def _parts(content: bytes, about: dict[str, Any]) -> Callable[[], Iterator[Any]]:
+def _newest(first: Any, content: Content | None) -> Newest:
+    told = (first.outcome, first.words, first.retry_seconds)
+    return Newest(first.version, content, first.train, first.finished, *told)
+
+
+def _parts(buffers: Buffers, about: Any) -> Callable[[], Iterator[Any]]:
     """An upload in messages, made anew for each try."""
 
     def made() -> Iterator[Any]:
-        rest: dict[str, Any] = about
-        for piece in pieces(content):
-            yield wire.Part(wire.Upload(**rest), piece)
-            rest = {}
+        first = about
+        for piece in pieces(buffers):
+            yield wire.Part(first, piece)
+            first = wire.Upload()
 
     return made

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from personax.checkpoint import write_atomically
-from personax.live.messages import checksum
+from personax.live.messages import Content, checksum
 
 _HEAD = struct.Struct("<4sIQQQ")  # a mark, the lengths of the words and of the arrays, their checksums
 _MARK = b"PXJ1"
 _SEGMENT = re.compile(r"(\d{12})\.log")
-Content = bytes | memoryview
 
 
 class Record(NamedTuple):

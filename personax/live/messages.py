@@ -21,7 +21,7 @@ from personax.typing import PyTree
 
 ALIGNMENT = 64  # bytes: XLA copies what begins elsewhere
 FRAME = 1 << 20  # bytes of HTTP/2 that are passed on together; the 16 KB of gRPC's default are slower
-PIECE = 4 << 20  # bytes of data in one message; what is longer travels in several
+PIECE = 16 << 20  # bytes of data in one message; what is longer travels in several
 _NAMES = {
     np.dtype(kind): name
     for name, kind in {
@@ -36,6 +36,10 @@ _NAMES = {
         "F64": "float64",
     }.items()
 }
+
+
+Content = bytes | memoryview
+Buffers = list[Any]  # bytes, memoryviews or arrays of bytes, one after another
 
 
 class Mismatch(ValueError):
@@ -140,6 +144,28 @@ class Layout:
         return slices
 
     @cached_property
+    def _views(self) -> list[tuple[tuple[int, ...], np.dtype, int]]:
+        """For each leaf: its shape, its type, and where it begins in a content."""
+        begins = {i: len(self.header) + begin for i, begin in self._placed}
+        return [(leaf.shape, leaf.dtype, begins[i]) for i, leaf in enumerate(self.leaves)]
+
+    @cached_property
+    def spans(self) -> dict[str, list[tuple[int, slice]]]:
+        """For each first key of the tree: where its numbers are, as places in `vectors`, one for each type."""
+        found: dict[str, dict[int, slice]] = {}
+        for leaf, (which, place, _) in zip(self.leaves, self._slices, strict=True):
+            of_part = found.setdefault(leaf.name.partition(".")[0], {})
+            before = of_part.get(which, place)  # leaves of one type follow each other in the order of the tree
+            of_part[which] = slice(before.start, place.stop)
+        return {part: list(places.items()) for part, places in found.items()}
+
+    @cached_property
+    def whole_numbers(self) -> list[tuple[Leaf, int, slice]]:
+        """The leaves of integers, with their places in `vectors`."""
+        placed = zip(self.leaves, self._slices, strict=True)
+        return [(leaf, which, at) for leaf, (which, at, _) in placed if np.issubdtype(leaf.dtype, np.integer)]
+
+    @cached_property
     def header(self) -> bytes:
         """What every message of this layout begins with."""
         entries = {}
@@ -156,32 +182,44 @@ class Layout:
         """The length of every message of this layout."""
         return len(self.header) + sum(leaf.num_bytes for leaf in self.leaves)
 
+    @cached_property
+    def _kinds(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        return [(leaf.shape, leaf.dtype) for leaf in self.leaves]
+
     def encode(self, tree: PyTree) -> bytes:
         """A pytree of this layout as the content of a safetensors file."""
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-        for leaf, array in zip(self.leaves, arrays, strict=True):
-            if array.shape != leaf.shape or array.dtype != leaf.dtype:
-                raise Mismatch(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
-        # One copy of each array: `tobytes` and a serializer would make three.
-        plain = (np.ascontiguousarray(arrays[i]).reshape(-1).view(np.uint8).data for i, _ in self._placed)
-        return b"".join([self.header, *plain])
+        return b"".join(self.buffers(tree))
 
-    def decode(self, content: bytes | memoryview) -> PyTree:
+    def buffers(self, tree: PyTree) -> Buffers:
+        """What `encode` joins, not copied: the arrays must not change before it is sent."""
+        arrays = jax.tree.leaves(tree)
+        if [(array.shape, array.dtype) for array in arrays] != self._kinds:
+            for leaf, array in zip(self.leaves, arrays, strict=True):
+                if array.shape != leaf.shape or array.dtype != leaf.dtype:
+                    raise Mismatch(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
+        return [self.header, *(_bytes_of(arrays[i]) for i, _ in self._placed)]
+
+    def decode(self, content: Content) -> PyTree:
         """The pytree whose `encode` gave this content; its arrays are views of it."""
-        return self.unflatten(self.vectors(content))
+        self._require_header(content)
+        arrays = [np.ndarray(shape, kind, content, begin) for shape, kind, begin in self._views]
+        return jax.tree.unflatten(self.structure, arrays)
 
-    def vectors(self, content: bytes | memoryview) -> list[np.ndarray]:
+    def vectors(self, content: Content) -> list[np.ndarray]:
         """The numbers of a content: one vector for each type, a view of it."""
+        self._require_header(content)
+        return [np.frombuffer(content, *stretch) for stretch in self._stretches]
+
+    def _require_header(self, content: Content) -> None:
         if len(content) != self.num_bytes or content[: len(self.header)] != self.header:
             raise Mismatch(self._difference(content))
-        return [np.frombuffer(content, *stretch) for stretch in self._stretches]
 
     def unflatten(self, vectors: Sequence[Any]) -> PyTree:
         """The pytree of these vectors; inside of `jit`, too, which gets one argument instead of one for each leaf."""
         arrays = [vectors[which][place].reshape(shape) for which, place, shape in self._slices]
         return jax.tree.unflatten(self.structure, arrays)
 
-    def _difference(self, content: bytes | memoryview) -> str:
+    def _difference(self, content: Content) -> str:
         """What is wrong with a content, in words."""
         try:
             found = {name: (tuple(a["shape"]), a["dtype"]) for name, a in safetensors.deserialize(bytes(content))}
@@ -195,26 +233,65 @@ class Layout:
         return "The arrays must be in the agreed order, got the right ones in another."
 
 
-def checksum(content: bytes | memoryview) -> int:
+def _bytes_of(array: Any) -> np.ndarray:
+    """The bytes of an array of NumPy or JAX, which is faster read as a buffer than as an array."""
+    try:
+        return np.frombuffer(array, np.uint8)
+    except (TypeError, ValueError, BufferError):  # empty, not in one piece, or of a type that buffers do not have
+        return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+def checksum(content: Content) -> int:
     """XXH3: against accidents. Against people there is TLS."""
     return xxhash.xxh3_64_intdigest(content)
 
 
-def pieces(content: bytes, size: int = PIECE) -> Iterator[memoryview]:
-    """The content in pieces for messages; short content is one."""
-    view = memoryview(content)
-    for begin in range(0, len(content), size):
-        yield view[begin : begin + size]
+def checksum_of(buffers: Buffers) -> int:
+    """The checksum of what these buffers are together."""
+    found = xxhash.xxh3_64()
+    for buffer in buffers:
+        found.update(buffer)
+    return found.intdigest()
+
+
+def pieces(buffers: Buffers, size: int = PIECE) -> Iterator[Buffers]:
+    """What these buffers are together, in pieces for messages."""
+    piece: Buffers = []
+    room = size
+    for buffer in buffers:
+        view = memoryview(buffer)
+        while len(view) > room:
+            yield [*piece, view[:room]]
+            view, piece, room = view[room:], [], size
+        piece.append(view)
+        room -= len(view)
+    yield piece
+
+
+def whole(content: Content, num_bytes: int, check: int) -> Content:
+    """A content that has arrived, if it is what was announced."""
+    if len(content) > num_bytes:
+        raise Broken(f"{num_bytes} bytes were announced, got more: {len(content)}. Send what was announced.")
+    if len(content) < num_bytes:
+        raise Broken(f"{num_bytes} bytes were announced, got {len(content)}: the stream was cut. Send it again.")
+    if checksum(content) != check:
+        raise Broken(f"The checksum of {num_bytes} bytes does not fit: they were changed. Send them again.")
+    return content
+
+
+def room_for(num_bytes: int) -> memoryview:
+    """Memory that XLA reads without a copy."""
+    room = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room.data[begin : begin + num_bytes]
 
 
 class Collector:
-    """Puts pieces together where XLA reads them without a copy, and never takes more than was announced."""
+    """Puts pieces together, and never takes more than was announced."""
 
     def __init__(self, num_bytes: int, check: int) -> None:
         self.num_bytes, self.check, self.have = num_bytes, check, 0
-        room = np.empty(num_bytes + ALIGNMENT, np.uint8)
-        begin = -room.ctypes.data % ALIGNMENT
-        self.room = room.data[begin : begin + num_bytes]
+        self.room = room_for(num_bytes)
 
     def add(self, piece: bytes | memoryview) -> None:
         """The next piece."""
@@ -229,10 +306,6 @@ class Collector:
         """Whether all that was announced is there."""
         return self.have == self.num_bytes
 
-    def content(self) -> memoryview:
+    def content(self) -> Content:
         """All of it, checked."""
-        if not self.complete:
-            raise Broken(f"{self.num_bytes} bytes were announced, got {self.have}: the stream was cut. Send it again.")
-        if checksum(self.room) != self.check:
-            raise Broken(f"The checksum of {self.num_bytes} bytes does not fit: they were changed. Send them again.")
-        return self.room
+        return whole(self.room[: self.have], self.num_bytes, self.check)

@@ -11,10 +11,10 @@ from personax.live.certificates import Credentials
 from personax.live.messages import FRAME, PIECE
 
 
-def options(terms: Terms) -> list[tuple[str, int]]:
-    """What gRPC itself limits."""
+def options(terms: Terms, upload_bytes: int) -> list[tuple[str, int]]:
+    """What gRPC itself limits; no message that a client may send is longer than a piece of an upload, or a report."""
     return [
-        ("grpc.max_receive_message_length", PIECE + (1 << 16)),
+        ("grpc.max_receive_message_length", max(min(upload_bytes, PIECE) + (1 << 16), 1 << 20)),
         ("grpc.max_send_message_length", PIECE + (1 << 16)),
         ("grpc.max_metadata_size", 1 << 14),
         ("grpc.http2.max_frame_size", FRAME),

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -21,14 +22,14 @@ from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
 from personax.live.gate import Denied, Gate
-from personax.live.messages import PIECE, Broken, Collector, Mismatch, pieces
+from personax.live.messages import PIECE, Broken, Collector, Content, Mismatch, pieces, whole
 from personax.live.ports import listen, options
 from personax.live.standing import Standing, standing_of
 
 logger = logging.getLogger("personax.live")
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
 _MOST_NUMBERS = 1000  # in one report
-_SMALL = 1 << 20  # bytes of an upload
+_SMALL = 1 << 20  # bytes of an upload or a model
 _RETRY = 0.5  # seconds after which to ask again for work
 Code = grpc.StatusCode
 
@@ -114,12 +115,17 @@ class Service:
         """An upload and the newest model, each in one message."""
         who = self.gate.client(context)
         with self.gate.stream(who.name):
-            arrived = self._arrived(who, upload.about, self._announced(who, upload))
+            first = upload.about
+            self._check_announced(who, first)
+            arrived = self._arrived(who, first, partial(whole, upload.data, first.num_bytes, first.checksum))
             fits = self.book.recipe.down.num_bytes <= PIECE
-            settled, newest = await self._work(self._settle, who.name, arrived, upload.about.want_model and fits)
+            settled, newest = await self._work(self._settle, who.name, arrived, first.want_model and fits)
             if newest is None:
                 return self._without_model(who.name, settled)
-            return wire.Part(self._with_model(who.name, settled, newest), newest.content)
+            if newest.num_bytes > _SMALL:
+                await self.transfers.acquire()
+                context.add_done_callback(lambda _: self.transfers.release())
+            return wire.Part(self._with_model(who.name, settled, newest), newest.buffers)
 
     async def report(self, numbers: Any, context: Any) -> Any:
         """Numbers that a client chose to report."""
@@ -221,15 +227,15 @@ class Service:
         async with self.transfers:
             sent: Published = newest or self.book.fresh or await self._work(self.book.published)
             about = self._with_model(name, settled, sent)
-            for piece in pieces(sent.content):
+            for piece in pieces(sent.buffers):
                 yield wire.Part(about, piece)
                 about = wire.Model()
 
     def _with_model(self, name: str, settled: Settled, newest: Published) -> Any:
         """What is said before a model."""
         self.book.hand_out(name, newest.version, newest.num_events)
-        self.bytes_down += len(newest.content)
-        described = {"version": newest.version, "num_bytes": len(newest.content), "checksum": newest.check}
+        self.bytes_down += newest.num_bytes
+        described = {"version": newest.version, "num_bytes": newest.num_bytes, "checksum": newest.check}
         return wire.Model(**self._told(name, settled), **described)
 
     def _without_model(self, name: str, settled: Settled) -> wire.Part:
@@ -242,9 +248,8 @@ class Service:
         what = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
         return {**what, "finished": book.finished, "train": book.trains(name)}
 
-    def _announced(self, who: Identity, part: Any) -> Collector:
+    def _check_announced(self, who: Identity, first: Any) -> None:
         """What an upload says of itself, before any of it is kept."""
-        first = part.about
         self._check_run(first.run)
         self._see(who)
         expected = self.book.recipe.up.num_bytes
@@ -254,9 +259,6 @@ class Service:
             words = f"An upload has {expected} bytes and an id of up to 64 letters, got {first.num_bytes} announced."
             logger.warning("%s: upload refused. %s", who.name, words)
             raise self.gate.deny(who.name, "size", Code.INVALID_ARGUMENT, words)
-        collector = Collector(first.num_bytes, first.checksum)
-        self._add(who, collector, part.data)
-        return collector
 
     async def _collect(self, who: Identity, uploads: AsyncIterator[Any]) -> tuple[Arrived, bool]:
         """A whole upload, and whether the newest model is wanted; a client that stalls is let go."""
@@ -271,12 +273,13 @@ class Service:
             except StopAsyncIteration:
                 break
             if collector is None:
-                first, collector = part.about, self._announced(who, part)
-            else:
-                self._add(who, collector, part.data)
+                first = part.about
+                self._check_announced(who, first)
+                collector = Collector(first.num_bytes, first.checksum)
+            self._add(who, collector, part.data)
         if first is None or collector is None:
             raise self.gate.deny(who.name, "broken", Code.INVALID_ARGUMENT, "An upload was announced and none came.")
-        return self._arrived(who, first, collector), first.want_model
+        return self._arrived(who, first, collector.content), first.want_model
 
     def _add(self, who: Identity, collector: Collector, piece: bytes | memoryview) -> None:
         try:
@@ -284,9 +287,9 @@ class Service:
         except Broken as error:
             raise self.gate.deny(who.name, "broken", Code.INVALID_ARGUMENT, str(error)) from None
 
-    def _arrived(self, who: Identity, first: Any, collector: Collector) -> Arrived:
+    def _arrived(self, who: Identity, first: Any, read: Callable[[], Content]) -> Arrived:
         try:
-            content = collector.content()
+            content = read()
         except Broken as error:
             raise self.gate.deny(who.name, "broken", Code.DATA_LOSS, str(error)) from None
         self.bytes_up += len(content)
@@ -362,7 +365,7 @@ async def run_service(
 ) -> None:
     """Serve until the run is finished and its clients know it, or until `stop`; then drain and save."""
     service = Service(book, Gate(terms, revocations), terms)
-    server = grpc.aio.server(options=options(terms))
+    server = grpc.aio.server(options=options(terms, book.recipe.up.num_bytes))
     server.add_generic_rpc_handlers((handlers(service),))
     opened_port = listen(server, address, credentials)
     await server.start()

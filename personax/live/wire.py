@@ -5,7 +5,7 @@ the same.
 """
 
 import re
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ SERVICE = f"{_PACKAGE}.Federation"
 
 
 class Part(NamedTuple):
-    """A message and, apart from it, the piece that its field `data` holds."""
+    """A message and, apart from it, the piece that its field `data` holds, which may be a list of buffers."""
 
     about: Any
-    data: bytes | memoryview = b""
+    data: Any = b""
 
 
 class Method(NamedTuple):
@@ -83,9 +83,11 @@ def _coder(kind: Any) -> tuple[Any, Any]:
 def pack(part: Part) -> bytes:
     """The bytes of a message with its piece of data, which comes first: it is found without reading the rest."""
     head = part.about.SerializeToString()
-    if not len(part.data):
+    buffers = part.data if isinstance(part.data, list) else [part.data]
+    length = sum(map(len, buffers))
+    if not length:
         return head
-    return b"".join([_data_tag(type(part.about)), _varint(len(part.data)), part.data, head])
+    return b"".join([_data_tag(type(part.about)), _varint(length), *buffers, head])
 
 
 def unpack(kind: Any, content: bytes) -> Part:
@@ -106,6 +108,7 @@ def _data_tag(kind: Any) -> bytes:
     return _varint(kind.DESCRIPTOR.fields_by_name["data"].number << 3 | 2)
 
 
+@lru_cache(1024)
 def _varint(number: int) -> bytes:
     out = bytearray()
     while number > 127:
