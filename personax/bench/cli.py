@@ -23,27 +23,31 @@ def bench(
 ) -> None:
     """Time rounds against the machine's limits and against peers, measured in the same run (docs/performance.md)."""
     from personax.bench.peers import PEERS
-    from personax.bench.record import BENCH
+    from personax.bench.record import BENCH, BenchRecord
     from personax.bench.show import header, row_words, summary
     from personax.bench.suite import Plan, run_suite
     from personax.checkpoint import write_atomically
     from personax.config import check_names
 
+    def keep(so_far: BenchRecord) -> None:
+        typer.echo(row_words(so_far.rows[-1]), err=json)
+        if path is not None:
+            write_atomically(path, BENCH.dump_json(so_far, indent=1))
+
     try:
         check_names("personax bench", peers or [], PEERS, "peer")
         typer.echo(header(), err=json)
         plan = Plan(seconds, turns, () if no_peers else tuple(peers or PEERS))
-        record = run_suite(plan, only or (), note, lambda row: typer.echo(row_words(row), err=json))
+        record = run_suite(plan, only or (), note, keep)
     except KeyboardInterrupt:
-        typer.echo("Interrupted; nothing was written.", err=True)
+        kept = "nothing is kept without --out" if path is None else f"the rows above are in {path}"
+        typer.echo(f"Interrupted; {kept}.", err=True)
         raise typer.Exit(130) from None
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(summary(record), err=json)
-    written = BENCH.dump_json(record, indent=1)
     if path is not None:
-        write_atomically(path, written)
         typer.echo(f"The record is in {path}", err=json)
     if json:
-        typer.echo(written.decode())
+        typer.echo(BENCH.dump_json(record, indent=1).decode())

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,11 +38,11 @@ class Plan:
 
 
 def run_suite(
-    plan: Plan, only: Sequence[str] = (), note: str = "", told: Callable[[RowRecord], None] = lambda row: None
+    plan: Plan, only: Sequence[str] = (), note: str = "", told: Callable[[BenchRecord], None] = lambda so_far: None
 ) -> BenchRecord:
     """All rows whose name begins with the words of one of `only`; by default all but those of growth.
 
-    `told` hears of each row as it is done.
+    `told` is given the record so far whenever a row is done.
     """
     started, begin, load = datetime.now(UTC), time.perf_counter(), os.getloadavg()[0]
     named = lambda name, words: f"{name}-".startswith(f"{words}-")
@@ -54,11 +54,7 @@ def run_suite(
     machine = measure_machine()
     chosen = [row for row in rows(machine.backend) if wanted(row.name)]
     start = measure_start() if wanted("start") and machine.backend == "cpu" else None
-    found = []
-    for row in chosen:
-        found.append(measure_row(row, plan, machine))
-        told(found[-1])
-    return BenchRecord(
+    record = BenchRecord(
         version=_version(),
         started=started.isoformat(timespec="seconds"),
         command=shlex.join(["personax", *sys.argv[1:]]),
@@ -66,9 +62,14 @@ def run_suite(
         load=load,
         note=note,
         machine=machine,
-        rows=found,
+        rows=[],
         start=start,
     )
+    for row in chosen:
+        found = [*record.rows, measure_row(row, plan, machine)]
+        record = replace(record, rows=found, seconds=time.perf_counter() - begin)
+        told(record)
+    return record
 
 
 def _version() -> str:

@@ -71,7 +71,8 @@ def _cifar(cpu: bool) -> list[Row]:
     words = (
         f"{num_clients} clients of 50 images, {cohort_size} a round{told}, one epoch, batches of 10, CNN 32-64-128-10"
     )
-    return [Row("cifar-cnn", "cifar", words, setting, ALL)]
+    peers = ("torch", "flower", "pfl") if cpu else ALL
+    return [Row("cifar-cnn", "cifar", words, setting, peers)]
 
 
 def _apfl(cpu: bool) -> list[Row]:
@@ -96,7 +97,8 @@ def _persafl(cpu: bool) -> list[Row]:
         words = f"{num_clients} clients at a time, 5 steps of 5 inner steps, batches of 32, 784-80-60-10"
         waves = Setting("moreau", num_clients, 256 if cpu else 4096, 1, asynchronous=True, **sizes)
         one_by_one = replace(waves, wave_width=1, num_rounds=128 if cpu else 512)
-        found.append(Row(f"persafl-{num_clients}-waves", "persafl", f"{words}, in waves", waves, ("torch",)))
+        peers = ("torch",) if num_clients == 300 else ()
+        found.append(Row(f"persafl-{num_clients}-waves", "persafl", f"{words}, in waves", waves, peers))
         found.append(Row(f"persafl-{num_clients}-one-by-one", "persafl", f"{words}, one by one", one_by_one))
     return found
 
