@@ -145,6 +145,25 @@ def test_the_command_prints_a_record_and_writes_it(tmp_path, monkeypatch):
     assert BENCH.validate_json(done.stdout) == BENCH.validate_json((tmp_path / "b.json").read_bytes())
 
 
+def test_an_interrupted_command_keeps_the_rows_that_are_done(tmp_path, monkeypatch):
+    done = iter(record().rows)
+    monkeypatch.setattr(suite, "measure_machine", lambda: MACHINE)
+    monkeypatch.setattr(
+        suite, "rows", lambda backend: [Row(name, "mnist", name, TINY) for name in ("tiny-a", "tiny-b")]
+    )
+
+    def measure(row, plan, machine):
+        if row.name == "tiny-b":
+            raise KeyboardInterrupt
+        return next(done)
+
+    monkeypatch.setattr(suite, "measure_row", measure)
+    path = tmp_path / "b.json"
+    asked = CliRunner().invoke(app, ["bench", "--only", "tiny", "--out", str(path)])
+    assert asked.exit_code == 130 and str(path) in asked.stderr
+    assert BENCH.validate_json(path.read_bytes()).rows == record().rows[:1]
+
+
 def record(*extra):
     numbers = {"seconds_per_round": 0.01, "rounds_per_second": 100.0, "local_steps_per_second": 1e4, "operations": 1e6}
     more = {"bytes": 1e6, "floor_seconds": 0.001, "share_of_operations": 0.1, "share_of_bytes": 0.1, "mean_wave": None}
