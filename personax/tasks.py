@@ -116,7 +116,7 @@ def _inputs(params: Params, x: Array) -> Array:
 
 def _cross_entropy(outputs: Array, labels: Array) -> Array:
     # Not by indexing: the gradient of that is a scatter, a kernel of its own on a GPU and slow on a CPU.
-    chosen = jax.nn.one_hot(labels, outputs.shape[-1], dtype=bool)
+    chosen = jax.nn.one_hot(labels.astype(jnp.int32), outputs.shape[-1], dtype=bool)
     return jax.nn.logsumexp(outputs, axis=-1) - jnp.sum(outputs, axis=-1, where=chosen)
 
 
