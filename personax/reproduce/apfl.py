@@ -512,6 +512,13 @@ def table3(quick: bool) -> Experiment:
     )
 
 
+def _in_both(words: str, better: list[tuple[str, str]], worse: list[tuple[str, str]]) -> tuple[Contrast, ...]:
+    """A contrast of settings and columns, once of training losses and once of validation accuracies."""
+    places = lambda of, side: tuple((of(row), column) for row, column in side)
+    kinds = {"training loss": loss_of, "validation accuracy": accuracy_of}
+    return tuple(Contrast(f"{kind}: {words}", places(of, better), places(of, worse)) for kind, of in kinds.items())
+
+
 def figure4(quick: bool) -> Experiment:
     """A share of the clients online in each round."""
     size, lr = _size(quick), DECAYS[CHOSEN](LR, 0.01)
@@ -523,15 +530,8 @@ def figure4(quick: bool) -> Experiment:
         if columns[0] in (*FIXED, FEDAVG)
     ]
     both = tuple(of(row) for of in (loss_of, accuracy_of) for row in shares.values())
-    kinds = {"training loss": loss_of, "validation accuracy": accuracy_of}
-    cushioned = tuple(
-        Contrast(
-            f"{kind}: what {FIXED[0]} loses from 70 to 30 % less what {FIXED[2]} loses",
-            ((of(shares[0.7]), FIXED[0]), (of(shares[0.3]), FIXED[2])),
-            ((of(shares[0.3]), FIXED[0]), (of(shares[0.7]), FIXED[2])),
-        )
-        for kind, of in kinds.items()
-    )
+    many, few = shares[0.7], shares[0.3]
+    cushioned = f"what {FIXED[0]} loses from 70 to 30 % less what {FIXED[2]} loses"
     return _experiment(
         quick,
         size,
@@ -545,16 +545,13 @@ def figure4(quick: bool) -> Experiment:
             Claim(
                 "fewer clients online make FedAvg worse",
                 "appendix B.2",
-                tuple(
-                    Contrast(
-                        f"{kind}: 70 over 30 %",
-                        ((of(shares[0.7]), LOCALIZED_FEDAVG),),
-                        ((of(shares[0.3]), LOCALIZED_FEDAVG),),
-                    )
-                    for kind, of in kinds.items()
-                ),
+                _in_both("70 over 30 %", [(many, LOCALIZED_FEDAVG)], [(few, LOCALIZED_FEDAVG)]),
             ),
-            Claim("larger mixing weights cushion client sampling", "appendix B.2", cushioned),
+            Claim(
+                "larger mixing weights cushion client sampling",
+                "appendix B.2",
+                _in_both(cushioned, [(many, FIXED[0]), (few, FIXED[2])], [(few, FIXED[0]), (many, FIXED[2])]),
+            ),
         ),
         choices=(
             *CHOICES,
