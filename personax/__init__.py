@@ -21,7 +21,7 @@ from personax.evaluate import adaptation_curve, evaluate, observer, personalize
 from personax.federation import Federation
 from personax.iterates import RandomIterate, WeightedAverage
 from personax.local import Local
-from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp
+from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
 from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
 from personax.optimizers import optimizer
 from personax.protocol import Protocol, fallah_protocol
@@ -133,6 +133,7 @@ __all__ = [
     "rounds",
     "scaffold",
     "simulate",
+    "standardized",
     "synchronous",
     "theory",
     "uniform_arrivals",

@@ -17,18 +17,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from personax.convolution import arrange, convolve, fastest, max_pool, restore
 from personax.typing import Model, Params
-from personax.values import require, require_count, require_one_of
+from personax.values import require, require_count, require_one_of, require_positive
 
 Activation = Callable[[Array], Array]
 
 # All of them are monotone, which `_cnn` relies on: they commute with max pooling.
 _ACTIVATIONS: dict[str, Activation] = {"elu": jax.nn.elu, "relu": jax.nn.relu, "tanh": jnp.tanh}
 _PADDINGS = ("SAME", "VALID")
+_POOLINGS = ("each", "last")
 _INITS = ("glorot", "fan_in")
-_DEEP = 16  # channels of an image whose pixels are copied one by one rather than number by number: 64 bytes
 
 
 def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu", init: str = "glorot") -> Model:
@@ -60,22 +62,25 @@ def cnn(
     activation: str = "relu",
     dropout: float = 0.0,
     init: str = "glorot",
+    pooling: str = "each",
 ) -> Model:
     """Convolutional network for images `[batch, height, width, channel]` or `[batch, height, width]`.
 
     Each entry of `channels` is a convolution, the activation and 2x2 max pooling (an odd last row or column is
-    dropped); each entry of `widths` is a hidden dense layer, the activation and dropout; then the output layer.
+    dropped; with `pooling="last"` the last one alone is pooled); each entry of `widths` is a hidden dense layer, the
+    activation and dropout; then the output layer.
     """
     require_one_of("padding", padding, _PADDINGS)
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
     require_one_of("init", init, _INITS)
+    require_one_of("pooling", pooling, _POOLINGS)
     require(lambda v: (v >= 0) & (v < 1), "dropout", dropout, "lie in [0, 1)", "It is the share of units set to zero.")
     widths = _counts("widths", widths)
     if dropout:
         hint = "Dropout follows hidden dense layers: add one, or leave `dropout` at 0."
         require(lambda v: v.size > 0, "widths", widths, "not be empty with dropout", hint)
     sizes = _counts("channels", channels), widths, _count("num_outputs", num_outputs)
-    return _cnn(*sizes, _count("kernel_size", kernel_size), padding, activation, float(dropout), init)
+    return _cnn(*sizes, _count("kernel_size", kernel_size), padding, activation, float(dropout), init, pooling)
 
 
 def cnn2(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
@@ -92,6 +97,16 @@ def cnn3(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
     Departures from the paper: it gives no sizes; these are small enough to train on a CPU.
     """
     return cnn((16, 32, 64), (128, 64), num_outputs, kernel_size=3, dropout=dropout, init=init)
+
+
+def standardized(model: Model, mean: float | Sequence[float], deviation: float | Sequence[float]) -> Model:
+    """The same network on inputs less `mean` over `deviation`: a number each, or one for each channel.
+
+    Images that are stored as bytes are in [0, 1] here, so `mean` and `deviation` are too.
+    """
+    require_positive("deviation", deviation)
+    shift, scale = (tuple(np.atleast_1d(given).tolist()) for given in (mean, deviation))
+    return _standardized(model, shift, scale)
 
 
 def from_flax(module: Any) -> Model:
@@ -139,6 +154,17 @@ def _counts(name: str, given: Sequence[int]) -> tuple[int, ...]:
 
 
 @functools.cache
+def _standardized(model: Model, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Model:
+    def inputs(x: Array) -> Array:
+        of_channel = lambda given: jnp.reshape(jnp.asarray(given), (1,) * (x.ndim - 1) + (-1,))
+        return (x - of_channel(mean)) / of_channel(deviation)
+
+    return Model(
+        lambda key, x: model.init(key, inputs(x)), lambda params, x, key=None: model.apply(params, inputs(x), key)
+    )
+
+
+@functools.cache
 def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str) -> Model:
     sizes = (*widths, num_outputs)
     act = _ACTIVATIONS[activation]
@@ -163,13 +189,15 @@ def _cnn(
     activation: str,
     dropout: float,
     start: str,
+    pooling: str,
 ) -> Model:
     sizes = (*widths, num_outputs)
     act = _ACTIVATIONS[activation]
+    pooled = [pooling == "each" or at == len(channels) - 1 for at in range(len(channels))]
 
     def init(key: Array, x: Array) -> Params:
         image = _image_shape(x)
-        height, width = (_pooled_size(side, len(channels), kernel_size, padding) for side in image[:2])
+        height, width = (_pooled_size(side, pooled, kernel_size, padding) for side in image[:2])
         depths = (image[2], *channels)
         dense_key, *keys = jax.random.split(key, 1 + len(channels))
         convs = {
@@ -180,11 +208,15 @@ def _cnn(
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
         x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["kernel"].dtype)
+        layout = fastest()
+        x = arrange(x, layout)
         for i in range(len(channels)):
             layer = params[f"conv_{i}"]
+            x = convolve(x, layer["kernel"], padding, layout)
             # Bias and activation are monotone, so they commute with the maximum; after it they cost a quarter.
-            x = act(_max_pool(_conv(x, layer["kernel"], padding)) + layer["bias"][None, None, None, :])
-        return _apply_dense(params, _flatten(x), len(sizes), act, dropout, key)
+            x = max_pool(x, layout) if pooled[i] else x
+            x = act(x + jnp.expand_dims(layer["bias"], layout[:3]))
+        return _apply_dense(params, _flatten(restore(x, layout)), len(sizes), act, dropout, key)
 
     return Model(init, apply)
 
@@ -238,47 +270,17 @@ def _image_shape(x: Array) -> tuple[int, int, int]:
     return height, width, channel
 
 
-def _pooled_size(side: int, num_layers: int, kernel_size: int, padding: str) -> int:
-    """One side of the image after `num_layers` convolutions and poolings."""
+def _pooled_size(side: int, pooled: list[bool], kernel_size: int, padding: str) -> int:
+    """One side of the image after convolutions, of which some are pooled."""
     size = side
-    for _ in range(num_layers):
-        size = (size if padding == "SAME" else size - kernel_size + 1) // 2
+    for halved in pooled:
+        size = (size if padding == "SAME" else size - kernel_size + 1) // (1 + halved)
         if size < 1:
             raise ValueError(
-                f"`x` must be large enough for {num_layers} convolutions ({padding}) and poolings, got a side of "
-                f"{side}. Use fewer `channels`, a smaller `kernel_size` or padding 'SAME'."
+                f"`x` must be large enough for {len(pooled)} convolutions ({padding}) and {sum(pooled)} poolings, got "
+                f"a side of {side}. Use fewer `channels`, a smaller `kernel_size` or padding 'SAME'."
             )
     return size
-
-
-def _conv(x: Array, kernel: Array, padding: str) -> Array:
-    """Convolution as one matrix product of image patches and the kernel.
-
-    Federated training runs it inside `scan` and under `vmap` over kernels. There XLA's own convolution is more than ten
-    times slower on a CPU, and half as fast on an H200, where it becomes a grouped convolution.
-    """
-    rows, cols, depth, num_channels = kernel.shape
-    if padding == "SAME":
-        x = jnp.pad(x, ((0, 0), ((rows - 1) // 2, rows // 2), ((cols - 1) // 2, cols // 2), (0, 0)))
-    height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
-    if jax.default_backend() == "cpu" and depth >= _DEEP:
-        # All at once: the step between would be `rows` more images to write, and XLA concatenates with one thread.
-        slices = [x[:, i : i + height, j : j + width] for j in range(cols) for i in range(rows)]
-        x = jnp.concatenate(slices, axis=-1)
-    else:
-        # One axis after the other: rows + cols slices instead of rows * cols halve the time to compile.
-        x = jnp.concatenate([x[:, i : i + height] for i in range(rows)], axis=-1)
-        x = jnp.concatenate([x[:, :, j : j + width] for j in range(cols)], axis=-1)
-    matrix = kernel.transpose(1, 0, 2, 3).reshape(cols * rows * depth, num_channels)
-    product = x.reshape(x.shape[0] * height * width, matrix.shape[0]) @ matrix
-    return product.reshape(x.shape[0], height, width, num_channels)
-
-
-def _max_pool(x: Array) -> Array:
-    """2x2 maximum with stride 2; an odd last row or column is dropped."""
-    batch, height, width, channel = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(batch, height // 2, 2, width // 2, 2, channel).max(axis=(2, 4))
 
 
 def _import(name: str, adapter: str, extra: str) -> Any:

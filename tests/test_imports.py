@@ -7,9 +7,10 @@ import personax
 
 LAYERS = """
 typing values keys step_sizes curvature objectives optimizers partition describe parts federation datasets sampling
-local server schedules algorithms models tasks operations precision waves iterates checks store results engine stream
-simulate protocol scores evaluate theory records folders citations config build catalogue checkpoint summarise
-convergence tuning runs handover inspection reproduce report progress tensorboard compiled bench live flower cli
+local server schedules algorithms convolution models tasks operations precision waves iterates checks store results
+engine stream simulate protocol scores evaluate theory records folders citations config build catalogue checkpoint
+summarise convergence tuning runs handover inspection reproduce report progress tensorboard compiled
+bench live flower cli
 """
 ORDER = LAYERS.split()
 

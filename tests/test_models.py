@@ -1,4 +1,4 @@
-"""The networks: sizes as formulas, the two convolutions against each other, dropout, types, caching, adapters."""
+"""The networks: sizes as formulas, layouts, standardized inputs, dropout, types, caching, adapters."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ import pytest
 from flax import linen, nnx
 
 from personax import models
-from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp
+from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
 
 NETWORKS = {
     "mlp": lambda: mlp((7, 5), 3),
@@ -160,45 +160,37 @@ def test_an_image_without_a_channel_axis_has_one_channel():
     np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x[..., None]))
 
 
-def native_conv(x, kernel, padding):
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+@pytest.mark.parametrize("pooling", ["each", "last"])
+def test_channels_first_and_last_are_the_same_network(pooling, monkeypatch):
+    model, x = cnn((2, 3), (6,), 3, kernel_size=3, padding="VALID", pooling=pooling), images()
+    params = start(model, x)
+    found = []
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        found.append(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply(p, x))))(params))
+    assert_trees_close(*found)
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("kernel_shape", [(1, 1), (4, 4), (5, 5), (2, 3)])
-@pytest.mark.parametrize("depth", [2, models._DEEP])
-def test_patches_and_native_convolution_agree(padding, kernel_shape, depth):
-    x = images(0, (3, 7, 6, depth))
-    kernel = images(1, (*kernel_shape, depth, 4))
-    native, patches = (
-        jax.jit(jax.value_and_grad(lambda x, k, conv=conv: jnp.sum(jnp.sin(conv(x, k, padding))), argnums=(0, 1)))
-        for conv in (native_conv, models._conv)
-    )
-    assert models._conv(x, kernel, padding).shape == native_conv(x, kernel, padding).shape
-    assert_trees_close(patches(x, kernel), native(x, kernel))
+def test_only_the_last_convolution_is_pooled_where_that_is_asked_for():
+    each, last = (start(cnn((2, 3), (6,), 3, 3, pooling=pooling), images()) for pooling in ("each", "last"))
+    assert each["dense_0"]["kernel"].shape == (3 * 2 * 3, 6)
+    assert last["dense_0"]["kernel"].shape == (6 * 5 * 3, 6)
 
 
-def test_patches_and_native_convolution_agree_to_second_order_and_under_vmap():
-    x, kernels, direction = images(0, (2, 3, 5, 5, 2)), images(1, (2, 3, 3, 2, 4)), images(2, (2, 3, 3, 2, 4))
-
-    def hvp(conv):
-        def one(x, kernel, vector):
-            gradient = jax.grad(lambda k: jnp.sum(jnp.sin(conv(x, k, "SAME"))))
-            return jax.jvp(gradient, (kernel,), (vector,))[1]
-
-        return jax.jit(jax.vmap(one))(x, kernels, direction)
-
-    assert_trees_close(hvp(models._conv), hvp(native_conv))
+@pytest.mark.parametrize("mean, deviation", [(0.5, 0.25), ((0.5, -1.0), (0.25, 2.0))])
+def test_a_standardized_network_sees_inputs_less_the_mean_over_the_deviation(mean, deviation):
+    plain, x = cnn((2,), (4,), 3), images()
+    model = standardized(plain, mean, deviation)
+    params = start(model, x)
+    assert_trees_close(params, start(plain, x))
+    by_hand = (np.asarray(x) - np.asarray(mean)) / np.asarray(deviation)
+    np.testing.assert_allclose(model.apply(params, x), plain.apply(params, by_hand), atol=1e-12)
+    assert standardized(plain, mean, deviation) is model
 
 
-@pytest.mark.parametrize("size", [(4, 6), (5, 7), (3, 2)])
-def test_max_pool_takes_the_largest_of_four_and_drops_odd_edges(size):
-    x = np.asarray(images(0, (2, *size, 3)))
-    pooled = np.asarray(models._max_pool(jnp.asarray(x)))
-    assert pooled.shape == (2, size[0] // 2, size[1] // 2, 3)
-    for row, col in np.ndindex(*pooled.shape[1:3]):
-        block = x[:, 2 * row : 2 * row + 2, 2 * col : 2 * col + 2]
-        np.testing.assert_array_equal(pooled[:, row, col], block.max(axis=(1, 2)))
+def test_a_deviation_of_zero_is_refused():
+    with pytest.raises(ValueError, match="`deviation` must be positive"):
+        standardized(cnn2(10), 0.5, (0.2, 0.0))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,7 +1,6 @@
 """Our side of a setting: its federation, task, algorithm and schedule, from the public interface."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import jax
@@ -10,8 +9,7 @@ import numpy as np
 
 import personax as px
 from personax.bench.setting import Setting
-from personax.models import _conv, _init_dense, _init_layer, _max_pool  # the kernels of `cnn`, in another order
-from personax.typing import Array, Model, Params, Task
+from personax.typing import Array, Params, Task
 
 CHANNELS = (32, 64)
 NUM_CLASSES = 10
@@ -28,7 +26,9 @@ def make_federation(setting: Setting) -> px.Federation:
 def make_task(setting: Setting) -> Task:
     """The loss of the setting's network."""
     if setting.network == "cnn":
-        return px.classification(_two_convolutions(setting.widths))
+        # pfl-research's small network, without its dropout, so that all sides end alike.
+        shape = {"kernel_size": 3, "padding": "VALID", "pooling": "last"}
+        return px.classification(px.cnn(CHANNELS, setting.widths, NUM_CLASSES, **shape))
     return px.classification(px.mlp(setting.widths, NUM_CLASSES, setting.activation))
 
 
@@ -72,40 +72,6 @@ def make_run(setting: Setting) -> Callable[[], Params]:
         return jax.block_until_ready((result.params, result.personal))[0]
 
     return run
-
-
-@cache
-def _two_convolutions(widths: tuple[int, ...]) -> Model:
-    """The small network of pfl-research's CIFAR-10 benchmark, without its dropout, so that all sides end alike.
-
-    Two 3x3 convolutions of 32 and 64 channels without padding, ReLU after each, one 2x2 pooling, dense layers.
-    """
-    sizes = (*widths, NUM_CLASSES)
-
-    def init(key: Array, x: Array) -> Params:
-        height, width, depth = x.shape[1:]
-        first, second, rest = jax.random.split(key, 3)
-        num_inputs = (height - 4) // 2 * ((width - 4) // 2) * CHANNELS[1]
-        return {
-            "conv_0": _init_layer("glorot", first, (3, 3, depth, CHANNELS[0])),
-            "conv_1": _init_layer("glorot", second, (3, 3, *CHANNELS)),
-            **_init_dense("glorot", rest, num_inputs, sizes),
-        }
-
-    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
-        del key
-        x = x.astype(params["dense_0"]["kernel"].dtype)
-        bias = lambda name: params[name]["bias"][None, None, None, :]
-        x = jax.nn.relu(_conv(x, params["conv_0"]["kernel"], "VALID") + bias("conv_0"))
-        # Bias and activation commute with the maximum; after it they cost a quarter.
-        x = jax.nn.relu(_max_pool(_conv(x, params["conv_1"]["kernel"], "VALID")) + bias("conv_1"))
-        x = x.reshape(x.shape[0], -1)
-        for i in range(len(sizes)):
-            layer = params[f"dense_{i}"]
-            x = (jax.nn.relu(x) if i else x) @ layer["kernel"] + layer["bias"][None, :]
-        return x
-
-    return Model(init, apply)
 
 
 def layers_of(params: Params) -> list[np.ndarray]:
