@@ -13,7 +13,8 @@ import pytest
 import personax as px
 from personax.datasets import stand_in
 from personax.report import write_reproduction
-from personax.reproduce import EXPERIMENTS, apfl, gmeta, markdown, persafl
+from personax.reproduce import EXPERIMENTS, gmeta, markdown, persafl
+from personax.reproduce.apfl import figures, setting
 from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, Training, beats
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ReadingRecord
 from personax.reproduce.run import _judged, reproduce
@@ -293,7 +294,7 @@ def test_the_settings_of_apfl():
     schedule = by_column["perFedAvg"].schedule(key=jax.random.key(0))
     assert (schedule.num_clients, schedule.num_events) == (100, 100 * 100)
     first = EXPERIMENTS["apfl-table1"](False).trainings
-    scaffolds = [one.algorithm.local.lr for one in first if one.cells[0].column == apfl.SCAFFOLD]
+    scaffolds = [one.algorithm.local.lr for one in first if one.cells[0].column == setting.SCAFFOLD]
     assert {(lr.initial, lr.rate) for lr in scaffolds} == {(0.05, 0.05)}
     assert {lr.clock for lr in scaffolds} == {"step", "round"}
     assert {type(one.algorithm.local.lr).__name__ for one in table.trainings[:-2]} == {"Decay", "InverseDecay"}
@@ -304,16 +305,16 @@ def test_the_settings_of_apfl():
 def test_writers_are_asked_for_and_a_stand_in_is_called_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSONAX_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="apfl-figure5 needs FEMNIST by writer, got no folder"):
-        apfl._writers(3)
+        figures._writers(3)
     pool = px.datasets.digits()
     large = np.pad(pool.x, ((0, 0), (10, 10), (10, 10)))
     monkeypatch.setattr(stand_in, "mnist", lambda: dataclasses.replace(pool, x=large))
     px.datasets.write_stand_in(tmp_path / "femnist", 3)
-    writers = apfl._writers(3)
+    writers = figures._writers(3)
     assert writers.origin.startswith("A STAND-IN") and writers.num_clients == 3 and writers.x.shape[1:] == (28, 28)
     assert writers.x.dtype == np.uint8 and writers.y.max() < 10 and writers.test_y is not None
     with pytest.raises(ValueError, match="needs 4 writers, got 3"):
-        apfl._writers(4)
+        figures._writers(4)
 
 
 def test_all_algorithms_of_persafl_see_the_same_delays_for_the_same_time():

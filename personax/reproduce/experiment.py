@@ -13,6 +13,7 @@ from personax.protocol import Protocol
 from personax.schedules import Schedule
 from personax.typing import Array, Task
 
+OF_CIFAR = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # mean and deviation of each colour, training images
 Verdict = Literal["holds", "holds in part", "does not hold", "undecided"]
 
 
@@ -63,9 +64,9 @@ class Cell:
 class Training:
     """Who is trained on what, and the cells that it fills. With `every`, the first readings are followed along it.
 
-    Of several algorithms the best on validation data, cut from the clients' training data, is run: best by the last
-    reading of the first cell, which must not adapt on what it scores. They are compared along the same schedule with
-    all seeds or, where that takes too long, along `search` with the first one.
+    Of several algorithms the best on validation data, cut from the clients' training data, is run: best by the
+    first cell's first reading that does not adapt on what it scores. They are compared along the same schedule with all
+    seeds or, where that takes too long, along `search` with the first one.
     """
 
     data: str  # the name of the federation

@@ -251,7 +251,7 @@ def _curves(points: list[tuple[int, float, list[list[float]]]], chunks: list[flo
 
 
 def _choose(setting: _Setting, federation: Federation) -> tuple[str, Algorithm]:
-    """The candidate with the best mean on validation data, by the last reading of the first cell."""
+    """The candidate with the best mean on validation data, by the first cell's first honest reading."""
     training, schedules, keys = setting
     candidates = _candidates(training)
     if len(candidates) == 1:
@@ -261,11 +261,12 @@ def _choose(setting: _Setting, federation: Federation) -> tuple[str, Algorithm]:
         schedules = [training.search(key=keys[0])]
     held = validation_of(federation, jax.random.key(0))
     cell, scores = training.cells[0], {}
-    last, sign = list(cell.protocols.values())[-1], 1 if higher_is_better(cell.metric) else -1
+    honest = next(one for one in cell.protocols.values() if not one.flag)
+    sign = 1 if higher_is_better(cell.metric) else -1
     run = (list(candidates.values()), training.task, held, lambda algorithm: schedules, keys)
     for (name, algorithm), end in zip(candidates.items(), run_all(*run, **_pauses(schedules)), strict=True):
         if end is not None:
-            found = _score(_Setting(training, schedules, keys), algorithm, held, end, {last})[last]
+            found = _score(_Setting(training, schedules, keys), algorithm, held, end, {honest})[honest]
             scores[name] = sign * float(np.mean(found[cell.metric]))
     if not scores:
         raise ValueError(f"{cell.row}, {cell.column}: all of {', '.join(candidates)} diverged. Add smaller steps.")
