@@ -11,7 +11,15 @@ from personax.report.runs import PALETTE, SYMBOLS, Look
 from personax.report.tables import table
 from personax.report.traces import band_and_line, figure, text, thin_line
 from personax.report.words import moment, seconds
-from personax.reproduce.outcome import CellRecord, ClaimRecord, CurveRecord, ReadingRecord, ReproductionRecord, shown
+from personax.reproduce.outcome import (
+    CellRecord,
+    ClaimRecord,
+    CurveRecord,
+    ReadingRecord,
+    ReproductionRecord,
+    difference_shown,
+    shown,
+)
 
 
 def render(record: ReproductionRecord) -> str:
@@ -83,10 +91,7 @@ def _number(reading: ReadingRecord | None, metric: str) -> str:
 def _claims(claims: Sequence[ClaimRecord]) -> str:
     body = []
     for claim in claims:
-        rows = "; ".join(
-            f"{row.name}: {row.difference:+.2f}" + ("" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})")
-            for row in claim.contrasts
-        )
+        rows = "; ".join(f"{row.name}: {difference_shown(row)}" for row in claim.contrasts)
         name = f"<th scope='row'>{escape(claim.words)} <span class='small'>{escape(claim.place)}</span></th>"
         body.append(f"<tr>{name}<td>{claim.verdict}</td><td class='words'>{escape(rows)}</td></tr>")
     head = "<tr><th scope='col'>claim</th><th scope='col'>here</th><th scope='col'>paired difference</th></tr>"

@@ -1,13 +1,16 @@
 """What a reproduction found: the schema of its `results.json`."""
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from personax.reproduce.experiment import Verdict
 
 _KNOWN = ConfigDict(extra="forbid")
+
+Number = Annotated[float, BeforeValidator(lambda given: math.nan if given is None else given)]  # JSON's null is not one
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -17,10 +20,10 @@ class ReadingRecord:
     reading: str
     words: str
     flag: str
-    ours: float
+    ours: Number
     low: float | None
     high: float | None
-    of_seeds: list[float]
+    of_seeds: list[Number]
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -34,7 +37,7 @@ class CurveRecord:
     rounds: list[int]
     seconds: list[float]
     times: list[float]
-    of_seeds: list[list[float]]
+    of_seeds: list[list[Number]]
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -66,7 +69,7 @@ class ContrastRecord:
     """One contrast of a claim: the difference over seeds, paired."""
 
     name: str
-    difference: float
+    difference: Number
     low: float | None
     high: float | None
     verdict: Verdict
@@ -110,4 +113,17 @@ TRAINING = TypeAdapter(TrainingRecord)
 
 def shown(number: float, metric: str, sign: str = "") -> str:
     """A number as the papers print it: accuracies in % with two digits, losses with four."""
+    if not math.isfinite(number):
+        return "not finite"
+    if abs(number) >= 1e5:
+        return f"{number:{sign}.1e}"
     return f"{number:{sign}{'.2f' if metric.endswith('accuracy') else '.4f'}}"
+
+
+def difference_shown(contrast: ContrastRecord) -> str:
+    """A contrast's difference and its interval."""
+    mean, low, high = contrast.difference, contrast.low, contrast.high
+    if not math.isfinite(mean):
+        return "not finite"
+    digits = 2 if abs(mean) >= 0.1 else 4
+    return f"{mean:+.{digits}f}" + ("" if low is None else f" ({low:+.{digits}f} to {high:+.{digits}f})")

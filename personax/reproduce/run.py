@@ -288,9 +288,10 @@ def _reading(name: str, reading: Reading, of_seeds: list[float], skipped: int) -
 
 
 def _ends(of_seeds: np.ndarray) -> tuple[float, float | None, float | None]:
-    """The mean and the ends of its interval, which one seed does not have."""
+    """The mean and the ends of its interval, which one seed does not have, nor numbers that are not finite."""
     found = interval(of_seeds)
-    return (found.mean, None, None) if found.num_seeds == 1 else (found.mean, found.low, found.high)
+    known = found.num_seeds > 1 and np.isfinite(found.mean)
+    return (found.mean, found.low, found.high) if known else (found.mean, None, None)
 
 
 def _judged(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
