@@ -83,7 +83,8 @@ library itself keeps nothing. A second start up to the first round on the defaul
 of what a client uploads come from the end of its visit alone, so that a visit is traced once. In a first start most of
 the time to compile went into random streams, whose small loops LLVM unrolled. The command line turns that off: the
 first model compiles in 0.5 s in place of 1.8, and a round in 1.5 s in place of 2.5, and rounds take as long as before
-within 3 % (6 % for the Hessian-free row). LLVM's optimization level 2 does as much, and would hold for a GPU, too.
+within 3 % (7 % for the Hessian-free row, 3 % at its best). LLVM's optimization level 2 does as much, and would hold for
+a GPU, too.
 """
 
 WORKLOADS = {
