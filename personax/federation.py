@@ -305,7 +305,7 @@ class Federation:
         check_fits(part, self.names)
         start, count = np.asarray(part.offsets[:-1], np.int32), np.asarray(np.diff(part.offsets), np.int32)
         with jax.ensure_compile_time_eval():  # what is kept must be arrays, even when first read inside a trace
-            return jax.device_put(ClientData(part.x, part.y, start, count, np.asarray(self.ids, np.uint32)))
+            return ClientData(*jax.device_put((part.x, part.y, start, count, np.asarray(self.ids, np.uint32))))
 
     def __repr__(self) -> str:
         return f"<Federation: {self.num_clients:,} clients, {len(self.x):,} training samples>"
