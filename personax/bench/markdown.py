@@ -57,8 +57,8 @@ TRIED = """## What was tried and did not help
   YNNPACK kernel is switched off (`--xla_cpu_experimental_ynn_fusion_type`; with it 64 to 92), but its gradient in the
   kernel makes a whole round 14 times as long.
 - Convolutions on a CPU, 2026-11-16: both halves of a batch apart, so that their patches are put together at the same
-  time, and a barrier before the patches, which XLA removes before it fuses: no difference. The 5 clients of the CIFAR
-  row on 2 devices: 1.2 times as long, because one device has 3.
+  time, and a barrier before the patches, which XLA removes before it fuses: no difference beyond the noise of 10 %. The
+  5 clients of the CIFAR row on 2 devices: 1.2 times as long, because one device has 3.
 - Workload 1 on a CPU, 2026-11-16: the products of a FedAvg step alone, in a loop, reach 59 % of the peak, because each
   is small (40 rows): the share of a round can only lie below. Threefry written out in place of XLA's loop: the same
   time, for the batches of a round take 2 % of it. XLA's multi-output fusion: within 5 %, slower for the Hessian-free
