@@ -67,10 +67,9 @@ def advance(
     streams_of = lambda key: (run_stream(key, BATCHES), run_stream(key, ITERATES))
     streams = jax.vmap(streams_of)(key) if program.has_seeds else streams_of(key)
     if program.has_seeds:
-        at = lambda index: jax.tree.map(lambda leaf: leaf[:, index], waves)
         step = jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0))
-    else:
-        at = lambda index: jax.tree.map(lambda leaf: leaf[index], waves)
+    axis = int(program.has_seeds)
+    at = lambda index: jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, axis, keepdims=False), waves)
 
     def more(carry: tuple[Array, State]) -> Array:
         healthy = jnp.all(carry[1].faults.num == 0) | skips

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from personax.describe import describe_labels, describe_samples
@@ -280,7 +279,7 @@ class Federation:
     @property
     def first_sample(self) -> tuple[Array, Array]:
         """One training sample on the device: what models and losses are shown to learn their shapes."""
-        return jnp.asarray(self.x[:1]), jnp.asarray(self.y[:1])
+        return jax.device_put((self.x[:1], self.y[:1]))
 
     def train_of(self, clients: np.ndarray, num_rows: int, num_clients: int) -> ClientData:
         """The training data of these clients alone, on the host, padded to so many rows and clients."""
@@ -306,7 +305,7 @@ class Federation:
         check_fits(part, self.names)
         start, count = np.asarray(part.offsets[:-1], np.int32), np.asarray(np.diff(part.offsets), np.int32)
         with jax.ensure_compile_time_eval():  # what is kept must be arrays, even when first read inside a trace
-            return ClientData(*map(jnp.asarray, (part.x, part.y, start, count, np.asarray(self.ids, np.uint32))))
+            return ClientData(*jax.device_put((part.x, part.y, start, count, np.asarray(self.ids, np.uint32))))
 
     def __repr__(self) -> str:
         return f"<Federation: {self.num_clients:,} clients, {len(self.x):,} training samples>"

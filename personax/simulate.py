@@ -128,7 +128,7 @@ def _check_options(
 def _resident(run: Run, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:
     """A run with all data and all personal states on the device."""
     program, mesh = run.program, run.program.mesh
-    waves = jax.tree.map(lambda leaf: jnp.asarray(seedless(leaf)), run.plan.waves)
+    waves = jax.device_put(jax.tree.map(seedless, run.plan.waves))
     data, key, waves = replicate(mesh, (run.federation.train, run.key, waves))
     return lambda state, begin, stop: advance(
         program, run.algorithm, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
@@ -278,5 +278,5 @@ def _bytes(algorithm: Algorithm, server: ServerState, has_seeds: bool) -> tuple[
     """Bytes that one event moves up and down."""
     if not algorithm.objective.federated:
         return 0, 0
-    size = lambda tree: sum(leaf[:1].nbytes if has_seeds else leaf.nbytes for leaf in jax.tree.leaves(tree))
+    size = lambda tree: sum(leaf.nbytes // (len(leaf) if has_seeds else 1) for leaf in jax.tree.leaves(tree))
     return size((server.pending, server.pending_extra)), size((server.params, server.shared))

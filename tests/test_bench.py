@@ -108,7 +108,7 @@ def test_a_row_is_measured_beside_a_peer_and_a_peer_that_cannot_run(tmp_path, mo
     made = {name: peers.Peer(name, f"{name}.py", name, (), ()) for name in ("good", "bad", "gone")}
     monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
     monkeypatch.setattr(suite, "PEERS", made)
-    row = Row("tiny", "mnist", "tiny", TINY, ("good", "bad", "gone"))
+    row = Row("tiny", "mnist", "tiny", replace(TINY, divided=True), ("good", "bad", "gone"))
     found = suite.measure_row(row, suite.Plan(0.2, 2, tuple(made)), MACHINE)
     assert found.turns == 2 and found.seconds_per_round > 0 and found.host_peak_bytes > 1e6
     assert found.local_steps_per_second == pytest.approx(6 / found.seconds_per_round)

@@ -52,7 +52,7 @@ def untouched():
     """What the command line changes for its whole process stays in these tests."""
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_gpu_deterministic_ops=true")
+        patch.setenv("XLA_FLAGS", " ".join([os.environ["XLA_FLAGS"], *cli.FLAGS]))
         patch.setattr(cli.out, "width", 120)
         yield
     signal.signal(signal.SIGTERM, handler)

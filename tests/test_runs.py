@@ -23,6 +23,7 @@ from personax import runs
 from personax.build import resolve
 from personax.checkpoint import read_model
 from personax.citations import cite
+from personax.cli import FLAGS
 from personax.config import ConfigError, dump, load, parse
 from personax.folders import Folder, slug, tidy
 from personax.protocol import Protocol
@@ -85,7 +86,7 @@ def programs(tmp_path_factory):
     before = {name: getattr(jax.config, name) for name in settings}
     change = lambda values: [jax.config.update(name, item) for name, item in values.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_gpu_deterministic_ops=true")  # as the command line
+        patch.setenv("XLA_FLAGS", " ".join([os.environ["XLA_FLAGS"], *FLAGS]))  # as the command line
         compilation_cache.reset_cache()
         change(settings)
         yield place

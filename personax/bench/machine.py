@@ -23,13 +23,18 @@ def measure_machine() -> MachineRecord:
     return MachineRecord(
         device=machine()["device"],
         backend=jax.default_backend(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=num_cores(),
         system=platform.platform(terse=True),
         python=platform.python_version(),
         jax=jax.__version__,
         precision=jax.config.jax_default_matmul_precision or "default",  # pyright: ignore[reportAttributeAccessIssue]
         **{name: max(one[name] for one in found) for name in found[0]},
     )
+
+
+def num_cores() -> int:
+    """Of this process's CPU."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Peaks:

@@ -32,6 +32,8 @@ those of growth. The tables are made from the records in [benchmarks/](benchmark
 - Peers do the same work: before they are timed, each repeats a round of ours from the same parameters on the same
   samples, and its distance from our parameters, relative to how far they moved, is in the record (`error`).
 - A round of PersA-FL is one arrival.
+- Where the setting of a row is `divided`, the cores of a CPU are devices that share the cohort ([scale.md](scale.md)):
+  since 2026-11-16 those of MNIST. The peaks are those of all cores together.
 
 The peers: *torch*, an eager PyTorch loop; *torch-vmap*, PyTorch with the cohort under `torch.func.vmap`, the step
 compiled by `torch.compile`, and on a GPU the round one CUDA graph; *flower*, Flower's simulation; *pfl*, Apple's pfl,
@@ -61,6 +63,13 @@ TRIED = """## What was tried and did not help
   scheduler and for faster minima and maxima. XLA's own convolution without `vmap` reaches 175 GFLOP/s forward once its
   YNNPACK kernel is switched off (`--xla_cpu_experimental_ynn_fusion_type`; with it 64 to 92), but its gradient in the
   kernel makes a whole round 14 times as long.
+- Convolutions on a CPU, 2026-11-16: both halves of a batch apart, so that their patches are put together at the same
+  time, and a barrier before the patches, which XLA removes before it fuses: no difference beyond the noise of 10 %. The
+  5 clients of the CIFAR row on 2 devices: 1.2 times as long, because one device has 3.
+- Workload 1 on a CPU, 2026-11-16: the products of a FedAvg step alone, in a loop, reach 59 % of the peak, because each
+  is small (40 rows): the share of a round can only lie below. Threefry written out in place of XLA's loop: the same
+  time, for the batches of a round take 2 % of it. XLA's multi-output fusion: within 5 %, slower for the Hessian-free
+  method.
 - Small models one after another on a CPU: 784-80-60-10 takes 1.4 times as long as under `vmap`, 784-200-200-10 and
   larger ones 0.8 to 0.9 times. Two or five at a time lie in between.
 - On an H200 (2026-11-16, jax 0.11.2; ms a round of FedAvg and of the Hessian-free method, workload 1, where the path
@@ -78,7 +87,11 @@ What the command line compiles is kept in the user's cache, and a later start re
 `PERSONAX_COMPILED` names another folder, or turns it off with `off`; `JAX_COMPILATION_CACHE_DIR` goes before it. The
 library itself keeps nothing. A second start up to the first round on the default digits
 (`python -m personax.bench.start`) is Python's imports, of which JAX is about half, and JAX's tracing: the shapes
-of what a client uploads come from the end of its visit alone, so that a visit is traced once.
+of what a client uploads come from the end of its visit alone, so that a visit is traced once. In a first start most of
+the time to compile went into random streams, whose small loops LLVM unrolled. The command line turns that off: the
+first model compiles in 0.5 s in place of 1.8, and a round in 1.5 s in place of 2.5, and rounds take as long as before
+within 3 % (7 % for the Hessian-free row, 3 % at its best). LLVM's optimization level 2 does as much, and would hold for
+a GPU, too.
 """
 
 WORKLOADS = {

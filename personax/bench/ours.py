@@ -66,9 +66,10 @@ def make_run(setting: Setting) -> Callable[[], Params]:
     several = setting.num_seeds > 1
     key = jax.random.split(jax.random.key(0), setting.num_seeds) if several else jax.random.key(0)
     schedule = schedules if several else schedules[0]
+    options = {"wave_width": setting.wave_width, "devices": jax.devices() if setting.divided else None}
 
     def run() -> Params:
-        result = px.simulate(algorithm, task, federation, schedule, key=key, wave_width=setting.wave_width)
+        result = px.simulate(algorithm, task, federation, schedule, key=key, **options)
         return jax.block_until_ready((result.params, result.personal))[0]
 
     return run

@@ -14,7 +14,8 @@ class Setting:
 
     `network` is an "mlp" with these hidden `widths`, or "cnn": two 3x3 convolutions of 32 and 64 channels without
     padding, 2x2 pooling, dense layers. Asynchronous runs count events for rounds, and all clients train at the same
-    time. `sampling` "shuffled" is one epoch of `num_steps` batches.
+    time. `sampling` "shuffled" is one epoch of `num_steps` batches. With `divided` the cores of a CPU are devices of
+    their own, which share a cohort.
     """
 
     algorithm: Kind
@@ -32,6 +33,7 @@ class Setting:
     asynchronous: bool = False
     wave_width: int | None = None
     num_seeds: int = 1
+    divided: bool = False
     lr: float = 1e-3
     adapt_lr: float = 0.01
     radius: float = 0.01  # of a Hessian-free product, the length of its step

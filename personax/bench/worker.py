@@ -13,12 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from pydantic import TypeAdapter
 
 from personax.bench.check import EPOCH, write_work
 from personax.bench.floor import floor_of
-from personax.bench.machine import Peaks, device_peak, host_peak, measure_machine
+from personax.bench.machine import Peaks, device_peak, host_peak, measure_machine, num_cores
 from personax.bench.ours import make_run, make_schedule
 from personax.bench.record import MachineRecord
 from personax.bench.setting import SETTING, Setting
@@ -58,6 +59,8 @@ def main() -> None:
         return
     asked = json.loads(sys.argv[1])
     setting = SETTING.validate_python(asked["setting"])
+    if setting.divided:
+        jax.config.update("jax_num_cpu_devices", num_cores())
     for path in map(Path, asked["checks"]):
         write_work(setting, path, epoch=path.name == EPOCH)
     run, told = prepare(setting)

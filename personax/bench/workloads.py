@@ -28,7 +28,7 @@ def rows(backend: str) -> list[Row]:
 
 def _mnist(cpu: bool) -> list[Row]:
     """Fallah 2020 section 5 on MNIST, and PFLlib's network."""
-    base = Setting("fedavg", 50, 64 if cpu else 2048)
+    base = Setting("fedavg", 50, 64 if cpu else 2048, divided=cpu)
     kinds: dict[str, Kind] = {"fedavg": "fedavg", "fo": "first_order", "hf": "hessian_free", "exact": "exact"}
     words = "50 clients of 980 images, 10 a round, 10 steps, batches of 40, 784-80-60-10"
     compiled = ("hf",) if cpu else tuple(kinds)  # compiling PyTorch's step takes a minute on a CPU
