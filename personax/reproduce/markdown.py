@@ -103,7 +103,7 @@ FINDINGS = {
     "apfl-figure4": ("The sampling rate hardly matters to FedAvg here.",),
     "apfl-figure5": (
         "On the stand-in, not on EMNIST: invented writers with about 30 digits each (`personax data stand-in`). Its "
-        "numbers say that the experiment runs, and nothing of the paper's.",
+        "numbers say that the experiment runs, and nothing of the paper's. Run on 2 cores in two sittings.",
     ),
     "persafl-figure2": (
         "(b): at equal time the asynchronous methods are 20 points ahead. After the same ten steps of personalization "

@@ -71,7 +71,7 @@ def figure1(quick: bool) -> Experiment:
         algorithms = contestants_of(lr, lr, num_steps=10, batch_size=BATCH)
         for columns in wanted:
             column = columns[0]
-            readings = {"as in the paper": protocol_of(column)}
+            readings = {"ours": protocol_of(column)}
             cells = (
                 Cell(loss_of(row), column, readings, metric="train_loss"),
                 Cell(f"{row}: validation loss", column, readings, metric="loss"),
@@ -313,7 +313,7 @@ def _of_newcomers(data: str, name: str, model: Any) -> tuple[Cell, ...]:
     cells = []
     for num, words in EPOCHS.items():
         steps = num * NUM_SAMPLES * 4 // 5 // BATCH
-        readings = {"as in the paper": Protocol(model, steps, LR, BATCH, clients="held_out", score_on="both")}
+        readings = {"ours": Protocol(model, steps, LR, BATCH, clients="held_out", score_on="both")}
         cells.append(Cell(loss_of(f"{data}, {words}"), name, readings, metric="train_loss"))
         cells.append(Cell(accuracy_of(f"{data}, {words}"), name, readings))
     return tuple(cells)

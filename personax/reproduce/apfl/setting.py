@@ -100,9 +100,9 @@ def cells_of(row: str, columns: Iterable[str], paper: Mapping[str, Any] = {}, **
     """Training loss and validation accuracy of each column that one training fills."""
     cells = []
     for column in columns:
-        readings = {"as in the paper": protocol_of(column, **scored)}
+        readings = {"ours": protocol_of(column, **scored)}
         if column == PER_FEDAVG:
-            readings["after 20 steps"] = replace(readings["as in the paper"], num_steps=20)
+            readings["after 20 steps"] = replace(readings["ours"], num_steps=20)
         loss, accuracy = paper.get(column, (None, None))
         cells.append(Cell(loss_of(row), column, readings, loss, "train_loss"))
         cells.append(Cell(accuracy_of(row), column, readings, accuracy))
