@@ -7,7 +7,6 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 Arrays = dict[str, np.ndarray]  # x, y, test_x, test_y
 
@@ -48,6 +47,8 @@ def cifar_records(content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 def cifar_rows(content: bytes) -> np.ndarray:
     """Images (n, 32, 32, 3) from a PNG picture that holds one image in each row of 1024 pixels."""
+    from PIL import Image  # when it is needed
+
     with Image.open(io.BytesIO(content)) as picture:
         if picture.width != 1024 or picture.mode != "RGB":
             raise ValueError(f"The picture must be RGB and 1024 wide, got {picture.mode} and {picture.width}.")
