@@ -156,6 +156,11 @@ def _counts(name: str, given: Sequence[int]) -> tuple[int, ...]:
 @functools.cache
 def _standardized(model: Model, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Model:
     def inputs(x: Array) -> Array:
+        if wrong := {len(mean), len(deviation)} - {1, x.shape[-1]}:
+            raise ValueError(
+                f"`mean` and `deviation` must have one number, or {x.shape[-1]}, one for each channel of `x` of shape "
+                f"{x.shape}, got {wrong.pop()}."
+            )
         of_channel = lambda given: jnp.reshape(jnp.asarray(given), (1,) * (x.ndim - 1) + (-1,))
         return (x - of_channel(mean)) / of_channel(deviation)
 

@@ -188,6 +188,11 @@ def test_a_standardized_network_sees_inputs_less_the_mean_over_the_deviation(mea
     assert standardized(plain, mean, deviation) is model
 
 
+def test_as_many_means_as_channels_are_asked_for():
+    with pytest.raises(ValueError, match=r"must have one number, or 2, one for each channel .* got 3"):
+        standardized(cnn2(10), (0.1, 0.2, 0.3), 1.0).init(jax.random.key(0), images())
+
+
 def test_a_deviation_of_zero_is_refused():
     with pytest.raises(ValueError, match="`deviation` must be positive"):
         standardized(cnn2(10), 0.5, (0.2, 0.0))

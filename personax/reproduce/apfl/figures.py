@@ -308,6 +308,11 @@ def figure5(quick: bool) -> Experiment:
     )
 
 
+def _with_newcomers(spread: float, num_clients: int) -> Callable[[], Federation]:
+    make = _synthetic(spread, num_clients + NUM_NEW, num_samples=NUM_SAMPLES)
+    return lambda: make().hold_out(NUM_NEW, key=jax.random.key(SPLIT))
+
+
 def _of_newcomers(data: str, name: str, model: Any) -> tuple[Cell, ...]:
     """Losses and accuracies of the newcomers to one federation after each epoch."""
     cells = []
@@ -336,7 +341,6 @@ def figure6(quick: bool) -> Experiment:
         for name, (algorithm, model) in entries.items()
     ]
     last = [f"{data}, {EPOCHS[5]}" for data in spreads.values()]
-    newcomers = lambda make: lambda: make().hold_out(NUM_NEW, key=jax.random.key(SPLIT))
     return experiment_of(
         quick,
         size,
@@ -344,10 +348,7 @@ def figure6(quick: bool) -> Experiment:
         name="apfl-figure6",
         source="APFL 2020, Figure 6, appendix C",
         title="New participants, synthetic data, logistic regression",
-        federations={
-            row: newcomers(_synthetic(spread, size["num_clients"] + NUM_NEW, num_samples=NUM_SAMPLES))
-            for spread, row in spreads.items()
-        },
+        federations={row: _with_newcomers(spread, size["num_clients"]) for spread, row in spreads.items()},
         trainings=tuple(trainings),
         claims=(
             Claim(

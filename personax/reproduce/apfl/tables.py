@@ -157,6 +157,21 @@ def table1(quick: bool) -> Experiment:
     )
 
 
+def _without_decay(size: Mapping[str, int], rows: Mapping[str, tuple[str, str]]) -> list[Training]:
+    """The columns perFedAvg and pFedMe, one training for all rows of a federation."""
+    by_data = {data: [row for row, (of, _) in rows.items() if of == data] for data, _ in rows.values()}
+    local: dict[str, Any] = {"num_steps": 20, "batch_size": BATCH}
+    constant = {
+        PER_FEDAVG: per_fedavg(0.01, 0.001, exact, query_share=0.1, **local),
+        PFEDME: pfedme(15.0, 0.01, 0.05, **local),
+    }
+    return [
+        Training(data, MLP, algorithm, online(size), sum((online_cells(row, (name,), TABLE_2) for row in of_data), ()))
+        for data, of_data in by_data.items()
+        for name, algorithm in constant.items()
+    ]
+
+
 def table2(quick: bool) -> Experiment:
     """MNIST with an MLP, 2 classes each; with perFedAvg and pFedMe, whose step sizes do not decay."""
     size = size_of(quick)
@@ -165,17 +180,6 @@ def table2(quick: bool) -> Experiment:
         rows[SHARDS] = ("shards", CHOSEN)
     losses, accuracies = tuple(map(loss_of, rows)), tuple(map(accuracy_of, rows))
     both = (*losses, *accuracies)
-    by_data = {data: [row for row, (of, _) in rows.items() if of == data] for data, _ in rows.values()}
-    local: dict[str, Any] = {"num_steps": 20, "batch_size": BATCH}
-    constant = {
-        PER_FEDAVG: per_fedavg(0.01, 0.001, exact, query_share=0.1, **local),
-        PFEDME: pfedme(15.0, 0.01, 0.05, **local),
-    }
-    others = [
-        Training(data, MLP, algorithm, online(size), sum((online_cells(row, (name,), TABLE_2) for row in of_data), ()))
-        for data, of_data in by_data.items()
-        for name, algorithm in constant.items()
-    ]
     return experiment_of(
         quick,
         size,
@@ -186,7 +190,7 @@ def table2(quick: bool) -> Experiment:
             "classes": by_classes(datasets.mnist, 2, size["num_clients"]),
             "shards": divided(datasets.mnist, partition.shards, size["num_clients"]),
         },
-        trainings=(*_table(size, rows, MLP, TABLE_2, 20), *others),
+        trainings=(*_table(size, rows, MLP, TABLE_2, 20), *_without_decay(size, rows)),
         claims=(
             Claim("APFL beats localized FedAvg", "Table 2", beats(ALL_MIXED, LOCALIZED_FEDAVG, both)),
             Claim("APFL beats perFedAvg and pFedMe", "Table 2", beats(ALL_MIXED, (PER_FEDAVG, PFEDME), both)),
