@@ -86,17 +86,8 @@ class RelativeDifference:
 
 def _central_difference(loss: LossFn, params: Params, vector: Params, batch: Batch, radius: Scalar) -> Params:
     ends = [jax.tree.map(lambda w, v, r=r: w + r * v, params, vector) for r in (radius, -radius)]
-    ahead, behind = _gradients(loss, ends, batch)
+    ahead, behind = (jax.grad(loss)(end, batch) for end in ends)
     return jax.tree.map(lambda a, b: (a - b) / (2 * radius), ahead, behind)
-
-
-def _gradients(loss: LossFn, points: list[Params], batch: Batch) -> list[Params]:
-    """Gradients at several points: one after another on a CPU, where stacking costs copies; else in fewer kernels."""
-    if jax.default_backend() == "cpu":
-        return [jax.grad(loss)(point, batch) for point in points]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
-    found = jax.vmap(jax.grad(loss), in_axes=(0, None))(stacked, batch)
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(len(points))]
 
 
 exact = Exact()

@@ -49,7 +49,15 @@ class Run(NamedTuple):
     skips: bool  # updates that are not finite
 
 
-@partial(jax.jit, static_argnames=("program",))
+# On an NVIDIA GPU a run is one graph, its loops included, in which a kernel starts when what it reads is there.
+_GRAPH = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE",
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_command_buffer_unroll_loops": True,
+}
+
+
+@partial(jax.jit, static_argnames=("program",), compiler_options=_GRAPH)
 def advance(
     program: Program,
     algorithm: Algorithm,

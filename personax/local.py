@@ -125,10 +125,14 @@ def local_update(
         if local.clip_norm is not None:
             direction = shrink_to(direction, local.clip_norm)
         changes, state = local.optimizer.at(lr).update(direction, carry.optimizer, carry.iterate)
-        iterate = objective.project(optax.apply_updates(carry.iterate, changes))
-        new = _Carry(iterate, memory, state, carry.lr_sum + lr)
-        if local.num_epochs is not None:  # a client with fewer steps stands still after its last
-            new = jax.tree.map(lambda new, old: jnp.where(index < num_steps, new, old), new, carry)
+        rest = (memory, state, carry.lr_sum + lr)
+        if local.num_epochs is not None:
+            # A client with fewer steps stands still after its last. Its changes are chosen, which costs nothing where
+            # they are added; choosing between models would copy them.
+            going = lambda new, old: jnp.where(index < num_steps, new, old)
+            changes = jax.tree.map(lambda change: going(change, jnp.zeros_like(change)), changes)
+            rest = jax.tree.map(going, rest, tuple(carry[1:]))
+        new = _Carry(objective.project(optax.apply_updates(carry.iterate, changes)), *rest)
         return new, record(new.iterate, new.memory)
 
     indices = jnp.arange(max_steps)
@@ -138,7 +142,10 @@ def local_update(
     visit = visit._replace(lr=last.lr_sum)
     full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count)
     kept, extra = objective.finish(last.iterate, last.memory, visit, full)
-    delta = jax.tree.map(jnp.subtract, start, last.iterate) if objective.federated else optax.tree.zeros_like(anchor)
+    if not objective.federated:
+        return Update(optax.tree.zeros_like(anchor), last.iterate, extra, kept, path)
+    # Without the barrier the start of all clients' models, one array each, is kept through the loop and copied for it.
+    delta = jax.tree.map(jnp.subtract, jax.lax.optimization_barrier(start), last.iterate)
     return Update(delta, last.iterate, extra, kept, path)
 
 
