@@ -16,7 +16,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from torch_loop import fastest_threads
-from torch_parts import Network, Params, as_images, distance, from_ours, init_params
+from torch_parts import Network, Params, as_images, distance, from_ours, init_params, use_tf32
 
 
 def make_run(setting: Setting, params: Params, images: np.ndarray, labels: np.ndarray) -> tuple[Callable, Network]:
@@ -53,10 +53,12 @@ def make_run(setting: Setting, params: Params, images: np.ndarray, labels: np.nd
 
 
 def prepare(setting: Setting, device: str, check: str) -> Ready:
+    use_tf32(False)
     work = read_work(check)
     run, network = make_run(work.setting, from_ours(work.setting, work.start, device), work.x[:, 0, 0], work.y[:, 0, 0])
     run(1)
     error = distance(work.setting, list(network.weights), work)
+    use_tf32(device == "cuda")
     run, _ = make_run(setting, init_params(setting, device), *random_clients(setting))
     threads = fastest_threads(run) if device == "cpu" else 1
     torch.set_num_threads(threads)

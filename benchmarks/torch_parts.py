@@ -23,6 +23,12 @@ NUM_CONVOLUTIONS = {"mlp": 0, "cnn": 2}
 NUM_DRAWS = {"fedavg": 1, "first_order": 2, "hessian_free": 3, "exact": 3, "apfl": 1, "moreau": 1}
 
 
+def use_tf32(on: bool) -> None:
+    """On a GPU, products in TF32 as ours are; off to compare results, where sums in another order end 5 % apart."""
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
 def shapes(setting: Setting) -> list[tuple[int, ...]]:
     """The shapes of the weights: convolutions 3x3 of 32 and 64 channels for the "cnn", then the dense layers."""
     kernels: list[tuple[int, ...]] = []

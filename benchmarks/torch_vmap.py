@@ -21,6 +21,7 @@ from torch_parts import (
     make_loss,
     make_step,
     shapes,
+    use_tf32,
 )
 
 
@@ -125,9 +126,9 @@ def agreement(work: Work, device: str) -> float:
 
 
 def prepare(setting: Setting, device: str, check: str) -> Ready:
-    if device == "cuda":
-        torch.set_float32_matmul_precision("high")
+    use_tf32(False)
     error = agreement(read_work(check), device)
+    use_tf32(device == "cuda")
     images, labels = random_clients(setting)
     data = as_images(setting, images, device), torch.from_numpy(labels).to(device)
     cohorts = Cohorts(setting, init_params(setting, device), data)

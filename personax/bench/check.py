@@ -38,12 +38,12 @@ def small(setting: Setting, epoch: bool) -> Setting:
 
 
 def write_work(setting: Setting, path: Path, epoch: bool = False) -> None:
-    """One round of ours: its setting, batches, and the models before and after."""
+    """One round of ours in float32: its setting, batches, and the models before and after."""
     setting = small(setting, epoch)
     federation, task, key = make_federation(setting), make_task(setting), jax.random.key(0)
     rows = first_batches(setting, federation, key)
     start = task.model.init(jax.random.key(1), jnp.asarray(federation.x[:1], float))
-    run = {"key": key, "params": start}
+    run = {"key": key, "params": start, "precision": "float32"}
     end = px.simulate(make_algorithm(setting), task, federation, make_schedule(setting), **run)
     before, after = layers_of(start), layers_of(end.params)
     if setting.algorithm == "apfl":  # the mean of the clients' own models follows

@@ -24,7 +24,7 @@ from personax.bench.setting import SETTING
 from personax.bench.start import measure_start
 from personax.bench.workloads import Row, rows
 
-AGREES = 0.02  # of how far the parameters moved: TF32 and two sums in different orders stay below
+AGREES = 0.02  # of how far the parameters moved: float32 sums in different orders stay below
 PATIENCE = 600.0  # seconds that a side may take to answer
 
 
