@@ -33,7 +33,7 @@ those of growth. The tables are made from the records in [benchmarks/](benchmark
   samples, and its distance from our parameters, relative to how far they moved, is in the record (`error`).
 - A round of PersA-FL is one arrival.
 - Where the setting of a row is `divided`, the cores of a CPU are devices that share the cohort ([scale.md](scale.md)):
-  since 2026-11-16 those of MNIST. The peaks are those of all cores together.
+  since 2026-11-16 those of MNIST and CIFAR. The peaks are those of all cores together.
 
 The peers: *torch*, an eager PyTorch loop; *torch-vmap*, PyTorch with the cohort under `torch.func.vmap`, the step
 compiled by `torch.compile`, and on a GPU the round one CUDA graph; *flower*, Flower's simulation; *pfl*, Apple's pfl,
@@ -49,12 +49,15 @@ TRIED = """## What was tried and did not help
   rows; channels first, which is kept, 13.8; the batch last 13.4, but on 32 and 64 channels of 3 x 3 it is slower; the
   bias as one more row of the kernel 16.3 with channels last and 14.0 with channels first; TF32 or bfloat16 in name
   change nothing, because TF32 is the default there. With 32 and 64 channels, channels first save 5 %.
-- Both ends of a central difference with the batch repeated along them, on an H200: 1.19 for 1.17 ms a round with one
-  seed, 4.21 for 4.42 with ten.
+- A convolution of our own on an H200 (2026-11-16): Triton kernels through Pallas that put patches together inside of
+  the product, and never store them. The second convolution of the CIFAR row takes 122 us forward, 191 for the gradient
+  in the images and 230 for that in the kernel; by patches 328, 386 and 169. That is a fifth of the round at most, for
+  two primitives with rules of their own, and with 16 channels or fewer the kernels are several times slower than
+  patches. Their first form, in a whole round: 11.0 for 10.2 ms.
 - A sum over the cohort's axis for its mean: some 20 times slower on a CPU than a matrix product.
 - Gathering a batch without a barrier behind it: XLA repeats the gather inside each matrix product that reads it.
-- One vmapped gradient for both ends of a central difference on a CPU: slower there than one after another; on a GPU it
-  is the faster one.
+- One vmapped gradient for both ends of a central difference: slower on a CPU than one after another, and on an H200,
+  where kernels of one graph run side by side, 0.98 for 0.97 ms a round with one seed and 3.90 for 3.70 with ten.
 - Loops over one to three adaptation steps: a loop of one step costs copies of the model; they are unrolled.
 - Convolutions on a CPU, each within a tenth of the patches that are used or slower: patches along one axis and one
   product for each row of the kernel, or one product for all rows whose results are shifted and added; patches written
@@ -65,19 +68,24 @@ TRIED = """## What was tried and did not help
   kernel makes a whole round 14 times as long.
 - Convolutions on a CPU, 2026-11-16: both halves of a batch apart, so that their patches are put together at the same
   time, and a barrier before the patches, which XLA removes before it fuses: no difference beyond the noise of 10 %. The
-  5 clients of the CIFAR row on 2 devices: 1.2 times as long, because one device has 3.
+  5 clients on 2 devices: 1.2 times as long, because one device has 3; the row has 8 since.
 - Workload 1 on a CPU, 2026-11-16: the products of a FedAvg step alone, in a loop, reach 59 % of the peak, because each
   is small (40 rows): the share of a round can only lie below. Threefry written out in place of XLA's loop: the same
   time, for the batches of a round take 2 % of it. XLA's multi-output fusion: within 5 %, slower for the Hessian-free
   method.
 - Small models one after another on a CPU: 784-80-60-10 takes 1.4 times as long as under `vmap`, 784-200-200-10 and
   larger ones 0.8 to 0.9 times. Two or five at a time lie in between.
-- On an H200 (2026-11-16, jax 0.11.2; ms a round of FedAvg and of the Hessian-free method, workload 1, where the path
-  that is kept took 0.42 and 1.19): a gradient of the whole network in two Triton kernels, 0.91 and 3.93, perhaps
+- On an H200 (2026-11-16, jax 0.11.2; ms a round of FedAvg and of the Hessian-free method, workload 1, where one kernel
+  after another took 0.42 and 1.19): a gradient of the whole network in two Triton kernels, 0.91 and 3.93, perhaps
   because a program that holds all layers waits for one small product after another; the ten local steps unrolled,
   0.41 and 1.24; loops inside command buffers, 0.46 and 1.23; no Triton products, 0.66 and 1.82; cuBLASLt, 0.45 and
-  1.22; a number of rounds that is known to the compiler saved 2 %. A step of FedAvg is 21 kernels of 1 to 5 us there,
-  34 us together, and a step of the Hessian-free method 70: fewer kernels would help, faster ones would not.
+  1.22; a number of rounds that is known to the compiler saved 2 %; biases as one more row of the matrices, 0.44 and
+  1.17; the derivative of ELU from its value, 0.37 and 1.14; all fusions in Triton, 0.70 and 1.67. A step of FedAvg is
+  21 kernels of 1 to 5 us there, 34 us together, and a step of the Hessian-free method 70: fewer kernels would help,
+  faster ones would not.
+- The same with the graph that is kept, which took 0.32 and 0.94: without the loops inside, 0.36 and 0.97; with loops
+  that are not unrolled, 0.36 and 0.96; with XLA's double buffering of loops, 0.32 and 0.95; with images made floats
+  when a batch is read, 0.32 and 0.98. 13 kernels of a step wait for each other, which is most of what is left.
 
 These are measured choices of [design.md](design.md).
 
