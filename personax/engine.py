@@ -1,5 +1,6 @@
-"""The compiled part of a run: the clients of a wave vmapped, waves looped over, seeds vmapped."""
+"""The compiled part of a run: the clients of a wave vmapped, waves looped over, seeds vmapped or looped over."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -21,7 +22,9 @@ from personax.tasks import as_inputs
 from personax.typing import Array, Model, Params, Personal, PyTree, Task
 from personax.waves import Plan, Waves
 
-LARGE_MODEL = 600_000  # bytes; measured: 784-150-100-10 is faster under `vmap`, 784-200-200-10 and `cnn3` one by one
+# Bytes; measured: 784-150-100-10 is faster under `vmap`, 784-200-200-10 and `cnn3` one by one. And of all models of a
+# wave: with ten clients seeds of 64-64-10 are as fast together, of 784-20-10 one by one.
+LARGE_MODEL = 600_000
 
 
 @dataclass(frozen=True)
@@ -73,20 +76,38 @@ def advance(
     """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
     step = partial(_wave, program, data, tracker)
     streams_of = lambda key: (run_stream(key, BATCHES), run_stream(key, ITERATES))
-    streams = jax.vmap(streams_of)(key) if program.has_seeds else streams_of(key)
-    if program.has_seeds:
-        step = jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0))
-    axis = int(program.has_seeds)
-    at = lambda index: jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, axis, keepdims=False), waves)
 
-    def more(carry: tuple[Array, State]) -> Array:
-        healthy = jnp.all(carry[1].faults.num == 0) | skips
-        return (carry[0] < stop) & healthy
+    def run(step: Callable[..., State], algorithm: Algorithm, streams: PyTree, waves: Waves, state: State) -> State:
+        axis = waves.client.ndim - 2  # of the waves, behind that of seeds
+        pick = lambda index: lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, axis, keepdims=False)
 
-    def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
-        return carry[0] + 1, step(algorithm, streams, at(carry[0]), carry[1])
+        def more(carry: tuple[Array, State]) -> Array:
+            healthy = jnp.all(carry[1].faults.num == 0) | skips
+            return (carry[0] < stop) & healthy
 
-    return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
+        def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
+            return carry[0] + 1, step(algorithm, streams, jax.tree.map(pick(carry[0]), waves), carry[1])
+
+        return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
+
+    if not program.has_seeds:
+        return run(step, algorithm, streams_of(key), waves, state)
+    given = (jax.vmap(streams_of)(key), waves, state)
+    if not _one_by_one(waves, state):
+        return run(jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0)), algorithm, *given)
+    if program.sweeps:
+        return jax.lax.map(lambda own: run(step, *own), (algorithm, *given))
+    return jax.lax.map(lambda own: run(step, algorithm, *own), given)
+
+
+def _one_by_one(waves: Waves, state: State) -> bool:
+    """Whether seeds run one after another: on a CPU whose caches do not hold the models of a wave in all of them."""
+    num_seeds, _, num_members = waves.client.shape
+    return jax.default_backend() == "cpu" and num_members * _num_bytes(state.server.params) // num_seeds > LARGE_MODEL
+
+
+def _num_bytes(models: Params) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(models))
 
 
 def _wave(
@@ -159,8 +180,7 @@ def _train(
 
 def _default_chunk(models: Params, num_models: int) -> int | None:
     """How many clients to train at once: all, but large models one after another on a CPU, whose caches hold one."""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(models)) // num_models
-    return 1 if jax.default_backend() == "cpu" and size > LARGE_MODEL else None
+    return 1 if jax.default_backend() == "cpu" and _num_bytes(models) // num_models > LARGE_MODEL else None
 
 
 def _receive(

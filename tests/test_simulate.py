@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import personax
-from personax import Federation, simulate
+from personax import Federation, engine, simulate
 from personax.engine import initial_params
 from tests import closed_forms
 from tests.closed_forms import FULL_BATCH, TASK, federation
@@ -132,6 +132,27 @@ def test_arrivals_without_delay_and_a_buffer_of_all_clients_are_rounds():
         assert_close((synchronous.params, synchronous.personal), (buffered.params, buffered.personal), rtol=1e-10)
 
 
+@pytest.fixture(params=[True, False], ids=["one_by_one", "together"])
+def seeds_in_order(request, monkeypatch):
+    """Seeds one after another, as with large models on a CPU, or all at once."""
+    monkeypatch.setattr(engine, "_one_by_one", lambda *_: request.param)
+    engine.advance.clear_cache()
+    yield
+    engine.advance.clear_cache()
+
+
+@pytest.mark.usefixtures("seeds_in_order")
+def test_seeds_of_a_run_are_runs_of_their_own():
+    algorithm, fed, keys = personax.apfl(0.1, 0.5, "step", **STEPS), federation()[0], jax.random.split(KEY, 3)
+    schedules = [personax.rounds(4, 5, 2, key=key) for key in keys]
+    many = simulate(algorithm, TASK, fed, schedules, key=keys, params=START)
+    for at, (key, schedule) in enumerate(zip(keys, schedules, strict=True)):
+        alone = simulate(algorithm, TASK, fed, schedule, key=key, params=START)
+        one = jax.tree.map(lambda leaf, at=at: leaf[at], (many.params, many.personal))
+        assert_close(one, (alone.params, alone.personal), rtol=1e-10)
+
+
+@pytest.mark.usefixtures("seeds_in_order")
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_sweep_is_each_of_its_runs(waits):
     """Numbers of the objective, of the clients' descent and of the server, each algorithm with a seed of its own."""
