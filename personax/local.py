@@ -125,14 +125,14 @@ def local_update(
         if local.clip_norm is not None:
             direction = shrink_to(direction, local.clip_norm)
         changes, state = local.optimizer.at(lr).update(direction, carry.optimizer, carry.iterate)
-        rest = (memory, state, carry.lr_sum + lr)
+        new = _Carry(carry.iterate, memory, state, carry.lr_sum + lr)
         if local.num_epochs is not None:
             # A client with fewer steps stands still after its last. Its changes are chosen, which costs nothing where
             # they are added; choosing between models would copy them.
             going = lambda new, old: jnp.where(index < num_steps, new, old)
+            new = jax.tree.map(going, new, carry)
             changes = jax.tree.map(lambda change: going(change, jnp.zeros_like(change)), changes)
-            rest = jax.tree.map(going, rest, tuple(carry[1:]))
-        new = _Carry(objective.project(optax.apply_updates(carry.iterate, changes)), *rest)
+        new = new._replace(iterate=objective.project(optax.apply_updates(carry.iterate, changes)))
         return new, record(new.iterate, new.memory)
 
     indices = jnp.arange(max_steps)
