@@ -25,6 +25,7 @@ from personax.waves import Plan, Waves
 # Bytes; measured: 784-150-100-10 is faster under `vmap`, 784-200-200-10 and `cnn3` one by one. And of all models of a
 # wave: with ten clients seeds of 64-64-10 are as fast together, of 784-20-10 one by one.
 LARGE_MODEL = 600_000
+LONG_VISIT = 256  # local steps
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,13 @@ class Run(NamedTuple):
     tracker: Tracker | None
     skips: bool  # updates that are not finite
 
-
-# On an NVIDIA GPU a run is one graph, its loops included, in which a kernel starts when what it reads is there.
-_GRAPH = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE",
-    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
-    "xla_gpu_command_buffer_unroll_loops": True,
-}
+    @property
+    def advance(self) -> Callable[..., State]:
+        """The compiled function that takes this run on."""
+        return advance if self.algorithm.local.steps_of(self.program.max_count) <= LONG_VISIT else advance_long
 
 
-@partial(jax.jit, static_argnames=("program",), compiler_options=_GRAPH)
-def advance(
+def _advance(
     program: Program,
     algorithm: Algorithm,
     data: ClientData,
@@ -98,6 +95,17 @@ def advance(
     if program.sweeps:
         return jax.lax.map(lambda own: run(step, *own), (algorithm, *given))
     return jax.lax.map(lambda own: run(step, algorithm, *own), given)
+
+
+# On an NVIDIA GPU a run is one graph, its loops included, in which a kernel starts when what it reads is there. Kernels
+# of a loop's next step are in it, too; not where there would be too many of them.
+_GRAPH = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE",
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+}
+_compiled = partial(jax.jit, _advance, static_argnames=("program",))
+advance = _compiled(compiler_options={**_GRAPH, "xla_gpu_command_buffer_unroll_loops": True})
+advance_long = _compiled(compiler_options=_GRAPH)
 
 
 def _one_by_one(waves: Waves, state: State) -> bool:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from personax.algorithms import Algorithm
 from personax.checks import check_model, check_run
-from personax.engine import Program, Run, advance, initial_params, initialise, replicate
+from personax.engine import Program, Run, initial_params, initialise, replicate
 from personax.federation import Federation
 from personax.iterates import Tracker
 from personax.keys import typed_key
@@ -130,7 +130,7 @@ def _resident(run: Run, seedless: Callable[[np.ndarray], Any]) -> Callable[[Stat
     program, mesh = run.program, run.program.mesh
     waves = jax.device_put(jax.tree.map(seedless, run.plan.waves))
     data, key, waves = replicate(mesh, (run.federation.train, run.key, waves))
-    return lambda state, begin, stop: advance(
+    return lambda state, begin, stop: run.advance(
         program, run.algorithm, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
     )
 

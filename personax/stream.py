@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from personax.engine import Run, advance, replicate
+from personax.engine import Run, replicate
 from personax.federation import Federation
 from personax.results import State
 from personax.store import Store
@@ -80,7 +80,7 @@ class Streamed:
             now = state._replace(personal=self._states(block, before))
             data, key, waves = replicate(mesh, (own, run.key, block.waves))
             given = (run.program, run.algorithm, data, key, waves, run.tracker)
-            state = advance(*given, now, 0, block.num_waves, run.skips)
+            state = run.advance(*given, now, 0, block.num_waves, run.skips)
             self._settle(before)
             before = block, state
         self._settle(before)

@@ -1,7 +1,6 @@
 """Every recipe, every invariant."""
 
 import dataclasses
-import sys
 import tomllib
 
 import jax
@@ -11,6 +10,7 @@ import pytest
 import tomli_w
 
 import personax
+from personax import engine
 from personax import simulate as run
 from personax.engine import advance
 from personax.results import State
@@ -82,7 +82,7 @@ def test_float32_stays_float32_and_trees_keep_their_shape(name, monkeypatch):
         shapes.append(advance.eval_shape(program, *arguments))
         return next(one for one in arguments if isinstance(one, State))
 
-    monkeypatch.setattr(sys.modules["personax.simulate"], "advance", trace_only)
+    monkeypatch.setattr(engine, "advance", trace_only)
     before = simulate(name, params=params).snapshot.state
     kinds = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
     assert kinds(before) == kinds(shapes[0]) and kinds(before.server.params) == kinds(params)

@@ -1,7 +1,6 @@
 """What a compiled run needs of the device's memory, and how many clients it trains at once."""
 
 import dataclasses
-import sys
 
 import jax
 import numpy as np
@@ -28,7 +27,7 @@ def lowered():
         return next(one for one in arguments if isinstance(one, State))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["personax.simulate"], "advance", take)
+        patch.setattr(engine, "advance", take)
         key = jax.random.key(0)
         algorithm = personax.fedavg(0.1, num_steps=2, batch_size=BATCH)
         personax.simulate(algorithm, task, fed, personax.rounds(COHORT, 1, key=key), key=key)

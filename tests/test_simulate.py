@@ -141,6 +141,16 @@ def seeds_in_order(request, monkeypatch):
     engine.advance.clear_cache()
 
 
+def test_long_visits_have_a_program_of_their_own(monkeypatch):
+    """On a GPU the loop of their steps is not written out."""
+    algorithm, before = personax.fedavg(0.1, **STEPS), engine.advance_long._cache_size()
+    short = run(algorithm)
+    assert engine.advance_long._cache_size() == before
+    monkeypatch.setattr(engine, "LONG_VISIT", STEPS["num_steps"] - 1)
+    assert_close(run(algorithm).params, short.params, rtol=0, atol=0)
+    assert engine.advance_long._cache_size() == before + 1
+
+
 @pytest.mark.usefixtures("seeds_in_order")
 def test_seeds_of_a_run_are_runs_of_their_own():
     algorithm, fed, keys = personax.apfl(0.1, 0.5, "step", **STEPS), federation()[0], jax.random.split(KEY, 3)

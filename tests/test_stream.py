@@ -235,7 +235,7 @@ def test_what_is_on_the_device_does_not_depend_on_the_number_of_clients(monkeypa
     """A million clients, whose data is one row seen ten million times: nothing is computed, and the inputs counted."""
     seen = []
     state_of = lambda inputs: next(one for one in inputs if isinstance(one, State))
-    monkeypatch.setattr(stream, "advance", lambda *inputs: seen.append(inputs) or state_of(inputs))
+    monkeypatch.setattr(personax.engine, "advance", lambda *inputs: seen.append(inputs) or state_of(inputs))
     num, cohort = 1_000_000, 20
     x, y = np.broadcast_to(np.zeros((1, 6), np.uint8), (10 * num, 6)), np.broadcast_to(np.zeros(1, int), 10 * num)
     fed = personax.Federation(x, y, np.arange(0, 10 * num + 1, 10))
