@@ -12,7 +12,7 @@ from personax.config import Terms
 from personax.live import journal as journal_module
 from personax.live.book import Arrived
 from personax.live.journal import Journal, read_lines
-from personax.live.messages import Mismatch, checksum
+from personax.live.messages import Mismatch
 from personax.live.results import journal_schedule
 from tests.live_parts import NAMES, make_book, recipe
 
@@ -23,7 +23,7 @@ def upload(book, update, scale=0.01, version=None, id=None):
     shapes = {"delta": book.recipe.params_shape, "extra": book.recipe.extra_shape}
     content = book.recipe.up.encode(jax.tree.map(lambda leaf: np.full(leaf.shape, scale, leaf.dtype), shapes))
     version = book.version if version is None else version
-    return Arrived(id or f"id-{update}", update, version, 1.0, content, checksum(content))
+    return Arrived(id or f"id-{update}", update, version, 1.0, content)
 
 
 def state_of(book):

@@ -19,7 +19,6 @@ from personax.flower.arrays import Arrays, to_tree
 from personax.flower.channel import PROTOCOL
 from personax.flower.records import from_content, to_content, to_record
 from personax.live.book import Arrived, Book
-from personax.live.messages import checksum
 from personax.live.recipe import Recipe
 from personax.values import require_nonnegative, require_positive
 
@@ -272,7 +271,7 @@ def arrived_of(recipe: Recipe, told: dict[str, Any], arrays: Arrays) -> Arrived:
         raise Failed(f"The upload is not what was agreed: {error}") from None
     if not 0 < weight < 2**31:
         raise Failed(f"`samples` must be positive, got {weight}.")
-    return Arrived(*described, weight, content, checksum(content))
+    return Arrived(*described, weight, content)
 
 
 def report_of(recipe: Recipe, told: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from personax.config import Terms
 from personax.keys import host_generator
 from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
 from personax.live.journal import Journal, Record
-from personax.live.messages import Buffers, Content, Mismatch, checksum_of, room_for
+from personax.live.messages import Buffers, Content, Mismatch, room_for
 from personax.live.recipe import Recipe
 from personax.typing import PyTree
 
@@ -32,14 +32,13 @@ logger = logging.getLogger("personax.live")
 
 
 class Arrived(NamedTuple):
-    """An upload as it came in, whole and with the right checksum."""
+    """An upload as it came in, whole."""
 
     id: str
     update: int  # the client's own count
     version: int  # of the model that it started from
     num_samples: float
     content: Content
-    check: int
 
 
 class Settled(NamedTuple):
@@ -55,7 +54,6 @@ class Published(NamedTuple):
     version: int
     buffers: Buffers  # its safetensors bytes
     num_bytes: int
-    check: int
     num_events: int  # that led to it
 
     @property
@@ -166,8 +164,7 @@ class Book:
         if made is None or made.version != self.version:
             down = self.recipe.down
             buffers = down.buffers({"params": self.state.params, "shared": self.state.shared})
-            described = (buffers, down.num_bytes, checksum_of(buffers))
-            made = self._published = Published(self.version, *described, self.ledger.num_events)
+            made = self._published = Published(self.version, buffers, down.num_bytes, self.ledger.num_events)
         return made
 
     # What happens
@@ -218,7 +215,7 @@ class Book:
             **({"norm": norm, "scale": scale, "samples": arrived.num_samples} if applied else {}),
         }
         if applied:
-            self._note(about, arrived.content, arrived.check)
+            self._note(about, arrived.content)
         else:
             self._note(about)
         if settled.outcome == "refused":
@@ -337,8 +334,8 @@ class Book:
         self.ledger.seats[name] = seat._replace(num_refused=seat.num_refused + 1)
         return settled
 
-    def _note(self, about: dict[str, Any], arrays: Content = b"", check: int | None = None) -> None:
-        self._fold(self.journal.append({**about, "time": round(self.now, 3)}, arrays, check))
+    def _note(self, about: dict[str, Any], arrays: Content = b"") -> None:
+        self._fold(self.journal.append({**about, "time": round(self.now, 3)}, arrays))
 
     def _fold(self, record: Record) -> None:
         """Change the state by what happened; the same now and after a restart."""

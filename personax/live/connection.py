@@ -120,11 +120,11 @@ class Connection:
             num_samples=num_samples,
             want_model=want_model,
             num_bytes=num_bytes,
-            checksum=checksum_of(buffers),
         )
         if num_bytes <= PIECE:  # one message each way
             upload = wire.Part(about, buffers)
             return self._again(lambda: self._alone(self._unary("Exchange", upload)))
+        about.checksum = checksum_of(buffers)
         return self._again(lambda: self._gathered("Send", _parts(buffers, about)))
 
     def report(
@@ -173,7 +173,7 @@ class Connection:
     def _alone(self, part: wire.Part) -> Newest:
         """A model that came in one message: its content is a view of it."""
         first = self._allowed(part.about)
-        return _newest(first, None if first.unchanged else whole(part.data, first.num_bytes, first.checksum))
+        return _newest(first, None if first.unchanged else whole(part.data, first.num_bytes))
 
     def _allowed(self, first: Any) -> Any:
         """What a model says of itself, if it is not too long."""

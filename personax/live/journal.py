@@ -47,17 +47,13 @@ class Journal:
         self.text = os.open(self.lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._begin_segment()
 
-    def append(self, about: dict[str, Any], arrays: Content = b"", check: int | None = None) -> Record:
-        """Write the next record; when this returns, the end of this process cannot lose it.
-
-        `check` is the arrays' checksum, if it is known.
-        """
+    def append(self, about: dict[str, Any], arrays: Content = b"") -> Record:
+        """Write the next record; when this returns, the end of this process cannot lose it."""
         if self.broken:
             raise OSError(f"{self.log} cannot be written to, and the server must stop. Make room and start it again.")
         record = Record({"number": self.last + 1, **about}, arrays)
         words = json.dumps(record.about).encode()
-        check = checksum(arrays) if check is None else check
-        head = _HEAD.pack(_MARK, len(words), len(arrays), checksum(words), check)
+        head = _HEAD.pack(_MARK, len(words), len(arrays), checksum(words), checksum(arrays))
         self.broken = True
         _write(self.segment, [head, words, arrays], self.end)
         if self.sync:

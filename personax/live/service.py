@@ -22,7 +22,7 @@ from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
 from personax.live.gate import Denied, Gate
-from personax.live.messages import PIECE, Broken, Collector, Content, Mismatch, pieces, whole
+from personax.live.messages import PIECE, Broken, Collector, Content, Mismatch, checksum_of, pieces, whole
 from personax.live.ports import listen, options
 from personax.live.standing import Standing, standing_of
 
@@ -117,7 +117,7 @@ class Service:
         with self.gate.stream(who.name):
             first = upload.about
             self._check_announced(who, first)
-            arrived = self._arrived(who, first, partial(whole, upload.data, first.num_bytes, first.checksum))
+            arrived = self._arrived(who, first, partial(whole, upload.data, first.num_bytes))
             fits = self.book.recipe.down.num_bytes <= PIECE
             settled, newest = await self._work(self._settle, who.name, arrived, first.want_model and fits)
             if newest is None:
@@ -227,6 +227,7 @@ class Service:
         async with self.transfers:
             sent: Published = newest or self.book.fresh or await self._work(self.book.published)
             about = self._with_model(name, settled, sent)
+            about.checksum = checksum_of(sent.buffers)
             for piece in pieces(sent.buffers):
                 yield wire.Part(about, piece)
                 about = wire.Model()
@@ -235,8 +236,7 @@ class Service:
         """What is said before a model."""
         self.book.hand_out(name, newest.version, newest.num_events)
         self.bytes_down += newest.num_bytes
-        described = {"version": newest.version, "num_bytes": newest.num_bytes, "checksum": newest.check}
-        return wire.Model(**self._told(name, settled), **described)
+        return wire.Model(**self._told(name, settled), version=newest.version, num_bytes=newest.num_bytes)
 
     def _without_model(self, name: str, settled: Settled) -> wire.Part:
         """An answer without a model: the client has it, or does not want it."""
@@ -298,7 +298,7 @@ class Service:
             raise self.gate.deny(
                 who.name, "samples", Code.INVALID_ARGUMENT, f"`num_samples` must be positive, got {weight}."
             )
-        return Arrived(first.id, first.update, first.version, weight, content, first.checksum)
+        return Arrived(first.id, first.update, first.version, weight, content)
 
     def _settle(self, name: str, arrived: Arrived, want_model: bool) -> tuple[Settled, Published | None]:
         """In the worker: settle an upload and, if it is wanted, encode the newest model."""
