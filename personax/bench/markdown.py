@@ -29,8 +29,8 @@ those of growth. The tables are made from the records in [benchmarks/](benchmark
   product at the precision stated and of the largest copy, measured before the first row and at each turn; the best
   counts.
 - *compile*: the first run less the second. *peak*: of the accelerator, or of the process on a CPU.
-- Peers do the same work: before they are timed, each repeats a round of ours from the same parameters on the same
-  samples, and its distance from our parameters, relative to how far they moved, is in the record (`error`).
+- Peers do the same work: before they are timed, each repeats a round of ours in float32 from the same parameters on the
+  same samples, and its distance from our parameters, relative to how far they moved, is in the record (`error`).
 - A round of PersA-FL is one arrival.
 - Where the setting of a row is `divided`, the cores of a CPU are devices that share the cohort ([scale.md](scale.md)):
   since 2026-11-16 those of MNIST and CIFAR. The peaks are those of all cores together.
