@@ -127,11 +127,7 @@ def local_update(
         changes, state = local.optimizer.at(lr).update(direction, carry.optimizer, carry.iterate)
         new = _Carry(carry.iterate, memory, state, carry.lr_sum + lr)
         if local.num_epochs is not None:
-            # A client with fewer steps stands still after its last. Its changes are chosen, which costs nothing where
-            # they are added; choosing between models would copy them.
-            going = lambda new, old: jnp.where(index < num_steps, new, old)
-            new = jax.tree.map(going, new, carry)
-            changes = jax.tree.map(lambda change: going(change, jnp.zeros_like(change)), changes)
+            new, changes = _while_going(index < num_steps, (new, changes), (carry, optax.tree.zeros_like(changes)))
         new = new._replace(iterate=objective.project(optax.apply_updates(carry.iterate, changes)))
         return new, record(new.iterate, new.memory)
 
@@ -142,11 +138,18 @@ def local_update(
     visit = visit._replace(lr=last.lr_sum)
     full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count)
     kept, extra = objective.finish(last.iterate, last.memory, visit, full)
-    if not objective.federated:
-        return Update(optax.tree.zeros_like(anchor), last.iterate, extra, kept, path)
     # Without the barrier the start of all clients' models, one array each, is kept through the loop and copied for it.
-    delta = jax.tree.map(jnp.subtract, jax.lax.optimization_barrier(start), last.iterate)
+    begun = jax.lax.optimization_barrier(start)
+    delta = jax.tree.map(jnp.subtract, begun, last.iterate) if objective.federated else optax.tree.zeros_like(anchor)
     return Update(delta, last.iterate, extra, kept, path)
+
+
+def _while_going(going: Scalar, new: PyTree, old: PyTree) -> PyTree:
+    """Let a client with fewer steps than others stand still after its last.
+
+    What changes its model is chosen, which costs nothing where it is added; choosing between models would copy them.
+    """
+    return jax.tree.map(lambda a, b: jnp.where(going, a, b), new, old)
 
 
 def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Extra:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from personax.config import Terms
 from personax.keys import host_generator
 from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
 from personax.live.journal import Journal, Record
-from personax.live.messages import Buffers, Content, Mismatch, room_for
+from personax.live.messages import Buffers, Content, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
 from personax.typing import PyTree
 
@@ -48,13 +49,19 @@ class Settled(NamedTuple):
     words: str = ""
 
 
-class Published(NamedTuple):
+@dataclass(frozen=True)
+class Published:
     """A model as clients get it."""
 
     version: int
     buffers: Buffers  # its safetensors bytes
     num_bytes: int
     num_events: int  # that led to it
+
+    @cached_property
+    def check(self) -> int:
+        """Its checksum, which those who get it in pieces need."""
+        return checksum_of(self.buffers)
 
     @property
     def content(self) -> bytes:
@@ -214,10 +221,7 @@ class Book:
             **({"words": settled.words} if settled.words else {}),
             **({"norm": norm, "scale": scale, "samples": arrived.num_samples} if applied else {}),
         }
-        if applied:
-            self._note(about, arrived.content)
-        else:
-            self._note(about)
+        self._note(about, arrived.content if applied else b"")
         if settled.outcome == "refused":
             self._refuse(name, settled)
         self.advance()

@@ -22,7 +22,7 @@ from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
 from personax.live.gate import Denied, Gate
-from personax.live.messages import PIECE, Broken, Collector, Content, Mismatch, checksum_of, pieces, whole
+from personax.live.messages import PIECE, Broken, Collector, Content, Mismatch, pieces, whole
 from personax.live.ports import listen, options
 from personax.live.standing import Standing, standing_of
 
@@ -227,7 +227,7 @@ class Service:
         async with self.transfers:
             sent: Published = newest or self.book.fresh or await self._work(self.book.published)
             about = self._with_model(name, settled, sent)
-            about.checksum = checksum_of(sent.buffers)
+            about.checksum = await self._work(lambda: sent.check)  # it reads all of a large model
             for piece in pieces(sent.buffers):
                 yield wire.Part(about, piece)
                 about = wire.Model()
