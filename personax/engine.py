@@ -26,6 +26,7 @@ from personax.waves import Plan, Waves
 # wave: with ten clients seeds of 64-64-10 are as fast together, of 784-20-10 one by one.
 LARGE_MODEL = 600_000
 LONG_VISIT = 256  # local steps
+ARRIVALS = 8  # whose kernels an accelerator runs as one; more take longer to compile: 32 of them 10 s
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ def _receive(
         now = server.step_if_full(server.receive(now, one), objective, program.num_clients)
         return now, (now.params, now.shared, now.version)
 
-    last, models = jax.lax.scan(arrive, state.server, uploads)
+    unroll = 1 if jax.default_backend() == "cpu" else ARRIVALS
+    last, models = jax.lax.scan(arrive, state.server, uploads, unroll=unroll)
     return last, jax.tree.map(lambda slot, new: slot.at[wave.save].set(new, mode="drop"), state.slots, models)
 
 

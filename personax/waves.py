@@ -43,7 +43,7 @@ def plan_rounds(schedule: Schedule) -> Plan:
 
 
 def plan_arrivals(schedule: Schedule, width: int | None = None, overhead: float = 2.0) -> Plan:
-    """Waves of at most `width` events; by default the power of two for which the run costs least.
+    """Waves of at most `width` events; by default the `best_width`, for which the run costs least.
 
     A wave of width W is taken to cost W + `overhead`: its members, and what starting it costs.
     """
@@ -74,8 +74,9 @@ def wave_bounds(schedule: Schedule) -> np.ndarray:
 
 
 def best_width(lengths: np.ndarray, overhead: float) -> int:
-    """The power of two W that makes `sum ceil(length / W) (W + overhead)` smallest."""
-    widths = 2 ** np.arange(int(np.ceil(np.log2(lengths.max()))) + 1)
+    """The W of 1, 2, 3, 4, 6, 8, 12, 16, ... that makes `sum ceil(length / W) (W + overhead)` smallest."""
+    powers = 2 ** np.arange(int(np.ceil(np.log2(lengths.max()))) + 1)
+    widths = np.union1d(powers, 3 * powers[1:] // 2)
     costs = [np.ceil(lengths / width).sum() * (width + overhead) for width in widths]
     return int(widths[np.argmin(costs)])
 

@@ -59,15 +59,6 @@ def test_a_difference_is_divided_by_twice_the_radius():
     assert distance(found, truth) < 1e-6 * distance(doubled, truth)
 
 
-def test_a_difference_is_the_same_on_every_backend(monkeypatch):
-    loss, params, vector, batch = network()
-    found = []
-    for backend in ("cpu", "gpu"):
-        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        found.append(personax.finite_difference(1e-2)(loss, params, vector, batch))
-    assert distance(*found) < 1e-10
-
-
 def test_first_order_is_zero_and_needs_no_batch():
     loss, params, vector, batch = network()
     product = personax.first_order(loss, params, vector, batch)

@@ -64,3 +64,20 @@ def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatc
     ends = [jax.tree.leaves(one(*arguments).server.params) for one in (whole, divided)]
     for all_at_once, one_by_one in zip(*ends, strict=True):
         np.testing.assert_allclose(one_by_one, all_at_once, rtol=1e-10, atol=1e-12)
+
+
+def test_arrivals_are_applied_on_an_accelerator_as_on_a_cpu(monkeypatch):
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(9, 4)), rng.integers(0, 3, 9)) for _ in range(12)]
+    fed, key = personax.Federation.from_clients(clients), jax.random.key(0)
+    task = personax.classification(personax.mlp((5,), 3))
+    algorithm = personax.fedbuff(0.1, 3, num_steps=2, batch_size=4)
+    schedule = personax.arrivals(12, 50, delays=personax.persafl_delays(12, key=key), key=key)
+    ends = []
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        # Its own, because the backend is asked while tracing; and without the options of an accelerator.
+        monkeypatch.setattr(engine, "advance", jax.jit(engine._advance, static_argnames=("program",)))
+        ends.append(jax.tree.leaves(personax.simulate(algorithm, task, fed, schedule, key=key).params))
+    for unrolled, plain in zip(*ends, strict=True):
+        np.testing.assert_allclose(unrolled, plain, rtol=1e-10)

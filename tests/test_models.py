@@ -135,6 +135,26 @@ def test_mlp_is_its_formula(name, function):
     np.testing.assert_allclose(model.apply(params, x), hidden, rtol=1e-10)
 
 
+def test_derivatives_of_an_mlp_with_elu_are_those_of_its_formula():
+    model, x = mlp((7, 5), 3), images()
+    params, vector = (start(model, x, seed) for seed in (1, 2))
+
+    def formula(params):
+        hidden = x.reshape(4, -1)
+        for name in ("dense_0", "dense_1", "dense_2"):
+            hidden = hidden @ params[name]["kernel"] + params[name]["bias"][None, :]
+            hidden = hidden if name == "dense_2" else jnp.where(hidden > 0, hidden, jnp.exp(hidden) - 1)
+        return jnp.sum(hidden**2)
+
+    losses = (lambda params: jnp.sum(model.apply(params, x) ** 2)), formula
+    forward = lambda loss: jax.jvp(loss, (params,), (vector,))[1]
+    backward = lambda loss: jax.grad(loss)(params)
+    hessian = lambda loss: jax.jvp(jax.grad(loss), (params,), (vector,))[1]
+    for derivative in (forward, backward, hessian):
+        for found, wanted in zip(*map(jax.tree.leaves, map(derivative, losses)), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+
+
 def test_cnn_is_its_formula():
     model = cnn((3,), (), 2, kernel_size=2, padding="VALID", activation="tanh")
     x = images(shape=(2, 6, 5, 2))
