@@ -26,7 +26,7 @@ from personax.values import require_count, require_one_of
 from personax.waves import Plan, plan_arrivals, plan_rounds, stack, widen
 
 CPU_OVERHEAD = 2.0  # of a wave, in members
-LAUNCH_OPERATIONS = 3.4e8  # what an H200 computes, in such small pieces, while the kernels of one gradient are launched
+LAUNCH_OPERATIONS = 2.4e8  # what an H200 computes, in such small pieces, while the kernels of one gradient are launched
 
 
 def simulate(
