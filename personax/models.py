@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from personax.convolution import arrange, convolve, fastest, max_pool, restore
+from personax.convolution import arrange, convolve, fastest, restore
 from personax.typing import Model, Params
 from personax.values import require, require_count, require_one_of, require_positive
 
@@ -230,9 +230,8 @@ def _cnn(
         x = arrange(x, layout)
         for i in range(len(channels)):
             layer = params[f"conv_{i}"]
-            x = convolve(x, layer["kernel"], padding, layout)
             # Bias and activation are monotone, so they commute with the maximum; after it they cost a quarter.
-            x = max_pool(x, layout) if pooled[i] else x
+            x = convolve(x, layer["kernel"], padding, layout, pooled[i])
             x = act(x + jnp.expand_dims(layer["bias"], layout[:3]))
         return _apply_dense(params, _flatten(restore(x, layout)), len(sizes), act, dropout, key)
 

@@ -1,23 +1,28 @@
-"""Patches against XLA's own convolution, in both layouts; pooling by hand."""
+"""Patches and tiles against XLA's own convolution, in both layouts; pooling by hand."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from personax.convolution import DEEP, FIRST, LAST, arrange, convolve, max_pool, restore
+from personax.convolution import DEEP, FIRST, LAST, _by_patches, _by_tiles, arrange, convolve, max_pool, restore
 
 
 def images(seed, shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
 
 
-def patches(layout):
-    return lambda x, kernel, padding: restore(convolve(arrange(x, layout), kernel, padding, layout), layout)
+def ours(layout, pooled=False):
+    return lambda x, kernel, padding: restore(convolve(arrange(x, layout), kernel, padding, layout, pooled), layout)
 
 
 def native(x, kernel, padding):
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def native_pooled(x, kernel, padding):
+    y = native(x, kernel, padding)
+    return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def assert_trees_close(one, other):
@@ -26,21 +31,25 @@ def assert_trees_close(one, other):
 
 @pytest.mark.parametrize("layout", [LAST, FIRST])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("kernel_shape", [(1, 1), (4, 4), (5, 5), (2, 3)])
+@pytest.mark.parametrize("kernel_shape", [(1, 1), (3, 3), (4, 4), (5, 5), (2, 3)])
 @pytest.mark.parametrize("depth", [2, DEEP])
-def test_patches_and_native_convolution_agree(layout, padding, kernel_shape, depth):
+@pytest.mark.parametrize("pooled", [False, True])
+def test_it_is_the_native_convolution(layout, padding, kernel_shape, depth, pooled):
     x, kernel = images(0, (3, 7, 6, depth)), images(1, (*kernel_shape, depth, 4))
-    theirs, ours = (
+    both = ours(layout, pooled), native_pooled if pooled else native
+    derived = [
         jax.jit(jax.value_and_grad(lambda x, k, conv=conv: jnp.sum(jnp.sin(conv(x, k, padding))), argnums=(0, 1)))
-        for conv in (native, patches(layout))
-    )
-    assert patches(layout)(x, kernel, padding).shape == native(x, kernel, padding).shape
-    assert_trees_close(ours(x, kernel), theirs(x, kernel))
+        for conv in both
+    ]
+    assert both[0](x, kernel, padding).shape == both[1](x, kernel, padding).shape
+    assert_trees_close(derived[0](x, kernel), derived[1](x, kernel))
 
 
 @pytest.mark.parametrize("layout", [LAST, FIRST])
-def test_they_agree_to_second_order_and_under_vmap(layout):
-    x, kernels, direction = images(0, (2, 3, 5, 5, 2)), images(1, (2, 3, 3, 2, 4)), images(2, (2, 3, 3, 2, 4))
+@pytest.mark.parametrize("depth", [2, DEEP])
+def test_they_agree_to_second_order_and_under_vmap(layout, depth):
+    shapes = (2, 3, 5, 5, depth), (2, 3, 3, depth, 4), (2, 3, 3, depth, 4)
+    x, kernels, direction = (images(seed, shape) for seed, shape in enumerate(shapes))
 
     def hvp(conv):
         def one(x, kernel, vector):
@@ -49,7 +58,16 @@ def test_they_agree_to_second_order_and_under_vmap(layout):
 
         return jax.jit(jax.vmap(one))(x, kernels, direction)
 
-    assert_trees_close(hvp(patches(layout)), hvp(native))
+    assert_trees_close(hvp(ours(layout)), hvp(native))
+
+
+def test_tiles_are_as_exact_as_patches_in_float32():
+    x, kernel = images(0, (4, 20, 20, 32)), images(1, (3, 3, 32, 8))
+    wanted = native(x, kernel, "VALID")
+    short = lambda convolve, *given: convolve(*(array.astype(jnp.float32) for array in (x, kernel)), *given)
+    error = lambda found: float(jnp.sqrt(jnp.mean((found - wanted) ** 2) / jnp.mean(wanted**2)))
+    assert error(short(_by_patches, LAST)) < 3e-7
+    assert error(short(_by_tiles, False)) < 3e-7
 
 
 @pytest.mark.parametrize("layout", [LAST, FIRST])
