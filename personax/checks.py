@@ -57,9 +57,11 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
     """Whether the task's model takes the clients' data, and its targets are what the task expects."""
     x, y = federation.first_sample
     try:
-        shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(x)) if params is None else params)
-        batch = Batch(x, y, np.ones(1, np.float32), jax.random.key(0))  # pyright: ignore[reportArgumentType]
-        outputs = jax.eval_shape(lambda params: task.model.apply(params, as_inputs(x)), shapes)
+        # JAX keeps what it traces by the function: those of a task are traced once, however often they are checked.
+        key, inputs = jax.random.key(0), jax.eval_shape(as_inputs, x)
+        shapes = jax.eval_shape(task.model.init, key, inputs) if params is None else params
+        batch = Batch(x, y, np.ones(1, np.float32), key)  # pyright: ignore[reportArgumentType]
+        outputs = jax.eval_shape(task.model.apply, shapes, inputs)
         loss = jax.eval_shape(task.loss, shapes, batch)
     except (TypeError, ValueError) as error:
         given = f"samples of shape {x.shape[1:]} and type {x.dtype}"

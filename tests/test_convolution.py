@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from personax import convolution
 from personax.convolution import DEEP, FIRST, LAST, _by_patches, _by_tiles, arrange, convolve, max_pool, restore
 
 
@@ -34,7 +35,9 @@ def assert_trees_close(one, other):
 @pytest.mark.parametrize("kernel_shape", [(1, 1), (3, 3), (4, 4), (5, 5), (2, 3)])
 @pytest.mark.parametrize("depth", [2, DEEP])
 @pytest.mark.parametrize("pooled", [False, True])
-def test_it_is_the_native_convolution(layout, padding, kernel_shape, depth, pooled):
+@pytest.mark.parametrize("tiled", [False, True])
+def test_it_is_the_native_convolution(layout, padding, kernel_shape, depth, pooled, tiled, monkeypatch):
+    monkeypatch.setattr(convolution, "TILED", (1, 3) if tiled else (99, 99))
     x, kernel = images(0, (3, 7, 6, depth)), images(1, (*kernel_shape, depth, 4))
     both = ours(layout, pooled), native_pooled if pooled else native
     derived = [
@@ -46,9 +49,10 @@ def test_it_is_the_native_convolution(layout, padding, kernel_shape, depth, pool
 
 
 @pytest.mark.parametrize("layout", [LAST, FIRST])
-@pytest.mark.parametrize("depth", [2, DEEP])
-def test_they_agree_to_second_order_and_under_vmap(layout, depth):
-    shapes = (2, 3, 5, 5, depth), (2, 3, 3, depth, 4), (2, 3, 3, depth, 4)
+@pytest.mark.parametrize("tiled", [False, True])
+def test_they_agree_to_second_order_and_under_vmap(layout, tiled, monkeypatch):
+    monkeypatch.setattr(convolution, "TILED", (1, 3) if tiled else (99, 99))
+    shapes = (2, 3, 5, 5, 2), (2, 3, 3, 2, 4), (2, 3, 3, 2, 4)
     x, kernels, direction = (images(seed, shape) for seed, shape in enumerate(shapes))
 
     def hvp(conv):
