@@ -69,11 +69,12 @@ TRIED = """## What was tried and did not help
 - Convolutions on a CPU, 2026-11-16: both halves of a batch apart, so that their patches are put together at the same
   time, and a barrier before the patches, which XLA removes before it fuses: no difference beyond the noise of 10 %. The
   5 clients on 2 devices: 1.2 times as long, because one device has 3; the row has 8 since.
-- Convolutions on a CPU, 2026-11-16: Winograd's F(2x2, 3x3), which is kept for 3 x 3 kernels on images of 32 channels and
-  18 pixels a side or more. The second convolution of the CIFAR row, pooled, takes 2.5 ms forward and 11 with its
+- Convolutions on a CPU, 2026-11-16: Winograd's F(2x2, 3x3), which is kept for 3 x 3 kernels on images of 32 channels
+  and 18 pixels a side or more. The second convolution of the CIFAR row, pooled, takes 2.5 ms forward and 11 with its
   gradients on one core; by patches 4.8 and 17. Parts taken by indexing in place of a split: 29 with the gradients,
-  because each part's gradient is then an array of zeros, but for it. With 16 channels, or on images of 10 pixels a side, up
-  to a third slower than patches. A floor counts the operations of the way that is taken: since then half as many.
+  because each part's gradient is then an array of zeros, but for it. With 16 channels, or on images of 10 pixels a
+  side, up to a third slower than patches. A floor counts the operations of the way that is taken: since then half as
+  many.
 - Workload 1 on a CPU, 2026-11-16: the products of a FedAvg step alone, in a loop, reach 59 % of the peak, because each
   is small (40 rows): the share of a round can only lie below. Threefry written out in place of XLA's loop: the same
   time, for the batches of a round take 2 % of it. XLA's multi-output fusion: within 5 %, slower for the Hessian-free
