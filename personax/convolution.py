@@ -110,6 +110,7 @@ def _kernel_sums(kernel: Array) -> list[Array]:
 
 
 def _pixel_sums(products: Sequence[Array]) -> list[Array]:
+    """Of the products of each row or column of a tile: its two pixels."""
     m0, m1, m2, m3 = products
     return [m0 + m1 + m2, m1 - m2 - m3]
 
