@@ -7,6 +7,7 @@ are in use at the same time.
 """
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -96,13 +97,13 @@ def _assign_slots(schedule: Schedule, bounds: np.ndarray) -> tuple[np.ndarray, i
     last_use = np.full(schedule.num_events + 1, -1)
     np.maximum.at(last_use, schedule.started_at, wave_of)
     slots, free, num_slots = np.full(schedule.num_events + 1, -1), [], 0
-    expiring: dict[int, list[int]] = {}
+    expiring: list[tuple[int, int]] = []  # a heap of last uses and slots
     for model in np.flatnonzero(last_use >= 0).tolist():
         made_in = wave_of[model - 1] if model else -1
-        for wave in [w for w in expiring if w <= made_in]:
-            free.extend(expiring.pop(wave))
+        while expiring and expiring[0][0] <= made_in:
+            free.append(heappop(expiring)[1])
         slots[model], num_slots = (free.pop(), num_slots) if free else (num_slots, num_slots + 1)
-        expiring.setdefault(int(last_use[model]), []).append(int(slots[model]))
+        heappush(expiring, (int(last_use[model]), int(slots[model])))
     return slots, num_slots
 
 
