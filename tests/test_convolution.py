@@ -30,22 +30,32 @@ def assert_trees_close(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), one, other)
 
 
-@pytest.mark.parametrize("layout", [LAST, FIRST])
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("kernel_shape", [(1, 1), (3, 3), (4, 4), (5, 5), (2, 3)])
-@pytest.mark.parametrize("depth", [2, DEEP])
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("tiled", [False, True])
-def test_it_is_the_native_convolution(layout, padding, kernel_shape, depth, pooled, tiled, monkeypatch):
-    monkeypatch.setattr(convolution, "TILED", (1, 3) if tiled else (99, 99))
-    x, kernel = images(0, (3, 7, 6, depth)), images(1, (*kernel_shape, depth, 4))
-    both = ours(layout, pooled), native_pooled if pooled else native
+def assert_the_same(ours, theirs, x, kernel, padding):
     derived = [
         jax.jit(jax.value_and_grad(lambda x, k, conv=conv: jnp.sum(jnp.sin(conv(x, k, padding))), argnums=(0, 1)))
-        for conv in both
+        for conv in (ours, theirs)
     ]
-    assert both[0](x, kernel, padding).shape == both[1](x, kernel, padding).shape
+    assert ours(x, kernel, padding).shape == theirs(x, kernel, padding).shape
     assert_trees_close(derived[0](x, kernel), derived[1](x, kernel))
+
+
+@pytest.mark.parametrize("layout", [LAST, FIRST])
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("kernel_shape", [(1, 1), (4, 4), (5, 5), (2, 3)])
+@pytest.mark.parametrize("depth", [2, DEEP])
+def test_patches_are_the_native_convolution(layout, padding, kernel_shape, depth):
+    x, kernel = images(0, (3, 7, 6, depth)), images(1, (*kernel_shape, depth, 4))
+    assert_the_same(ours(layout), native, x, kernel, padding)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("size", [(7, 6), (8, 9)])
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("tiled", [(1, 3), (99, 99)])
+def test_tiles_are_the_native_convolution(padding, size, pooled, tiled, monkeypatch):
+    monkeypatch.setattr(convolution, "TILED", tiled)
+    x, kernel = images(0, (3, *size, 2)), images(1, (3, 3, 2, 4))
+    assert_the_same(ours(LAST, pooled), native_pooled if pooled else native, x, kernel, padding)
 
 
 @pytest.mark.parametrize("layout", [LAST, FIRST])
