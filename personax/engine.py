@@ -119,6 +119,18 @@ def _num_bytes(models: Params) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(models))
 
 
+class _Trained(NamedTuple):
+    """Updates, from their training to their arrival."""
+
+    update: Update
+    client: Array  # its place in the data
+    event: Array
+    version: Array  # that it started from
+    counts: Array  # whether the schedule lets the server have it
+    finite: Array
+    stage: Array  # the first that is not
+
+
 def _wave(
     program: Program,
     data: ClientData,
@@ -128,25 +140,38 @@ def _wave(
     wave: Waves,
     state: State,
 ) -> State:
-    """Train the members of one wave, then let the server receive them."""
+    """Train the members of one wave, then let the server receive those whose turn it is."""
     synchronous = algorithm.server.buffer_size is None
     now = (state.server.params, state.server.shared, state.server.version)
     anchors = now if synchronous else jax.tree.map(lambda leaf: leaf[wave.read], state.slots)
     updates = _train(program, algorithm, data, tracker, streams[0], wave, state.personal, anchors)
-    finite, stage = _finite(updates)
-    usable = wave.valid & finite
-    target = jnp.where(usable, wave.client, len(data.start))
-    personal = jax.tree.map(lambda a, new: a.at[target].set(new, mode="drop"), state.personal, updates.personal)
     version = jnp.broadcast_to(anchors[2], wave.client.shape)
-    weight = data.num_samples[wave.client].astype(float)
-    uploads = Upload(updates.delta, updates.end, updates.extra, version, weight, usable & wave.aggregated)
+    trained = _Trained(updates, wave.client, wave.event, version, wave.aggregated, *_finite(updates))
+    held, arrived = (), wave.valid
+    if not synchronous:
+        trained = _uploaded(trained, algorithm)
+        put = lambda place, new: place.at[wave.hold].set(new.astype(place.dtype), mode="drop")
+        held = jax.tree.map(put, state.held, trained)
+        trained, arrived = jax.tree.map(lambda place: place[wave.take], held), wave.take >= 0
+    usable = arrived & trained.finite
+    target = jnp.where(usable, trained.client, len(data.start))
+    update = trained.update
+    personal = jax.tree.map(lambda a, new: a.at[target].set(new, mode="drop"), state.personal, update.personal)
+    weight = data.num_samples[trained.client].astype(float)
+    uploads = Upload(update.delta, update.end, update.extra, trained.version, weight, usable & trained.counts)
     tracked = state.tracked
     if tracker is not None:
         iterates, memories = updates.path
         path = Path(now[0], iterates, memories, target, usable, state.server.version, streams[1])
         tracked = tracker.update(tracked, path, state.personal)
     server, slots = _receive(program, algorithm, state, uploads, wave)
-    return State(server, personal, slots, tracked, _note(state.faults, wave, finite, stage))
+    return State(server, personal, slots, held, tracked, _note(state.faults, trained, arrived))
+
+
+def _uploaded(trained: _Trained, algorithm: Algorithm) -> _Trained:
+    """What must wait with an update: what the server looks at, and no path."""
+    unused = {"end": ()} if algorithm.server.applies == "deltas" else {"delta": ()}
+    return trained._replace(update=trained.update._replace(path=(), **unused))
 
 
 def _train(
@@ -224,16 +249,16 @@ def _finite(updates: Update) -> tuple[Array, Array]:
     return good.all(axis=0), jnp.argmin(good, axis=0)
 
 
-def _note(faults: Faults, wave: Waves, finite: Array, stage: Array) -> Faults:
-    bad = wave.valid & ~finite
-    events = jnp.where(bad, wave.event, NO_EVENT)
+def _note(faults: Faults, trained: _Trained, arrived: Array) -> Faults:
+    bad = arrived & ~trained.finite
+    events = jnp.where(bad, trained.event, NO_EVENT)
     first = jnp.argmin(events)
     earlier = events[first] < faults.event
     pick = lambda new, old: jnp.where(earlier, new[first], old)
     return Faults(
         faults.num + bad.sum(dtype=jnp.int32),
         pick(events.astype(jnp.int32), faults.event),
-        pick(stage.astype(jnp.int32), faults.stage),
+        pick(trained.stage.astype(jnp.int32), faults.stage),
     )
 
 
@@ -267,7 +292,7 @@ def first_params(model: Model, x: Array, key: Array, has_seeds: bool = False) ->
     return jax.vmap(init)(key) if has_seeds else init(key)
 
 
-@partial(jax.jit, static_argnames=("program", "num_personal", "num_slots"))
+@partial(jax.jit, static_argnames=("program", "num_personal", "num_slots", "num_places"))
 def initialise(
     program: Program,
     algorithm: Algorithm,
@@ -275,6 +300,7 @@ def initialise(
     tracker: Tracker | None,
     num_personal: int,
     num_slots: int,
+    num_places: int,
 ) -> State:
     """The state before the first event, for each seed, with the personal states of so many clients."""
 
@@ -285,9 +311,14 @@ def initialise(
         server = algorithm.server.init(objective, params, extra)
         personal = repeat(own, num_personal)
         slots = repeat((server.params, server.shared, server.version), num_slots)
+        held = ()
+        if num_places:
+            count, flag = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+            update = Update(params, params, server.pending_extra, own, ())
+            held = repeat(_uploaded(_Trained(update, count, count, count, flag, flag, count), algorithm), num_places)
         tracked = () if tracker is None else tracker.init(params, personal)
         none = jnp.full((), NO_EVENT, jnp.int32)
-        return State(server, personal, slots, tracked, Faults(jnp.zeros((), jnp.int32), none, none))
+        return State(server, personal, slots, held, tracked, Faults(jnp.zeros((), jnp.int32), none, none))
 
     of_seeds = jax.vmap(one, in_axes=(0 if program.sweeps else None, 0))
     return (of_seeds if program.has_seeds else one)(algorithm, params)

@@ -35,6 +35,7 @@ class State(NamedTuple):
     server: ServerState
     personal: Personal  # of all clients; between the waves of a streamed run a `Kept`
     slots: PyTree  # models that are still in use: (params, shared, version)
+    held: PyTree  # updates that wait for their turn
     tracked: PyTree
     faults: Faults
 

@@ -23,7 +23,7 @@ from personax.store import Kept, Store, kept_shapes
 from personax.stream import Stream, Streamed, block_sizes
 from personax.typing import Array, Batch, Params, Task
 from personax.values import require_count, require_one_of
-from personax.waves import Plan, plan_arrivals, plan_rounds, stack, widen
+from personax.waves import Plan, best_width, plan_arrivals, plan_rounds, stack, widen
 
 CPU_OVERHEAD = 2.0  # of a wave, in members
 LAUNCH_OPERATIONS = 2.4e8  # what an H200 computes, in such small pieces, while the kernels of one gradient are launched
@@ -81,7 +81,8 @@ def simulate(
     largest, skips = int(federation.counts.max()), on_nonfinite == "skip"
     program = Program(task, federation.num_clients, largest, cohort_chunk, has_seeds, sweeps, mesh)
     overhead = _overhead(algorithm, task, federation, num_seeds)
-    plan = _plan(algorithm, schedules, wave_width, overhead, 1 if devices is None else len(devices))
+    ahead = tracker is None and stream is None
+    plan = _plan(algorithm, schedules, wave_width, overhead, ahead, 1 if devices is None else len(devices))
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     run = Run(program, algorithm, federation, key, plan, tracker, skips)
     if start is None:
@@ -159,7 +160,8 @@ def state_shapes(
     has_seeds, streams = key.ndim > 0, federation.is_mapped
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     program = Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds)
-    plan = _plan(algorithm, schedules, None, _overhead(algorithm, task, federation, len(schedules)), 1)
+    overhead, ahead = _overhead(algorithm, task, federation, len(schedules)), tracker is None and not streams
+    plan = _plan(algorithm, schedules, None, overhead, ahead, 1)
     run = Run(program, algorithm, federation, key, plan, tracker, skips=False)
     num_personal = 1 if streams else federation.num_clients
     shapes = jax.eval_shape(lambda key: _initial_state(run._replace(key=key), None, num_personal), key)
@@ -186,7 +188,9 @@ def _initial_state(run: Run, params: Params | None, num_personal: int) -> State:
     else:
         given = jax.tree.map(jnp.asarray, params)
         first = repeat(given, len(run.key)) if run.program.has_seeds else given
-    return initialise(run.program, run.algorithm, first, run.tracker, num_personal, run.plan.num_slots)
+    return initialise(
+        run.program, run.algorithm, first, run.tracker, num_personal, run.plan.num_slots, run.plan.num_places
+    )
 
 
 def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
@@ -213,14 +217,19 @@ def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seed
 
 
 def _plan(
-    algorithm: Algorithm, schedules: list[Schedule], wave_width: int | None, overhead: float, num_devices: int
+    algorithm: Algorithm,
+    schedules: list[Schedule],
+    wave_width: int | None,
+    overhead: float,
+    ahead: bool,
+    num_devices: int,
 ) -> Plan:
+    """The waves of all seeds. A tracker, or the blocks of a streamed run, want all that trains in a wave to arrive."""
     if algorithm.server.buffer_size is None:
         plans = [plan_rounds(s) for s in schedules]
     else:
-        first = plan_arrivals(schedules[0], wave_width, overhead)
-        width = first.waves.client.shape[1]
-        plans = [first, *(plan_arrivals(s, width) for s in schedules[1:])]
+        width = wave_width or best_width(schedules[0], overhead, ahead)
+        plans = [plan_arrivals(s, width, ahead=ahead) for s in schedules]
     return widen(stack(plans, schedules[0].num_clients), schedules[0].num_clients, num_devices)
 
 
@@ -228,8 +237,8 @@ def _stops(plan: Plan, schedule: Schedule, wave: int, every: int | None) -> list
     """The waves after which a run pauses: every `every` rounds, or events where there are none, and the end."""
     if every is None:
         return [plan.num_waves]
-    per_wave = schedule.round_ends[plan.waves.event[0]] if schedule.has_rounds else np.ones_like(plan.waves.valid[0])
-    done = np.cumsum((per_wave & plan.waves.valid[0]).sum(axis=1))[: plan.num_waves]
+    counted = schedule.round_ends if schedule.has_rounds else np.ones(schedule.num_events, bool)
+    done = np.r_[0, np.cumsum(counted)][plan.num_arrived[0, : plan.num_waves]]
     marks = np.r_[np.arange(every, done[-1], every), done[-1]]
     stops = np.unique(np.searchsorted(done, marks) + 1)
     stops[-1] = plan.num_waves
@@ -240,12 +249,17 @@ def _check_start(start: Snapshot, plan: Plan, seedless: Callable[[np.ndarray], A
     if isinstance(start.state.personal, Kept) != streams:
         how = "with its clients' states on the " + ("device" if streams else "host")
         raise ValueError(f"`start` is a snapshot of a run {how}. Continue it in the same way: see `stream`.")
-    num_events = seedless(plan.waves.valid[:, : start.wave].sum(axis=(1, 2)))
+    num_events = seedless(_num_arrived(plan, start.wave))
     if np.any(num_events != start.num_events):
         raise ValueError(
             f"`start` has seen {start.num_events} events, which is not where this run pauses ({num_events}). "
             "Continue with the schedule, the seeds and the `wave_width` that it began with."
         )
+
+
+def _num_arrived(plan: Plan, wave: int) -> np.ndarray:
+    """How many events of each seed have arrived before a wave."""
+    return plan.num_arrived[:, wave - 1] if wave else np.zeros(len(plan.num_arrived), int)
 
 
 def _snapshot(
@@ -256,7 +270,7 @@ def _snapshot(
     state: State,
     wave: int,
 ) -> Snapshot:
-    num_events = plan.waves.valid[:, :wave].sum(axis=(1, 2))
+    num_events = _num_arrived(plan, wave)
     times = [s.time[:num].max(initial=0.0) for s, num in zip(schedules, num_events, strict=True)]
     return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)), tuple(schedules), ids)
 

@@ -1,23 +1,26 @@
 """Which events can be trained together.
 
-Consecutive events whose downloads all happened before the first of them, by different clients, form a *wave*: they are
-trained at once and then applied one after another, with the result of one-by-one execution. A model that is needed
-after it has been replaced waits in a slot; slots are assigned here, so that a run holds about as many old models as
-are in use at the same time.
+Events whose downloads have happened, by different clients, form a *wave*: they are trained at once. Then updates arrive
+one after another, in the schedule's order, up to the first that is not trained yet; one that was trained ahead of its
+turn waits in a place until then. The result is that of one-by-one execution. A model that is needed after it has been
+replaced waits in a slot. Places and slots are assigned here, so that a run holds about as many old models as are in use
+at the same time.
 """
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from personax.schedules import Schedule
 
+_AHEAD = 2  # wave widths: how far beyond the next arrival an event may be that is trained
+_SAMPLE = 2048  # events that a width is chosen by
+
 
 class Waves(NamedTuple):
-    """Arrays [waves, width]; entries past the end of a wave are not `valid`."""
+    """Arrays [waves, width] of what is trained, where `valid`; [waves, arrivals] of what arrives then."""
 
     client: Any
     update: Any  # that client's own earlier updates
@@ -25,86 +28,180 @@ class Waves(NamedTuple):
     valid: Any
     aggregated: Any
     read: Any  # the slot of the model that the client had downloaded
-    save: Any  # the slot for the model after this event; past the last slot where it is not needed
+    hold: Any  # the place where the update waits for its turn; past the last place where there is none
+    take: Any  # the places of the updates that arrive, in order; -1 where none does
+    save: Any  # the slot for the model after each of them; past the last slot where it is not needed
 
 
 class Plan(NamedTuple):
-    """The waves of one run, how many of them there are before padding, and how many slots they use."""
+    """The waves of one run, how many there are before padding, and how many slots and places they use."""
 
     waves: Waves
     num_waves: int
     num_slots: int
+    num_places: int
+
+    @property
+    def num_arrived(self) -> np.ndarray:
+        """How many events have arrived after each wave."""
+        return np.cumsum((self.waves.take >= 0).sum(axis=-1), axis=-1)
+
+
+class _Order(NamedTuple):
+    """The wave in which each event is trained, its column there, and the wave after which it arrives."""
+
+    trained: np.ndarray
+    column: np.ndarray
+    arrived: np.ndarray
 
 
 def plan_rounds(schedule: Schedule) -> Plan:
-    """One wave for each round: every member starts from the current model."""
+    """One wave for each round: every member starts from the current model, and arrives at once."""
     num_rounds = int(schedule.round_ends.sum())
-    bounds = np.arange(num_rounds + 1) * (schedule.num_events // num_rounds)
-    return Plan(_table(schedule, bounds, int(bounds[1])), num_rounds, 0)
+    size = schedule.num_events // num_rounds
+    wave, column = np.divmod(np.arange(schedule.num_events), size)
+    waves = _table(schedule, _Order(wave, column, wave), size, size)
+    return Plan(waves._replace(take=np.broadcast_to(np.arange(size), waves.client.shape)), num_rounds, 0, 0)
 
 
-def plan_arrivals(schedule: Schedule, width: int | None = None, overhead: float = 2.0) -> Plan:
+def plan_arrivals(schedule: Schedule, width: int | None = None, overhead: float = 2.0, ahead: bool = True) -> Plan:
     """Waves of at most `width` events; by default the `best_width`, for which the run costs least.
 
-    A wave of width W is taken to cost W + `overhead`: its members, and what starting it costs.
+    Without `ahead` no event is trained ahead of its turn: a wave is consecutive events, which all arrive after it.
     """
-    bounds = wave_bounds(schedule)
-    width = width or best_width(np.diff(bounds), overhead)
-    pieces = [np.arange(a, b, width) for a, b in pairwise(bounds)]
-    bounds = np.r_[np.concatenate(pieces), schedule.num_events]
-    waves = _table(schedule, bounds, width)
-    slots, num_used = _assign_slots(schedule, bounds)
+    width = width or best_width(schedule, overhead, ahead)
+    order = _order(schedule.client, schedule.started_at, width, ahead)
+    slots, num_used = _assign_slots(schedule, order)
     # Shapes that hardly depend on the seed: usually every client has one update in flight, from a model of its own.
     num_slots = schedule.num_clients + 1 if 2 * num_used > schedule.num_clients else _power_of_two(num_used)
+    places, num_places = _assign_places(order), _AHEAD * width if ahead else width
+    waves = _table(schedule, order, width, _num_arrivals(width, ahead))
+    hold = np.where(waves.valid, places[waves.event], num_places)
+    waves.take[order.arrived, _since(order.arrived)] = places
+    waves.save[order.arrived, _since(order.arrived)] = slots[1:]
+    save = np.where(waves.save < 0, num_slots, waves.save)
     read = np.where(waves.valid, slots[schedule.started_at[waves.event]], 0)
-    save = np.where(waves.valid, slots[waves.event + 1], -1)
-    return Plan(waves._replace(read=read, save=np.where(save < 0, num_slots, save)), len(bounds) - 1, num_slots)
+    return Plan(waves._replace(read=read, hold=hold, save=save), len(waves.valid), num_slots, num_places)
 
 
 def wave_bounds(schedule: Schedule) -> np.ndarray:
-    """Where waves begin, and the end: a wave ends before a later download, or before a client's second event."""
-    bounds, members, begin = [0], set(), 0
-    for event, (client, started_at) in enumerate(
-        zip(schedule.client.tolist(), schedule.started_at.tolist(), strict=True)
-    ):
-        if started_at > begin or client in members:
-            bounds.append(event)
-            members, begin = set(), event
-        members.add(client)
-    return np.asarray([*bounds, schedule.num_events])
+    """Where waves of consecutive events begin, and the end: whatever their width."""
+    arrived = _order(schedule.client, schedule.started_at, schedule.num_events, ahead=False).arrived
+    return np.r_[0, np.flatnonzero(np.diff(arrived)) + 1, schedule.num_events]
 
 
-def best_width(lengths: np.ndarray, overhead: float) -> int:
-    """The W of 1, 2, 3, 4, 6, 8, 12, 16, ... that makes `sum ceil(length / W) (W + overhead)` smallest."""
-    powers = 2 ** np.arange(int(np.ceil(np.log2(lengths.max()))) + 1)
-    widths = np.union1d(powers, 3 * powers[1:] // 2)
-    costs = [np.ceil(lengths / width).sum() * (width + overhead) for width in widths]
-    return int(widths[np.argmin(costs)])
+def best_width(schedule: Schedule, overhead: float, ahead: bool = True) -> int:
+    """The W of 1, 2, 3, 4, 6, 8, 12, 16, ... for which the waves of the schedule's first events cost least.
+
+    A wave of width W is taken to cost W + `overhead`: its members, and what starting it costs.
+    """
+    client, started_at = schedule.client[:_SAMPLE], schedule.started_at[:_SAMPLE]
+    num_waves = lambda width: int(_order(client, started_at, width, ahead).arrived[-1]) + 1
+    powers = 2 ** np.arange(schedule.num_clients.bit_length() + 1)
+    fewest = num_waves(int(powers[-1]))  # events wait for each other, not for room
+    at_least = {
+        width: max(len(client) / width, fewest) * (width + overhead)
+        for width in np.union1d(powers, 3 * powers[1:] // 2).tolist()
+    }
+    best, least = 1, np.inf
+    for width, bound in sorted(at_least.items(), key=lambda item: item[1]):
+        if bound >= least:
+            break
+        cost = num_waves(width) * (width + overhead)
+        if cost < least:
+            best, least = width, cost
+    return best
 
 
-def _table(schedule: Schedule, bounds: np.ndarray, width: int) -> Waves:
-    event = bounds[:-1, None] + np.arange(width)
-    valid = event < bounds[1:, None]
-    event = np.where(valid, event, 0)
-    unused = np.zeros_like(event)
+def _num_arrivals(width: int, ahead: bool) -> int:
+    """How many updates may arrive after a wave: more than are trained in it, to make up for the waves with fewer."""
+    return 3 * width // 2 if ahead else width
+
+
+def _order(client: np.ndarray, started_at: np.ndarray, width: int, ahead: bool) -> _Order:
+    """The events in waves of at most `width`: those of the earliest arrivals first."""
+    num, most = len(client), _num_arrivals(width, ahead)
+    # A client starts from its own last state, and from a model that has been downloaded.
+    ready_at = np.maximum(started_at, _previous(client) + 1)
+    queue = np.argsort(ready_at, kind="stable").tolist()
+    times = ready_at.tolist()
+    trained, column, arrived = [-1] * num, [0] * num, [0] * num
+    ready: list[int] = []
+    wave = done = queued = 0
+    while done < num:
+        while queued < num and times[queue[queued]] <= done:
+            heappush(ready, queue[queued])
+            queued += 1
+        members, furthest = 0, done + _AHEAD * width
+        while ready and members < width and ready[0] < furthest and (ahead or ready[0] == done + members):
+            event = heappop(ready)
+            trained[event], column[event] = wave, members
+            members += 1
+        last = min(done + most, num)
+        while done < last and trained[done] >= 0:
+            arrived[done] = wave
+            done += 1
+        wave += 1
+    return _Order(np.asarray(trained), np.asarray(column), np.asarray(arrived))
+
+
+def _previous(client: np.ndarray) -> np.ndarray:
+    """The event before each of the same client; -1 for the first."""
+    order = np.argsort(client, kind="stable")
+    before = np.r_[-1, order[:-1]]
+    before[np.r_[True, client[order][1:] != client[order][:-1]]] = -1
+    found = np.empty(len(client), int)
+    found[order] = before
+    return found
+
+
+def _since(arrived: np.ndarray) -> np.ndarray:
+    """How many events have arrived after the same wave before each."""
+    return np.arange(len(arrived)) - np.searchsorted(arrived, arrived)
+
+
+def _table(schedule: Schedule, order: _Order, width: int, num_arrivals: int) -> Waves:
+    num_waves = int(order.arrived[-1]) + 1
+    event, valid = np.zeros((num_waves, width), int), np.zeros((num_waves, width), bool)
+    event[order.trained, order.column] = np.arange(schedule.num_events)
+    valid[order.trained, order.column] = True
+    none, nobody = np.zeros_like(event), np.full((num_waves, num_arrivals), -1)
     aggregated = schedule.aggregated[event]
-    return Waves(schedule.client[event], schedule.updates()[event], event, valid, aggregated, unused, unused)
+    updates = schedule.updates()[event]
+    return Waves(schedule.client[event], updates, event, valid, aggregated, none, none, nobody, nobody.copy())
 
 
-def _assign_slots(schedule: Schedule, bounds: np.ndarray) -> tuple[np.ndarray, int]:
+def _assign_slots(schedule: Schedule, order: _Order) -> tuple[np.ndarray, int]:
     """A slot for each model that some event starts from, by the number of events before it; -1 for the others."""
-    wave_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
     last_use = np.full(schedule.num_events + 1, -1)
-    np.maximum.at(last_use, schedule.started_at, wave_of)
-    slots, free, num_slots = np.full(schedule.num_events + 1, -1), [], 0
+    np.maximum.at(last_use, schedule.started_at, order.trained)
+    uses, made_in = last_use.tolist(), [-1, *order.arrived.tolist()]
+    slots, free, num_slots = [-1] * len(uses), [], 0
     expiring: list[tuple[int, int]] = []  # a heap of last uses and slots
     for model in np.flatnonzero(last_use >= 0).tolist():
-        made_in = wave_of[model - 1] if model else -1
-        while expiring and expiring[0][0] <= made_in:
+        while expiring and expiring[0][0] <= made_in[model]:
             free.append(heappop(expiring)[1])
-        slots[model], num_slots = (free.pop(), num_slots) if free else (num_slots, num_slots + 1)
-        heappush(expiring, (int(last_use[model]), int(slots[model])))
-    return slots, num_slots
+        if not free:
+            free.append(num_slots)
+            num_slots += 1
+        slots[model] = free.pop()
+        heappush(expiring, (uses[model], slots[model]))
+    return np.asarray(slots), num_slots
+
+
+def _assign_places(order: _Order) -> np.ndarray:
+    """A place for each event, its own from the wave that it is trained in to the one that it arrives after."""
+    trained, arrived = order.trained.tolist(), order.arrived.tolist()
+    places, free, num_places, arriving = [-1] * len(trained), [], 0, 0
+    for event in np.lexsort((order.column, order.trained)).tolist():
+        while arrived[arriving] < trained[event]:
+            free.append(places[arriving])
+            arriving += 1
+        if not free:
+            free.append(num_places)
+            num_places += 1
+        places[event] = free.pop()
+    return np.asarray(places)
 
 
 def _power_of_two(least: int) -> int:
@@ -120,7 +217,8 @@ def stack(plans: Sequence[Plan], num_clients: int) -> Plan:
     num_waves, num_slots = max(plan.num_waves for plan in plans), max(plan.num_slots for plan in plans)
     num_events, width = max(int(plan.waves.valid.sum()) for plan in plans), plans[0].waves.client.shape[1]
     padded = _power_of_two(max(num_waves, -(-2 * num_events // width)) if num_slots else num_waves)
-    fill = Waves(num_clients, 0, 0, False, False, 0, num_slots)  # pyright: ignore[reportArgumentType]
+    num_places = plans[0].num_places
+    fill = _nothing(num_clients, num_slots, num_places)
 
     def pad(array: np.ndarray, value: object) -> np.ndarray:
         return np.pad(array, ((0, padded - len(array)), (0, 0)), constant_values=value)  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -128,14 +226,18 @@ def stack(plans: Sequence[Plan], num_clients: int) -> Plan:
     stacked = [Waves(*map(pad, plan.waves, fill)) for plan in plans]
     for waves, plan in zip(stacked, plans, strict=True):
         waves.save[waves.save == plan.num_slots] = num_slots
-    return Plan(Waves(*map(np.stack, zip(*stacked, strict=True))), num_waves, num_slots)
+    return Plan(Waves(*map(np.stack, zip(*stacked, strict=True))), num_waves, num_slots, num_places)
 
 
 def widen(plan: Plan, num_clients: int, multiple: int) -> Plan:
     """The same waves with a width that is a multiple of a number of devices; the new places contain nothing."""
-    missing = -plan.waves.client.shape[2] % multiple
-    if not missing:
+    if plan.waves.client.shape[2] % multiple == 0:
         return plan
-    fill = Waves(num_clients, 0, 0, False, False, 0, plan.num_slots)
-    pad = lambda array, value: np.pad(array, ((0, 0), (0, 0), (0, missing)), constant_values=value)
+    fill = _nothing(num_clients, plan.num_slots, plan.num_places)
+    pad = lambda array, value: np.pad(array, ((0, 0), (0, 0), (0, -array.shape[2] % multiple)), constant_values=value)
     return plan._replace(waves=Waves(*map(pad, plan.waves, fill)))
+
+
+def _nothing(num_clients: int, num_slots: int, num_places: int) -> Waves:
+    """The values of an entry in which nothing is trained and nothing arrives."""
+    return Waves(num_clients, 0, 0, False, False, 0, num_places, -1, num_slots)

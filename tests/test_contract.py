@@ -15,6 +15,7 @@ from personax import simulate as run
 from personax.engine import advance
 from personax.results import State
 from personax.values import KINDS, from_dict, to_dict
+from personax.waves import plan_arrivals
 from tests.recipes import ASYNCHRONOUS, RECIPES
 
 # The tests of one recipe share its compiled program, so they run in one process.
@@ -134,6 +135,22 @@ def test_seeds_together_in_chunks_of_a_cohort_equal_seeds_apart(name):
 @each(ASYNCHRONOUS)
 def test_waves_equal_one_by_one(name):
     assert_close(end(simulate(name, wave_width=4)), end(simulate(name, wave_width=1)))
+
+
+@each(ASYNCHRONOUS)
+def test_updates_that_are_trained_ahead_wait_for_their_turn(name):
+    """At every pause, models and personal states are those of one-by-one execution; a run may pause while some wait."""
+    every_event = {}
+    simulate(name, wave_width=1, every=1, observe=lambda now: every_event.update({now.num_events: now.state}))
+    pauses = []
+    whole = simulate(name, wave_width=2, every=1, observe=pauses.append)
+    plan = plan_arrivals(schedule_for(name), 2)
+    waiting = plan.waves.valid.sum(axis=1).cumsum() - plan.num_arrived
+    for now in pauses:
+        expected = every_event[now.num_events]
+        assert_close((now.state.server, now.state.personal), (expected.server, expected.personal))
+    full = next(now for now in pauses if now.wave and waiting[now.wave - 1] > 0)
+    assert_same_bits(end(whole), end(simulate(name, wave_width=2, start=full)))
 
 
 @each(RECIPES)

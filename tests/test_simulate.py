@@ -11,6 +11,7 @@ import pytest
 import personax
 from personax import Federation, engine, simulate
 from personax.engine import initial_params
+from personax.waves import plan_arrivals
 from tests import closed_forms
 from tests.closed_forms import FULL_BATCH, TASK, federation
 from tests.test_contract import assert_close
@@ -315,6 +316,22 @@ def test_an_update_that_is_not_finite_names_client_event_and_stage(server):
         personax.NonFiniteUpdate, match=rf"The update of cyd at event {event} is not finite: local steps"
     ):
         run(algorithm, fed=poisoned(2), schedule=schedule)
+
+
+def test_an_update_that_was_trained_ahead_is_at_fault_when_it_arrives():
+    """The slow client's update is trained in the first wave; it arrives behind ten others."""
+    slow = personax.Delays(compute=personax.Given(np.array([[1.0, 1.1, 4.05, 1.2]])))
+    schedule = personax.arrivals(4, 16, delays=slow, key=KEY)
+    event = int(np.flatnonzero(schedule.client == 2)[0])
+    assert plan_arrivals(schedule, 12).waves.valid[0].sum() == 4 and event == 10
+    algorithm = personax.Algorithm(personax.Erm(), personax.Local(0.1, **STEPS), personax.asynchronous(0.3))
+    with pytest.raises(personax.NonFiniteUpdate, match=f"cyd at event {event} is"):
+        run(algorithm, fed=poisoned(2), schedule=schedule, wave_width=12)
+    snapshots = []
+    skip = {"on_nonfinite": "skip", "every": 1, "observe": snapshots.append, "wave_width": 12}
+    result = run(algorithm, fed=poisoned(2), schedule=schedule, **skip)
+    faults = [int(now.state.faults.num) for now in snapshots if now.num_events <= event]
+    assert len(faults) > 2 and not any(faults) and result.num_skipped == 1
 
 
 @pytest.mark.parametrize("server", [personax.synchronous(), personax.asynchronous(0.3)], ids=["rounds", "arrivals"])

@@ -34,19 +34,30 @@ def members(plan):
     return [event[valid].tolist() for event, valid in zip(plan.waves.event, plan.waves.valid, strict=True)]
 
 
-def replay_slots(schedule, plan):
-    """Run a plan's reads and writes on model numbers; model m is the one after m events. Returns what events read."""
-    slots, read = [0] * plan.num_slots, {}
+def replay(schedule, plan):
+    """Run a plan on the numbers of events and models; model m is the one after m events.
+
+    Returns the model that each event read, and the events in the order of their arrival.
+    """
+    slots, places, read, arrived = [0] * plan.num_slots, [None] * plan.num_places, {}, []
     for wave in range(len(plan.waves.valid)):
         row = Waves(*(array[wave] for array in plan.waves))
-        for event, slot in zip(row.event[row.valid], row.read[row.valid], strict=True):
-            read[int(event)] = slots[slot]
+        for event, slot, place in zip(row.event[row.valid], row.read[row.valid], row.hold[row.valid], strict=True):
+            earlier = np.flatnonzero(schedule.client[:event] == schedule.client[event])
+            assert set(earlier) <= set(arrived) and places[place] is None
+            read[int(event)], places[place] = slots[slot], int(event)
+        assert np.all(row.hold[~row.valid] == plan.num_places)
         saves = row.save[row.save < plan.num_slots].tolist()
-        assert len(set(saves)) == len(saves) and np.all(row.valid[row.save < plan.num_slots])
-        for event, slot in zip(row.event, row.save, strict=True):
+        assert len(set(saves)) == len(saves) and np.all(row.take[row.save < plan.num_slots] >= 0)
+        for place, slot in zip(row.take, row.save, strict=True):
+            if place >= 0:
+                arrived.append(places[place])
+                places[place] = None
             if slot < plan.num_slots:
-                slots[slot] = int(event) + 1
-    return [read[event] for event in range(schedule.num_events)]
+                slots[slot] = len(arrived)
+        assert plan.num_arrived[wave] == len(arrived)
+    assert not any(event is not None for event in places)
+    return [read[event] for event in range(schedule.num_events)], arrived
 
 
 def models_in_use(schedule, plan):
@@ -55,7 +66,8 @@ def models_in_use(schedule, plan):
     last_use = {}
     for event, model in enumerate(schedule.started_at.tolist()):
         last_use[model] = max(last_use.get(model, -1), wave_of[event])
-    lives = [(wave_of[model - 1] if model else -1, last) for model, last in last_use.items()]
+    made_in = np.searchsorted(plan.num_arrived, np.arange(schedule.num_events) + 1)
+    lives = [(made_in[model - 1] if model else -1, last) for model, last in last_use.items()]
     return max(sum(made <= now < last for made, last in lives) for now in range(-1, plan.num_waves))
 
 
@@ -112,20 +124,38 @@ def test_waves_are_longer_than_a_birthday_collision(num_clients):
 
 
 @small
-@given(schedule=schedules(), width=widths)
-def test_every_event_happens_once_in_order_and_starts_before_its_wave(schedule, width):
-    plan = plan_arrivals(schedule, width)
-    waves = members(plan)
-    assert [event for events in waves for event in events] == list(range(schedule.num_events))
+@given(schedule=schedules(), width=widths, ahead=st.booleans())
+def test_every_event_is_trained_once_and_arrives_in_order(schedule, width, ahead):
+    plan = plan_arrivals(schedule, width, ahead=ahead)
+    read, arrived = replay(schedule, plan)
+    assert read == schedule.started_at.tolist()
+    assert arrived == list(range(schedule.num_events))
+    waves, before = members(plan), np.r_[0, plan.num_arrived]
+    assert sorted(event for events in waves for event in events) == list(range(schedule.num_events))
     assert plan.num_waves == len(waves) and all(waves)
-    for events in waves:
+    for events, first in zip(waves, before[:-1], strict=True):
         clients = schedule.client[events].tolist()
         assert len(set(clients)) == len(clients)
-        assert schedule.started_at[events].max() <= events[0]
+        assert schedule.started_at[events].max() <= first
         assert width is None or len(events) <= width
-    valid = plan.waves.valid
-    np.testing.assert_array_equal(plan.waves.client[valid], schedule.client)
-    np.testing.assert_array_equal(plan.waves.update[valid], schedule.updates())
+        assert ahead or events == list(range(first, first + len(events)))
+    event, valid = plan.waves.event, plan.waves.valid
+    for name, column in (("client", schedule.client), ("update", schedule.updates())):
+        np.testing.assert_array_equal(getattr(plan.waves, name)[valid], column[event[valid]])
+
+
+@small
+@given(schedule=schedules(), width=st.integers(1, 9))
+def test_training_ahead_takes_no_more_waves(schedule, width):
+    plans = {ahead: plan_arrivals(schedule, width, ahead=ahead) for ahead in (True, False)}
+    assert plans[True].num_waves <= plans[False].num_waves
+
+
+def test_training_ahead_fills_waves():
+    """Waves of 300 clients are cut off where one is faster than the others; trained ahead, they are full to the end."""
+    schedule = arrivals(300, 4096, delays=persafl_delays(300, key=KEY), key=KEY)
+    num_waves = {ahead: plan_arrivals(schedule, 32, ahead=ahead).num_waves for ahead in (True, False)}
+    assert num_waves[True] < 1.05 * 4096 / 32 < num_waves[False]
 
 
 @small
@@ -135,13 +165,6 @@ def test_waves_are_as_long_as_they_may_be(schedule):
     for begin, end in itertools.pairwise(bounds[:-1]):
         is_later_download = schedule.started_at[end] > begin
         assert is_later_download or schedule.client[end] in schedule.client[begin:end]
-
-
-@small
-@given(schedule=schedules(), width=widths)
-def test_each_event_reads_the_model_that_it_started_from(schedule, width):
-    plan = plan_arrivals(schedule, width)
-    assert replay_slots(schedule, plan) == schedule.started_at.tolist()
 
 
 @small
@@ -156,11 +179,11 @@ def test_slots_are_few(schedule, width):
 
 
 @small
-@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=30), overhead=st.sampled_from([0.0, 0.5, 2.0, 64.0]))
-def test_the_best_width_costs_least(lengths, overhead):
-    cost = lambda width: sum(-(-length // width) for length in lengths) * (width + overhead)
-    best = best_width(np.asarray(lengths), overhead)
-    few = [width for power in range(10) for width in (2**power, 3 * 2**power)]  # few shapes to compile
+@given(schedule=schedules(), overhead=st.sampled_from([0.0, 0.5, 2.0, 64.0]), ahead=st.booleans())
+def test_the_best_width_costs_least(schedule, overhead, ahead):
+    cost = lambda width: plan_arrivals(schedule, width, ahead=ahead).num_waves * (width + overhead)
+    best = best_width(schedule, overhead, ahead)
+    few = [width for power in range(4) for width in (2**power, 3 * 2**power)]  # few shapes to compile
     assert best in few
     assert cost(best) == min(map(cost, few))
 
@@ -168,8 +191,7 @@ def test_the_best_width_costs_least(lengths, overhead):
 @pytest.mark.parametrize("overhead", [0.0, 2.0, 64.0])
 def test_the_default_width_is_the_best_one(overhead):
     schedule = uniform_arrivals(40, 300, 30, key=KEY)
-    lengths = np.diff(wave_bounds(schedule))
-    assert plan_arrivals(schedule, overhead=overhead).waves.valid.shape[1] == best_width(lengths, overhead)
+    assert plan_arrivals(schedule, overhead=overhead).waves.valid.shape[1] == best_width(schedule, overhead)
 
 
 @small
@@ -185,10 +207,10 @@ def test_stacked_plans_are_the_plans_and_nothing_else(several, width):
     for seed, (schedule, plan) in enumerate(zip(several, plans, strict=True)):
         own = stacked._replace(waves=Waves(*(array[seed] for array in stacked.waves)))
         assert members(own)[: plan.num_waves] == members(plan)
-        assert replay_slots(schedule, own) == schedule.started_at.tolist()
+        assert replay(schedule, own)[0] == schedule.started_at.tolist()
         filler = Waves(*(array[plan.num_waves :] for array in own.waves))
         assert not filler.valid.any() and not filler.aggregated.any()
-        assert np.all(filler.client == 7) and np.all(filler.save == stacked.num_slots)
+        assert np.all(filler.client == 7) and np.all(filler.save == stacked.num_slots) and np.all(filler.take < 0)
 
 
 @pytest.mark.parametrize("num_rounds", [1, 5, 8])

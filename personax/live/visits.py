@@ -133,5 +133,5 @@ def _snapshot(
     empty = np.zeros(num)
     none_ends = np.zeros(num, bool)
     schedule = Schedule(1, np.zeros(num, np.int32), np.zeros(num, int), empty, empty, empty, ~none_ends, none_ends)
-    state = State(server, one, (), (), Faults(zero, none, none))
+    state = State(server, one, (), (), (), Faults(zero, none, none))
     return Snapshot(state, 0, visits, 0.0, (schedule,), federation.ids)
