@@ -16,7 +16,7 @@ import numpy as np
 from personax.schedules import Schedule
 
 _AHEAD = 2  # wave widths: how far beyond the next arrival an event may be that is trained
-_SAMPLE = 2048  # events that a width is chosen by
+_SAMPLE = 1024  # events that a width is chosen by
 
 
 class Waves(NamedTuple):
@@ -177,15 +177,17 @@ def _assign_slots(schedule: Schedule, order: _Order) -> tuple[np.ndarray, int]:
     np.maximum.at(last_use, schedule.started_at, order.trained)
     uses, made_in = last_use.tolist(), [-1, *order.arrived.tolist()]
     slots, free, num_slots = [-1] * len(uses), [], 0
-    expiring: list[tuple[int, int]] = []  # a heap of last uses and slots
+    expiring: list[list[int]] = [[] for _ in range(made_in[-1] + 1)]  # slots by their model's last use
+    now = -1
     for model in np.flatnonzero(last_use >= 0).tolist():
-        while expiring and expiring[0][0] <= made_in[model]:
-            free.append(heappop(expiring)[1])
+        while now < made_in[model]:
+            now += 1
+            free += expiring[now]
         if not free:
             free.append(num_slots)
             num_slots += 1
         slots[model] = free.pop()
-        heappush(expiring, (uses[model], slots[model]))
+        expiring[uses[model]].append(slots[model])
     return np.asarray(slots), num_slots
 
 

@@ -64,7 +64,8 @@ class Moreau:
 
         if self.tolerance is None:
             step = lambda _, theta: objective.descent_step(theta, slope(theta), self.prox_lr)
-            return jax.lax.fori_loop(0, self.num_prox_steps, step, center)
+            unroll = objective.unrolled(self.num_prox_steps)
+            return jax.lax.fori_loop(0, self.num_prox_steps, step, center, unroll=unroll)
         return self._prox_until(self.tolerance, slope, center)
 
     def _prox_until(self, tolerance: Scalar, slope: Callable[[Params], Params], center: Params) -> Params:
