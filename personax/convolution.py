@@ -62,8 +62,8 @@ def _by_patches(x: Array, kernel: Array, layout: Layout) -> Array:
     down = lambda x, i: jax.lax.slice_in_dim(x, i, i + height, axis=layout.height)
     across = lambda x, j: jax.lax.slice_in_dim(x, j, j + width, axis=layout.width)
     join = lambda parts: jnp.concatenate(parts, axis=layout.channel)
-    if jax.default_backend() == "cpu" and depth >= DEEP:
-        # All at once: the step between would be `rows` more images to write, and XLA concatenates with one thread.
+    if depth >= DEEP:
+        # All at once: the step between would be `rows` more images to write.
         x = join([down(across(x, j), i) for j in range(cols) for i in range(rows)])
     else:
         # One axis after the other: rows + cols slices instead of rows * cols halve the time to compile.
