@@ -26,7 +26,7 @@ from personax.waves import Plan, Waves
 # wave: with ten clients seeds of 64-64-10 are as fast together, of 784-20-10 one by one.
 LARGE_MODEL = 600_000
 LONG_VISIT = 256  # local steps
-ARRIVALS = 8, 20  # at least and at most, whose kernels an accelerator runs as one; more take longer to compile
+ARRIVALS = 8  # whose kernels an accelerator runs as one; more take longer to compile: 20 of them 8 s
 
 
 @dataclass(frozen=True)
@@ -231,16 +231,9 @@ def _receive(
         now = server.step_if_full(server.receive(now, one), objective, program.num_clients)
         return now, (now.params, now.shared, now.version)
 
-    unroll = 1 if jax.default_backend() == "cpu" else _together(len(wave.take))
+    unroll = 1 if jax.default_backend() == "cpu" else ARRIVALS
     last, models = jax.lax.scan(arrive, state.server, uploads, unroll=unroll)
     return last, jax.tree.map(lambda slot, new: slot.at[wave.save].set(new, mode="drop"), state.slots, models)
-
-
-def _together(num: int) -> int:
-    """How many of so many arrivals are applied at once: a divisor, if it is not too small."""
-    least, most = ARRIVALS
-    divisor = max(size for size in range(1, most + 1) if num % size == 0)
-    return max(divisor, min(least, num))
 
 
 def _finite(updates: Update) -> tuple[Array, Array]:

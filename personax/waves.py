@@ -115,7 +115,7 @@ def best_width(schedule: Schedule, overhead: float, ahead: bool = True) -> int:
 
 def _num_arrivals(width: int, ahead: bool) -> int:
     """How many updates may arrive after a wave: more than are trained in it, to make up for the waves with fewer."""
-    return width + (width + 2) // 4 if ahead else width
+    return 3 * width // 2 if ahead else width
 
 
 def _order(client: np.ndarray, started_at: np.ndarray, width: int, ahead: bool) -> _Order:
