@@ -26,6 +26,7 @@ from personax.values import require_count, require_one_of
 from personax.waves import Plan, best_width, plan_arrivals, plan_rounds, stack, widen
 
 CPU_OVERHEAD = 2.0  # of a wave, in members
+CPU_WIDTH = 16  # members of a wave; measured: from 24 on slower, whatever the model, because caches overflow
 LAUNCH_OPERATIONS = 2.4e8  # what an H200 computes, in such small pieces, while the kernels of one gradient are launched
 
 
@@ -228,7 +229,8 @@ def _plan(
     if algorithm.server.buffer_size is None:
         plans = [plan_rounds(s) for s in schedules]
     else:
-        width = wave_width or best_width(schedules[0], overhead, ahead)
+        most = CPU_WIDTH if jax.default_backend() == "cpu" else np.inf
+        width = wave_width or best_width(schedules[0], overhead, ahead, most)
         plans = [plan_arrivals(s, width, ahead=ahead) for s in schedules]
     return widen(stack(plans, schedules[0].num_clients), schedules[0].num_clients, num_devices)
 

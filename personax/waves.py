@@ -90,8 +90,8 @@ def wave_bounds(schedule: Schedule) -> np.ndarray:
     return np.r_[0, np.flatnonzero(np.diff(arrived)) + 1, schedule.num_events]
 
 
-def best_width(schedule: Schedule, overhead: float, ahead: bool = True) -> int:
-    """The W of 1, 2, 3, 4, 6, 8, 12, 16, ... for which the waves of the schedule's first events cost least.
+def best_width(schedule: Schedule, overhead: float, ahead: bool = True, most: float = np.inf) -> int:
+    """The W of 1, 2, 3, 4, 6, 8, 12, 16, ... up to `most` for which the waves of the first events cost least.
 
     A wave of width W is taken to cost W + `overhead`: its members, and what starting it costs.
     """
@@ -102,6 +102,7 @@ def best_width(schedule: Schedule, overhead: float, ahead: bool = True) -> int:
     at_least = {
         width: max(len(client) / width, fewest) * (width + overhead)
         for width in np.union1d(powers, 3 * powers[1:] // 2).tolist()
+        if width <= most
     }
     best, least = 1, np.inf
     for width, bound in sorted(at_least.items(), key=lambda item: item[1]):

@@ -186,6 +186,8 @@ def test_the_best_width_costs_least(schedule, overhead, ahead):
     few = [width for power in range(4) for width in (2**power, 3 * 2**power)]  # few shapes to compile
     assert best in few
     assert cost(best) == min(map(cost, few))
+    capped = best_width(schedule, overhead, ahead, most=3)
+    assert capped <= 3 and cost(capped) == min(map(cost, (1, 2, 3)))
 
 
 @pytest.mark.parametrize("overhead", [0.0, 2.0, 64.0])

@@ -124,7 +124,6 @@ def unrolled(num_steps: int) -> int:
     return num_steps if num_steps <= short else 1
 
 
-
 def descent_step(params: Params, gradient: Params, lr: Scalar) -> Params:
     """`w - lr g`, in the type of w."""
     return jax.tree.map(lambda w, g: (w - lr * g).astype(w.dtype), params, gradient)
