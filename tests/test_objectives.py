@@ -6,6 +6,7 @@ import pytest
 import personax
 from personax.objectives import Visit
 from personax.objectives.mixture import Mixed, mix_models
+from personax.objectives.objective import unrolled
 from personax.step_sizes import Clock
 from personax.typing import Batch
 from tests import closed_forms
@@ -125,6 +126,15 @@ def test_the_prox_stops_at_its_tolerance(tolerance):
 def test_a_prox_that_cannot_reach_its_tolerance_stops_at_its_steps():
     found = personax.Moreau(2.0, 0.05, 3, 1e-12).prox(TASK.loss, {"w": W}, whole(X, Y))["w"]
     np.testing.assert_allclose(found, personax.Moreau(2.0, 0.05, 3).prox(TASK.loss, {"w": W}, whole(X, Y))["w"])
+
+
+@pytest.mark.parametrize("num", [5, 8, 9])
+def test_inner_steps_unrolled_as_on_a_gpu_end_where_a_loop_ends(num, monkeypatch):
+    prox = lambda: personax.Moreau(2.0, 0.05, num).prox(TASK.loss, {"w": W}, whole(X, Y))["w"]
+    looped = prox()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    np.testing.assert_allclose(prox(), looped, rtol=1e-12)
+    assert unrolled(num) == (num if num <= 8 else 1)
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])

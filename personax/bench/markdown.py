@@ -54,6 +54,11 @@ TRIED = """## What was tried and did not help
   in the images and 230 for that in the kernel; by patches 328, 386 and 169. That is a fifth of the round at most, for
   two primitives with rules of their own, and with 16 channels or fewer the kernels are several times slower than
   patches. Their first form, in a whole round: 11.0 for 10.2 ms.
+- Convolutions on an H200, later on 2026-11-16, where a round of the CIFAR row took 9.42 ms: all patches of the second
+  convolution at once in place of one axis after the other, which is kept, 8.94; pooling by maxima of halves or of
+  strided parts, 9.51 to 9.69; no products by cuBLAS, 9.45. A local step, 1.81 ms of kernels, moves what it has to at
+  about the speed of memory: patches, written once and read twice, are 0.45 GB, the models of the dense layer 0.32, of
+  which the step that changes them alone takes 0.22 ms. Winograd's tiles would move as much as patches, by count.
 - A sum over the cohort's axis for its mean: some 20 times slower on a CPU than a matrix product.
 - Gathering a batch without a barrier behind it: XLA repeats the gather inside each matrix product that reads it.
 - One vmapped gradient for both ends of a central difference: slower on a CPU than one after another, and on an H200,
@@ -104,6 +109,17 @@ TRIED = """## What was tried and did not help
   three, and 48, 45, 41 and 47 for 3000 at the first and the last three; widths between powers of two are tried since.
   A member's 25 steps read and write its model at least 100 times, which takes 7 us there: a third of the mean length
   of 171 is out of reach for this network.
+- The same later, where 300 clients took 59: events trained ahead of their turn, which is kept, 51 to 54 in waves of 32,
+  54 in 48, 56 in 24; the five inner steps unrolled, too, which is kept, 47, and 51 in two later runs (0.59 ms one by
+  one, 0.67 before). A plan took 20 ms of a run's 0.21 s then, and takes 4.5 now. Twenty arrivals unrolled: no
+  difference, and 8 s more to compile. The batch made floats once for all inner steps, XLA's `gemm_fusion_v2`, and room
+  for 5/4 as many arrivals as members in place of 3/2: within 4 %. With these delays 300 clients need 103 waves of any
+  width for 4096 events, because the fast ones wait for themselves; 130 waves of 32 are 98 % full.
+- Workload 1 there: the check for finite updates off the path to the next round, 0.51 and 0.87 ms for first-order and
+  Hessian-free as before; `gemm_fusion_v2`, 0.285 for FedAvg's 0.293, but 0.90 for the Hessian-free method's 0.87.
+- Waves on a CPU: 300 clients take 3.2 ms an arrival in waves of 16 and 12, 3.4 in 8 and 4, 4.0 in 24 and one by one,
+  4.6 in 32, and smaller models are no faster in 64 than in 16: waves there hold at most 16. Trained ahead, 30 clients
+  take 3.0 ms for 4.1.
 
 These are measured choices of [design.md](design.md).
 
@@ -220,8 +236,8 @@ def _remarks(workload: str, rows: Sequence[RowRecord]) -> list[str]:
         if other is not None:
             ratio = row.seconds_per_round / other.seconds_per_round
             found.append(
-                f"{row.setting.num_clients} clients: {figures(ratio)} times as fast in waves, whose mean length is "
-                f"{figures(other.mean_wave or 1)}."
+                f"{row.setting.num_clients} clients: {figures(ratio)} times as fast in waves; those of consecutive "
+                f"events have a mean length of {figures(other.mean_wave or 1)}."
             )
     return ["\n".join(f"- {one}" for one in found)] if found else []
 
