@@ -231,7 +231,7 @@ def _plan(
     else:
         most = CPU_WIDTH if jax.default_backend() == "cpu" else np.inf
         width = wave_width or best_width(schedules[0], overhead, ahead, most)
-        plans = [plan_arrivals(s, width, ahead=ahead) for s in schedules]
+        plans = [plan_arrivals(s, width, ahead) for s in schedules]
     return widen(stack(plans, schedules[0].num_clients), schedules[0].num_clients, num_devices)
 
 

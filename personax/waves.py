@@ -64,12 +64,11 @@ def plan_rounds(schedule: Schedule) -> Plan:
     return Plan(waves._replace(take=np.broadcast_to(np.arange(size), waves.client.shape)), num_rounds, 0, 0)
 
 
-def plan_arrivals(schedule: Schedule, width: int | None = None, overhead: float = 2.0, ahead: bool = True) -> Plan:
-    """Waves of at most `width` events; by default the `best_width`, for which the run costs least.
+def plan_arrivals(schedule: Schedule, width: int, ahead: bool = True) -> Plan:
+    """Waves of at most `width` events.
 
     Without `ahead` no event is trained ahead of its turn: a wave is consecutive events, which all arrive after it.
     """
-    width = width or best_width(schedule, overhead, ahead)
     order = _order(schedule.client, schedule.started_at, width, ahead)
     slots, num_used = _assign_slots(schedule, order)
     # Shapes that hardly depend on the seed: usually every client has one update in flight, from a model of its own.

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import personax
 from personax.schedules import Delays, Exponential, Fixed, Given, arrivals, persafl_delays, rounds, uniform_arrivals
+from personax.simulate import CPU_WIDTH, _plan
 from personax.waves import Waves, best_width, plan_arrivals, plan_rounds, stack, wave_bounds
 
 KEY = jax.random.key(3)
 small = settings(max_examples=60, deadline=None)
-widths = st.none() | st.integers(1, 9)
+widths = st.integers(1, 9)
 
 
 @st.composite
@@ -83,7 +85,8 @@ def test_without_delays_a_wave_is_a_round_of_all_clients():
 
 
 def test_a_single_client_trains_alone():
-    plan = plan_arrivals(arrivals(1, 9, delays=Delays(Exponential(1.0)), key=KEY))
+    schedule = arrivals(1, 9, delays=Delays(Exponential(1.0)), key=KEY)
+    plan = plan_arrivals(schedule, best_width(schedule, 2.0))
     assert members(plan) == [[event] for event in range(9)]
     assert plan.waves.valid.shape == (9, 1) and plan.num_slots <= 2
 
@@ -117,7 +120,7 @@ def test_waves_are_longer_than_a_birthday_collision(num_clients):
     schedule = arrivals(num_clients, 20 * num_clients, delays=persafl_delays(num_clients, key=KEY), key=KEY)
     lengths = np.diff(wave_bounds(schedule))
     assert np.sqrt(np.pi * num_clients / 2) < lengths.mean() < num_clients
-    assert plan_arrivals(schedule).num_slots <= num_clients + 1
+    assert plan_arrivals(schedule, best_width(schedule, 2.0)).num_slots <= num_clients + 1
 
 
 # random schedules
@@ -137,7 +140,7 @@ def test_every_event_is_trained_once_and_arrives_in_order(schedule, width, ahead
         clients = schedule.client[events].tolist()
         assert len(set(clients)) == len(clients)
         assert all(schedule.started_at[events] <= first)
-        assert width is None or len(events) <= width
+        assert len(events) <= width
         assert ahead or events == list(range(first, first + len(events)))
     event, valid = plan.waves.event, plan.waves.valid
     for name, column in (("client", schedule.client), ("update", schedule.updates())):
@@ -193,7 +196,9 @@ def test_the_best_width_costs_least(schedule, overhead, ahead):
 @pytest.mark.parametrize("overhead", [0.0, 2.0, 64.0])
 def test_the_default_width_is_the_best_one(overhead):
     schedule = uniform_arrivals(40, 300, 30, key=KEY)
-    assert plan_arrivals(schedule, overhead=overhead).waves.valid.shape[1] == best_width(schedule, overhead)
+    algorithm = personax.fedasync(0.1, num_steps=1)
+    plan = _plan(algorithm, [schedule], None, overhead, ahead=True, num_devices=1)
+    assert plan.waves.valid.shape[2] == best_width(schedule, overhead, most=CPU_WIDTH)
 
 
 @small
