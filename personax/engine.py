@@ -194,7 +194,7 @@ def _train(
             where = Client(data.start[client], data.num_samples[client], data.ids[client], update)
             own = jax.tree.map(lambda leaf: leaf[client], personal)
             begin = now if synchronous else anchor
-            run = (algorithm.objective, algorithm.local, program.task.loss, data, program.max_count)
+            run = (algorithm.objective, algorithm.local, program.task, data, program.max_count)
             return local_update(*run, where, begin[0], begin[1], own, begin[2], stream, record)
 
         if chunk is None:

@@ -287,7 +287,7 @@ def _client_model(
     assert algorithm is not None  # only the models above can go without
     if protocol.model == "localized":
         where = _client(train, position)._replace(update=visits)
-        visit = partial(local_update, algorithm.objective, algorithm.local, program.task.loss)
+        visit = partial(local_update, algorithm.objective, algorithm.local, program.task)
         begin = (run.params, run.shared, personal, run.version, run_stream(run.key))
         return visit(train, program.max_train, where, *begin).end
     return algorithm.objective.models(run.params, personal)[protocol.model]

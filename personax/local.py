@@ -1,6 +1,8 @@
 """How a client descends: a scan of optimizer steps along its objective's gradient."""
 
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ from personax.objectives.objective import Batches, shrink_to
 from personax.optimizers import Optimizer
 from personax.sampling import MAX_DRAWS, ROLES, BatchSizes, Client, Draw, Sampling, draw_rows, gather
 from personax.step_sizes import Clock, StepSize, require_step_size, step_size_at
-from personax.typing import Array, Batch, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
+from personax.typing import Array, Batch, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared, Task
 from personax.values import Static, require, require_count, require_one_of, require_positive, value
 
 
@@ -91,7 +93,7 @@ class _Carry(NamedTuple):
 def local_update(
     objective: Objective,
     local: Local,
-    loss: LossFn,
+    task: Task,
     data: ClientData,
     max_count: int,
     client: Client,
@@ -110,7 +112,7 @@ def local_update(
     """
     num_steps = local.steps_of(client.num_samples)
     max_steps = local.steps_of(max_count)
-    draws = local.draws(objective)
+    draws, prepare = local.draws(objective), partial(task.inputs, anchor)
     start, memory = objective.begin(anchor, personal)
     visit = Visit(anchor, shared, Clock(round, 0, num_steps), 0.0)
     kind = jnp.result_type(*jax.tree.leaves(anchor))  # a step size never widens the parameters
@@ -120,8 +122,8 @@ def local_update(
         clock = Clock(round, index, num_steps)
         lr = jnp.asarray(step_size_at(local.lr, clock), kind)
         now = visit._replace(clock=clock, lr=lr)
-        batches = _read(data, draws, drawn)
-        direction, memory = objective.gradient(loss, carry.iterate, carry.memory, now, batches)
+        batches = _read(data, draws, drawn, prepare)
+        direction, memory = objective.gradient(task.loss, carry.iterate, carry.memory, now, batches)
         if local.clip_norm is not None:
             direction = shrink_to(direction, local.clip_norm)
         changes, state = local.optimizer.at(lr).update(direction, carry.optimizer, carry.iterate)
@@ -136,7 +138,7 @@ def local_update(
     first = _Carry(start, memory, local.optimizer.at(0.0).init(start), jnp.zeros((), kind))
     last, path = jax.lax.scan(step, first, (indices, drawn))
     visit = visit._replace(lr=last.lr_sum)
-    full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count)
+    full = lambda w: full_gradient(task.loss, w, data, client, local.size_of("outer"), max_count)
     kept, extra = objective.finish(last.iterate, last.memory, visit, full)
     # Without the barrier the start of all clients' models, one array each, is kept through the loop and copied for it.
     begun = jax.lax.optimization_barrier(start)
@@ -160,18 +162,34 @@ def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Ext
     return objective.finish(start, memory, visit, optax.tree.zeros_like)[1]
 
 
-def _read(data: ClientData, draws: tuple[Draw, ...], drawn: tuple[Array, Array, Array]) -> Batches:
-    """All batches of a step in one gather, then told apart by role."""
+def _read(
+    data: ClientData,
+    draws: tuple[Draw, ...],
+    drawn: tuple[Array, Array, Array],
+    prepare: Callable[[Array], Array],
+) -> Batches:
+    """The batches of a step, by role, which follow each other.
+
+    A CPU reads all of them at once, as they are stored, and prepares them in each product; an accelerator would wait
+    for kernels that tell them apart and prepare them.
+    """
     rows, weight, keys = drawn
-    # Without the barrier XLA repeats the gather inside each matrix product that reads it.
-    x, y = jax.lax.optimization_barrier((data.x[rows], data.y[rows]))
-    batches: dict[str, list[Batch]] = {}
-    begin = 0
-    for draw, key in zip(draws, keys, strict=True):
-        here = slice(begin, begin + draw.size)
-        batches.setdefault(draw.role, []).append(Batch(x[here], y[here], weight[here], key))
-        begin += draw.size
-    return {role: jax.tree.map(lambda *leaves: jnp.stack(leaves), *items) for role, items in batches.items()}
+    at_once = jax.default_backend() == "cpu"
+    # Without the barriers XLA repeats the gather inside each matrix product that reads it.
+    stored = jax.lax.optimization_barrier((data.x[rows], data.y[rows])) if at_once else ()
+    batches: dict[str, Batch] = {}
+    row = first = 0
+    for role, num in Counter(draw.role for draw in draws).items():
+        size = draws[first].size
+        here = slice(row, row + num * size)
+        if at_once:
+            x, y = (leaf[here] for leaf in stored)
+        else:
+            x, y = jax.lax.optimization_barrier((prepare(data.x[rows[here]]), data.y[rows[here]]))
+        x, y, own_weight = (leaf.reshape(num, size, *leaf.shape[1:]) for leaf in (x, y, weight[here]))
+        batches[role] = Batch(x, y, own_weight, keys[first : first + num])
+        row, first = row + num * size, first + num
+    return batches
 
 
 def full_gradient(loss: LossFn, params: Params, data: ClientData, client: Client, size: int, max_count: int) -> Params:

@@ -86,7 +86,7 @@ def _classification(model: Model, l2: float) -> Task:
         cross_entropy = _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight)
         return {"loss": cross_entropy + _penalty(params, l2), "accuracy": _weighted_mean(hits, batch.weight)}
 
-    return Task(model, loss, metrics, _check_labels)
+    return Task(model, loss, metrics, _check_labels, _inputs)
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def _regression(model: Model, l2: float) -> Task:
         error = _weighted_mean(_squared_error(outputs, batch.y), batch.weight)
         return {"loss": error + _penalty(params, l2), "error": error}
 
-    return Task(model, loss, metrics, _check_targets)
+    return Task(model, loss, metrics, _check_targets, _inputs)
 
 
 def as_inputs(x: Array, dtype: Any = float) -> Array:
@@ -117,7 +117,10 @@ def _inputs(params: Params, x: Array) -> Array:
 def _cross_entropy(outputs: Array, labels: Array) -> Array:
     # Not by indexing: the gradient of that is a scatter, a kernel of its own on a GPU and slow on a CPU.
     chosen = jax.nn.one_hot(labels.astype(jnp.int32), outputs.shape[-1], dtype=bool)
-    return jax.nn.logsumexp(outputs, axis=-1) - jnp.sum(outputs, axis=-1, where=chosen)
+    # Nor by `jax.nn.logsumexp`, whose care for infinite outputs is one more kernel in each gradient.
+    largest = jax.lax.stop_gradient(outputs.max(axis=-1))
+    sums = jnp.exp(outputs - largest[..., None]).sum(axis=-1)
+    return jnp.log(sums) + largest - jnp.sum(outputs, axis=-1, where=chosen)
 
 
 def _squared_error(outputs: Array, targets: Array) -> Array:

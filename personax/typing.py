@@ -52,9 +52,12 @@ class Task(NamedTuple):
 
     `metrics(params, batch)` gives the weighted mean over the batch of each metric, dropout off.
     `check(outputs, targets)` explains what is wrong with one client's targets, or returns "".
+    `inputs(params, x)` is made of the samples of a training batch once, whatever gradients the loss is asked for; the
+    loss takes samples as they are stored, too.
     """
 
     model: Model
     loss: LossFn
     metrics: Callable[[Params, Batch], Metrics]
     check: Callable[[Any, Any], str] = lambda outputs, targets: ""
+    inputs: Callable[[Params, Array], Array] = lambda params, x: x

@@ -66,6 +66,17 @@ def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatc
         np.testing.assert_allclose(one_by_one, all_at_once, rtol=1e-10, atol=1e-12)
 
 
+def ends_on_each_backend(monkeypatch, *given, **options):
+    """The models that a run ends at with the program for a CPU and with that for an accelerator."""
+    ends = []
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        # Its own, because the backend is asked while tracing; and without the options of an accelerator.
+        monkeypatch.setattr(engine, "advance", jax.jit(engine._advance, static_argnames=("program",)))
+        ends.append(jax.tree.leaves(personax.simulate(*given, **options).params))
+    return zip(*ends, strict=True)
+
+
 def test_arrivals_are_applied_on_an_accelerator_as_on_a_cpu(monkeypatch):
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(9, 4)), rng.integers(0, 3, 9)) for _ in range(12)]
@@ -73,11 +84,36 @@ def test_arrivals_are_applied_on_an_accelerator_as_on_a_cpu(monkeypatch):
     task = personax.classification(personax.mlp((5,), 3))
     algorithm = personax.fedbuff(0.1, 3, num_steps=2, batch_size=4)
     schedule = personax.arrivals(12, 50, delays=personax.persafl_delays(12, key=key), key=key)
-    ends = []
-    for backend in ("cpu", "gpu"):
-        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        # Its own, because the backend is asked while tracing; and without the options of an accelerator.
-        monkeypatch.setattr(engine, "advance", jax.jit(engine._advance, static_argnames=("program",)))
-        ends.append(jax.tree.leaves(personax.simulate(algorithm, task, fed, schedule, key=key).params))
-    for unrolled, plain in zip(*ends, strict=True):
+    for plain, unrolled in ends_on_each_backend(monkeypatch, algorithm, task, fed, schedule, key=key):
         np.testing.assert_allclose(unrolled, plain, rtol=1e-10)
+
+
+@pytest.mark.parametrize("sampling", ["replacement", "shuffled"])
+def test_batches_are_read_on_an_accelerator_as_on_a_cpu(sampling, monkeypatch):
+    rng = np.random.default_rng(0)
+    clients = [(rng.integers(0, 256, (size, 4)).astype(np.uint8), rng.integers(0, 3, size)) for size in (9, 5, 7)]
+    fed, key = personax.Federation.from_clients(clients), jax.random.key(0)
+    task = personax.classification(personax.mlp((5,), 3))
+    sizes = personax.BatchSizes(outer=4, adapt=3, curvature=2)
+    algorithm = personax.per_fedavg(0.1, 0.05, personax.exact, 3, num_steps=2, batch_size=sizes, sampling=sampling)
+    schedule = personax.rounds(3, 2, 2, key=key)
+    for at_once, by_role in ends_on_each_backend(monkeypatch, algorithm, task, fed, schedule, key=key):
+        np.testing.assert_allclose(by_role, at_once, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_a_loss_of_ones_own_sees_samples_as_they_are_stored(backend, monkeypatch):
+    seen = []
+    model = personax.logistic_regression(3)
+
+    def loss(params, batch):
+        seen.append(batch.x.dtype)
+        return personax.classification(model).loss(params, batch)
+
+    task = personax.Task(model, loss, lambda params, batch: {})
+    fed = personax.Federation.from_clients([(np.arange(8, dtype=np.uint8).reshape(4, 2), np.zeros(4, np.int32))])
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(engine, "advance", jax.jit(engine._advance, static_argnames=("program",)))
+    key = jax.random.key(0)
+    personax.simulate(personax.fedavg(0.1, num_steps=1), task, fed, personax.rounds(1, 1, 1, key=key), key=key)
+    assert set(seen) == {np.dtype(np.uint8)}

@@ -21,12 +21,10 @@ from personax.algorithms import Algorithm
 from personax.build import Outputs, Training, make_task, make_training
 from personax.config import Config, ConfigError, Count, Flag, Imported, Positive, check_names, dump, parse
 from personax.engine import first_params
-from personax.federation import ClientData
-from personax.keys import run_stream
 from personax.live.messages import Layout
-from personax.local import local_update
+from personax.local import first_extra
 from personax.objectives import Meta, Moreau
-from personax.sampling import ROLES, Client
+from personax.sampling import ROLES
 from personax.tasks import as_inputs
 from personax.typing import Extra, Params, Task
 
@@ -117,20 +115,8 @@ class Recipe:
     @cached_property
     def extra_shape(self) -> Extra:
         """The shapes and types of what a client uploads beside its delta."""
-        objective, local = self.algorithm.objective, self.algorithm.local
-        number = jax.ShapeDtypeStruct((1,), jnp.int32)
-        x = jax.ShapeDtypeStruct((1, *self.spec.input_shape), jnp.dtype(self.spec.input_dtype))
-        outputs = self.spec.outputs
-        kind = (jnp.int32, ()) if outputs.kind == "classification" else (jnp.float32, (outputs.num,))
-        data = ClientData(x, jax.ShapeDtypeStruct((1, *kind[1]), kind[0]), number, number, number)  # pyright: ignore[reportArgumentType]
-
-        def visit(data: ClientData, params: Params) -> Extra:
-            where = Client(data.start[0], data.num_samples[0], data.ids[0], jnp.zeros((), jnp.int32))
-            state = (params, objective.init_shared(params), objective.init_personal(params), 0)
-            stream = run_stream(jax.random.key(0))
-            return local_update(objective, local, self.task.loss, data, 1, where, *state, stream).extra
-
-        return jax.eval_shape(visit, data, self.params_shape)
+        objective = self.algorithm.objective
+        return jax.eval_shape(lambda w: first_extra(objective, w, objective.init_personal(w)), self.params_shape)
 
     @cached_property
     def down(self) -> Layout:

@@ -21,7 +21,7 @@ from personax.sampling import Client
 from personax.schedules import Schedule
 from personax.server import ServerState
 from personax.summarise import newcomer_protocol
-from personax.typing import LossFn, Params, Personal, Shared
+from personax.typing import Params, Personal, Shared, Task
 
 Visit = Callable[[Params, Shared, Personal, int, int], tuple[Update, Any]]
 
@@ -32,7 +32,7 @@ def make_visit(recipe: Recipe, federation: Federation) -> Visit:
     Gives what `local_update` gives, and whether all of it is finite.
     """
     most, stream = int(federation.counts.max()), run_stream(recipe.key)
-    visit = partial(compiled_visit, recipe.task.loss, most, recipe.algorithm, federation.train, stream)
+    visit = partial(compiled_visit, recipe.task, most, recipe.algorithm, federation.train, stream)
     return lambda params, shared, personal, version, update: visit(
         (params, shared), personal, np.int32(version), np.int32(update)
     )
@@ -40,7 +40,7 @@ def make_visit(recipe: Recipe, federation: Federation) -> Visit:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def compiled_visit(
-    loss: LossFn,
+    task: Task,
     most: int,
     algorithm: Algorithm,
     data: ClientData,
@@ -52,7 +52,7 @@ def compiled_visit(
 ) -> tuple[Update, Any]:
     """One visit of a client with at most so many samples; one program for all visits."""
     where = Client(data.start[0], data.num_samples[0], data.ids[0], update)
-    visit = partial(local_update, algorithm.objective, algorithm.local, loss, data, most, where)
+    visit = partial(local_update, algorithm.objective, algorithm.local, task, data, most, where)
     done = visit(anchor[0], anchor[1], personal, version, stream)
     sums = [leaf.sum(dtype=float) for leaf in jax.tree.leaves((done.delta, done.personal, done.extra))]
     return done, jnp.isfinite(sum(sums, jnp.zeros(())))
