@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import os
 
 import jax
@@ -19,12 +18,7 @@ def set_up_server() -> None:
 
 
 def keep_memory() -> None:
-    """Models come and go all the time: memory that one leaves is kept for the next, not given back page by page.
-
-    And what is loaded stays: it is not searched for garbage again and again.
-    """
-    gc.collect()
-    gc.freeze()
+    """Models come and go all the time: memory that one leaves is kept for the next, not given back page by page."""
     with contextlib.suppress(OSError, AttributeError):  # only GNU's C library has it
         allocator = ctypes.CDLL("libc.so.6").mallopt
         for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
