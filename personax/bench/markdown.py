@@ -119,14 +119,14 @@ TRIED = """## What was tried and did not help
   Hessian-free as before; `gemm_fusion_v2`, 0.285 for FedAvg's 0.293, but 0.90 for the Hessian-free method's 0.87.
 - The same later, FedAvg, first-order, Hessian-free, exact and ten seeds, where before took 0.293, 0.511, 0.878, 0.873
   and 3.55 ms: batches read by role and made floats in the same kernel, which is kept, 0.281, 0.500, 0.860, 0.858 and
-  3.20, because a step waited for the kernel that told its batches apart; cross entropy without `jax.nn.logsumexp`, which
-  is kept, 6, 22 and 20 us less for the middle three. The batches of a round drawn during the one before: no difference.
-  Local steps unrolled by two: 10 us less for FedAvg and the Hessian-free method, none for first-order, 15 more for
-  exact; by ten, up to 80 more. Adapted models behind a barrier, 0.94 for 0.88 of the Hessian-free method; activations
-  behind one, no difference; XLA's merging of products that share an operand off, 0.79 for exact, but 7 us more for the
-  Hessian-free method and 3.27 for ten seeds; its multi-output fusion off, 4 % slower; ten seeds in two or five groups
-  side by side, within 2 %. XLA chooses tiles anew in each process: the same program of the first-order method took
-  0.50 in three processes and 0.52 in two.
+  3.20, because a step waited for the kernel that told its batches apart; cross entropy without `jax.nn.logsumexp`,
+  which is kept, 6, 22 and 25 us less for the middle three. The batches of a round drawn during the one before: no
+  difference. Local steps unrolled by two: 15 us less for FedAvg, 6 for the Hessian-free method, none for first-order,
+  14 more for exact; by ten, 46 to 90 more for all but FedAvg. Adapted models behind a barrier, 0.94 for 0.88 of the
+  Hessian-free method; activations behind one, no difference; XLA's merging of products that share an operand off, 0.79
+  for exact, but 6 us more for the Hessian-free method and 3.27 for ten seeds; its multi-output fusion off, 3 to 7 %
+  slower; ten seeds in two or five groups side by side, within 2 %. XLA chooses tiles anew in each process: the same
+  program of the first-order method took 0.50 in three processes and 0.52 in two.
 - Waves on a CPU: 300 clients take 3.2 ms an arrival in waves of 16 and 12, 3.4 in 8 and 4, 4.0 in 24 and one by one,
   4.6 in 32, and smaller models are no faster in 64 than in 16: waves there hold at most 16. Trained ahead, 30 clients
   take 3.0 ms for 4.1.
