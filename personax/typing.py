@@ -52,8 +52,8 @@ class Task(NamedTuple):
 
     `metrics(params, batch)` gives the weighted mean over the batch of each metric, dropout off.
     `check(outputs, targets)` explains what is wrong with one client's targets, or returns "".
-    `inputs(params, x)` is made of the samples of a training batch once, whatever gradients the loss is asked for; the
-    loss takes samples as they are stored, too.
+    `inputs(params, x)` is what an accelerator makes of the samples of a training batch once, before all gradients of
+    the loss, which must take samples as they are stored, too.
     """
 
     model: Model
