@@ -66,13 +66,19 @@ def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatc
         np.testing.assert_allclose(one_by_one, all_at_once, rtol=1e-10, atol=1e-12)
 
 
+def pretend(monkeypatch, backend):
+    """Trace programs as for this backend, and without the options of an accelerator."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    # A function of its own: JAX remembers what it has traced by the function, and the backend is asked while tracing.
+    fresh = lambda program, *given: engine._advance(program, *given)
+    monkeypatch.setattr(engine, "advance", jax.jit(fresh, static_argnums=0))
+
+
 def ends_on_each_backend(monkeypatch, *given, **options):
     """The models that a run ends at with the program for a CPU and with that for an accelerator."""
     ends = []
     for backend in ("cpu", "gpu"):
-        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        # Its own, because the backend is asked while tracing; and without the options of an accelerator.
-        monkeypatch.setattr(engine, "advance", jax.jit(engine._advance, static_argnames=("program",)))
+        pretend(monkeypatch, backend)
         ends.append(jax.tree.leaves(personax.simulate(*given, **options).params))
     return zip(*ends, strict=True)
 
@@ -112,8 +118,7 @@ def test_a_loss_of_ones_own_sees_samples_as_they_are_stored(backend, monkeypatch
 
     task = personax.Task(model, loss, lambda params, batch: {})
     fed = personax.Federation.from_clients([(np.arange(8, dtype=np.uint8).reshape(4, 2), np.zeros(4, np.int32))])
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(engine, "advance", jax.jit(engine._advance, static_argnames=("program",)))
+    pretend(monkeypatch, backend)
     key = jax.random.key(0)
     personax.simulate(personax.fedavg(0.1, num_steps=1), task, fed, personax.rounds(1, 1, 1, key=key), key=key)
     assert set(seen) == {np.dtype(np.uint8)}
