@@ -78,8 +78,11 @@ class RelativeDifference:
     def __post_init__(self) -> None:
         require_positive("radius", self.radius, "For no curvature at all use `first_order`.")
 
-    def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params:
-        norm = optax.tree.norm(vector)
+    def __call__(
+        self, loss: LossFn, params: Params, vector: Params, batch: Batch, norm: Scalar | None = None
+    ) -> Params:
+        """`norm` is that of the vector, where it is another than its numbers' in this tree."""
+        norm = optax.tree.norm(vector) if norm is None else norm
         radius = jnp.where(norm > 0, self.radius / jnp.where(norm > 0, norm, 1), 1)
         return _central_difference(loss, params, vector, batch, radius)
 

@@ -99,10 +99,12 @@ def _advance(
 
 
 # On an NVIDIA GPU a run is one graph, its loops included, in which a kernel starts when what it reads is there. Kernels
-# of a loop's next step are in it, too; not where there would be too many of them.
+# of a loop's next step are in it, too; not where there would be too many of them. Products by the same matrix stay
+# apart: XLA would copy their other factors into one, and the results out of it.
 _GRAPH = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE",
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_dot_merger_threshold_mb": 0,
 }
 _compiled = partial(jax.jit, _advance, static_argnames=("program",))
 advance = _compiled(compiler_options={**_GRAPH, "xla_gpu_command_buffer_unroll_loops": True})

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from personax.convolution import arrange, convolve, fastest, restore
-from personax.typing import Model, Params
+from personax.typing import FirstLayer, Model, Params
 from personax.values import require, require_count, require_one_of, require_positive
 
 Activation = Callable[[Array], Array]
@@ -177,8 +177,11 @@ def _standardized(model: Model, mean: tuple[float, ...], deviation: tuple[float,
         of_channel = lambda given: jnp.reshape(jnp.asarray(given), (1,) * (x.ndim - 1) + (-1,))
         return (x - of_channel(mean)) / of_channel(deviation)
 
+    first = model.first
     return Model(
-        lambda key, x: model.init(key, inputs(x)), lambda params, x, key=None: model.apply(params, inputs(x), key)
+        lambda key, x: model.init(key, inputs(x)),
+        lambda params, x, key=None: model.apply(params, inputs(x), key),
+        first and first._replace(rows=lambda x: first.rows(inputs(x))),
     )
 
 
@@ -191,10 +194,23 @@ def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str)
         return _init_dense(start, key, math.prod(x.shape[1:]), sizes)
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
-        del key
-        return _apply_dense(params, _flatten(x.astype(params["dense_0"]["kernel"].dtype)), len(sizes), act)
+        kernel, rest = _split(params)
+        return after(rest, _flatten(x.astype(kernel.dtype)) @ kernel, key)
 
-    return Model(init, apply)
+    def after(rest: Params, products: Array, key: Array | None = None) -> Array:
+        del key
+        return _after_product(rest, products, len(sizes), act)
+
+    return Model(init, apply, FirstLayer(_split, _join, _flatten, after))
+
+
+def _split(params: Params) -> tuple[Array, Params]:
+    """The kernel of the first dense layer, and the parameters without it."""
+    return params["dense_0"]["kernel"], _join(None, params)
+
+
+def _join(kernel: Array | None, rest: Params) -> Params:
+    return rest | {"dense_0": rest["dense_0"] | {"kernel": kernel}}
 
 
 @functools.cache
@@ -256,9 +272,16 @@ def _apply_dense(
     params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
 ) -> Array:
     """Dense layers, the activation and dropout between them; no key: dropout is off."""
+    return _after_product(params, x @ params["dense_0"]["kernel"], num_layers, act, dropout, key)
+
+
+def _after_product(
+    params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
+) -> Array:
+    """Dense layers from the product with the first kernel on."""
     for i in range(num_layers):
         layer = params[f"dense_{i}"]
-        x = x @ layer["kernel"] + layer["bias"][None, :]
+        x = (x if i == 0 else x @ layer["kernel"]) + layer["bias"][None, :]
         if i < num_layers - 1:
             x = act(_apart(x))
             if dropout and key is not None:

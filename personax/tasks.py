@@ -6,6 +6,7 @@ uint8 become floats in [0, 1] here, inside the loss, so that a federation stays 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from personax.typing import Batch, Metrics, Model, Params, Scalar, Task
+from personax.typing import Batch, LayeredLoss, LossFn, Metrics, Model, Params, Scalar, Task
 from personax.values import require_count, require_nonnegative
 
 
@@ -76,31 +77,41 @@ def _rematerialized(task: Task, slice_size: int) -> Task:
 
 @functools.cache
 def _classification(model: Model, l2: float) -> Task:
-    def loss(params: Params, batch: Batch) -> Array:
-        outputs = model.apply(params, _inputs(params, batch.x), batch.key)
-        return _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight) + _penalty(params, l2)
-
     def metrics(params: Params, batch: Batch) -> Metrics:
         outputs = model.apply(params, _inputs(params, batch.x))
         hits = (jnp.argmax(outputs, axis=-1) == batch.y).astype(outputs.dtype)
         cross_entropy = _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight)
         return {"loss": cross_entropy + _penalty(params, l2), "accuracy": _weighted_mean(hits, batch.weight)}
 
-    return Task(model, loss, metrics, _check_labels, _inputs)
+    return Task(model, _loss(model, _cross_entropy, l2), metrics, _check_labels, _inputs)
 
 
 @functools.cache
 def _regression(model: Model, l2: float) -> Task:
-    def loss(params: Params, batch: Batch) -> Array:
-        outputs = model.apply(params, _inputs(params, batch.x), batch.key)
-        return _weighted_mean(_squared_error(outputs, batch.y), batch.weight) + _penalty(params, l2)
-
     def metrics(params: Params, batch: Batch) -> Metrics:
         outputs = model.apply(params, _inputs(params, batch.x))
         error = _weighted_mean(_squared_error(outputs, batch.y), batch.weight)
         return {"loss": error + _penalty(params, l2), "error": error}
 
-    return Task(model, loss, metrics, _check_targets, _inputs)
+    return Task(model, _loss(model, _squared_error, l2), metrics, _check_targets, _inputs)
+
+
+def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float) -> LossFn:
+    """The weighted mean of the examples' losses, and the penalty."""
+
+    def mean(outputs: Array, batch: Batch) -> Array:
+        return _weighted_mean(of_examples(outputs, batch.y), batch.weight)
+
+    def loss(params: Params, batch: Batch) -> Array:
+        return mean(model.apply(params, _inputs(params, batch.x), batch.key), batch) + _penalty(params, l2)
+
+    if l2 or (first := model.first) is None:  # a penalty sees the kernel by itself
+        return loss
+    return LayeredLoss(
+        first,
+        lambda kernel, batch: first.rows(as_inputs(batch.x, kernel.dtype)).astype(kernel.dtype),
+        lambda at, batch: mean(first.apply(*at, batch.key), batch),
+    )
 
 
 def as_inputs(x: Array, dtype: Any = float) -> Array:

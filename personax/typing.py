@@ -5,6 +5,7 @@ client; `simulate.py` adds the others with `vmap`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
@@ -40,11 +41,40 @@ class Apply(Protocol):
     def __call__(self, params: Params, x: Array, key: Array | None = None, /) -> Array: ...
 
 
+class FirstLayer(NamedTuple):
+    """How inputs enter a network that sees them only as `rows(x) @ kernel`, one matrix product.
+
+    `split(params)` gives that kernel and the rest of the parameters; `apply(rest, products, key)` the outputs.
+    """
+
+    split: Callable[[Params], tuple[Array, Params]]
+    join: Callable[[Array, Params], Params]
+    rows: Callable[[Array], Array]
+    apply: Apply
+
+
 class Model(NamedTuple):
-    """A network as a pair of pure functions; `init` takes a key and one example batch `x`."""
+    """A network as a pair of pure functions; `init` takes a key and one example batch `x`.
+
+    With a `first` layer, gradients of several steps are made from fewer products with its kernel: `span.py`.
+    """
 
     init: Callable[[Array, Array], Params]
     apply: Apply
+    first: FirstLayer | None = None
+
+
+@dataclass(frozen=True)
+class LayeredLoss:
+    """A loss of a network with a first layer: `head` is the loss as a function of the rest and of the products."""
+
+    first: FirstLayer
+    rows: Callable[[Array, Batch], Array]  # of a batch, in the type of the kernel
+    head: Callable[[tuple[Params, Array], Batch], Scalar]
+
+    def __call__(self, params: Params, batch: Batch) -> Scalar:
+        kernel, rest = self.first.split(params)
+        return self.head((rest, self.rows(kernel, batch) @ kernel), batch)
 
 
 class Task(NamedTuple):

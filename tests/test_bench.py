@@ -40,11 +40,19 @@ def test_every_row_has_a_name_of_its_own_on_both_backends_and_known_peers():
 
 @pytest.mark.parametrize("kind, gradients", [("fedavg", 1), ("first_order", 2), ("hessian_free", 4), ("moreau", 5)])
 def test_the_floor_counts_the_products_of_all_gradients(kind, gradients):
-    setting = replace(TINY, algorithm=kind)
+    setting = replace(TINY, algorithm=kind, batch_size=9)
     layers = [5 * 4, 4 * 10]
     of_example = 2 * (2 * sum(layers) + layers[1])  # forward, weights, and inputs of all but the first layer
-    assert floor_of(setting).operations == gradients * of_example * 4 * 3 * 2
+    assert floor_of(setting).operations == gradients * of_example * 9 * 3 * 2
     assert floor_of(replace(setting, num_seeds=7)).operations == 7 * floor_of(setting).operations
+
+
+def test_the_floor_counts_products_that_gradients_share_once():
+    wide = replace(TINY, input_shape=(50,), widths=(8,))
+    first, second = 50 * 8, 8 * 10
+    for kind, gradients, products, inner in (("exact", 4, 5, 2), ("hessian_free", 4, 5, 3), ("moreau", 5, 2, 1)):
+        of_example = 2 * (products * first + inner * 50 * 4 + 3 * gradients * second)
+        assert floor_of(replace(wide, algorithm=kind)).operations == of_example * 4 * 3 * 2
 
 
 def test_the_floor_counts_convolutions_as_products_of_patches():

@@ -1,7 +1,8 @@
 """The least that a round has to do: operations of matrix products, and bytes that have to move.
 
 Operations are those of the gradients that a local step needs, counted in the traced gradient of the plain loss; a
-Hessian-vector product counts as two gradients. Bytes are those that no cache can save: every batch is read once, every
+Hessian-vector product counts as two gradients. Where gradients share products with the first kernel (`span.py`), the
+shared ones count. Bytes are those that no cache can save: every batch is read once, every
 member of a cohort reads and writes its model, and its personal one, once a round.
 """
 
@@ -12,10 +13,13 @@ import jax.numpy as jnp
 
 from personax.bench.ours import make_task
 from personax.bench.setting import Setting
+from personax.objectives.span import spans
 from personax.operations import operations_of
 from personax.typing import Batch
 
 GRADIENTS = {"fedavg": 1, "first_order": 2, "hessian_free": 4, "exact": 4, "apfl": 2}  # of a local step
+# Of a local step in a span: products with the first kernel, and of a batch with a batch.
+SHARED = {"first_order": (3, 1), "hessian_free": (5, 3), "exact": (5, 2), "moreau": (2, 1)}
 BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 3}  # of a local step, where it is not one
 MODELS = {"apfl": 2, "moreau": 2}  # of a client, where it is not one
 
@@ -30,14 +34,22 @@ class Floor(NamedTuple):
 def floor_of(setting: Setting) -> Floor:
     """What one round of all clients and seeds needs at least."""
     task = make_task(setting)
+    loss = task.loss
     x = jnp.zeros((setting.batch_size, *setting.input_shape), jnp.uint8)
     y, weight = jnp.zeros(setting.batch_size, int), jnp.ones(setting.batch_size)
     batch = Batch(x, y, weight, jax.random.key(0))
     params = jax.eval_shape(task.model.init, batch.key, x.astype(float))
-    traced = jax.make_jaxpr(jax.grad(task.loss))(params, batch)
+    traced = jax.make_jaxpr(jax.grad(loss))(params, batch)
     num_gradients = GRADIENTS.get(setting.algorithm, setting.num_prox_steps)
+    operations = num_gradients * operations_of(traced.jaxpr)
+    num_batches = BATCHES.get(setting.algorithm, 1)
+    if setting.algorithm in SHARED and spans(loss, params, num_batches * setting.batch_size):
+        num_products, num_inner = SHARED[setting.algorithm]
+        num_inputs, num_outputs = loss.first.split(params)[0].shape
+        columns = (num_products - 2 * num_gradients) * num_outputs + num_inner * setting.batch_size
+        operations += 2 * setting.batch_size * num_inputs * columns
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     steps = setting.steps_per_round
-    batches = steps * BATCHES.get(setting.algorithm, 1) * (x.nbytes + y.nbytes)
+    batches = steps * num_batches * (x.nbytes + y.nbytes)
     models = steps // setting.num_steps * MODELS.get(setting.algorithm, 1) * 2 * num_bytes
-    return Floor(float(steps * num_gradients * operations_of(traced.jaxpr)), float(batches + models))
+    return Floor(float(steps * operations), float(batches + models))

@@ -5,6 +5,7 @@ import jax
 from personax.curvature import Hvp, exact
 from personax.objectives import objective
 from personax.objectives.objective import Batches, Memory, Visit
+from personax.objectives.span import Span, spans
 from personax.typing import Batch, LossFn, Params
 from personax.values import Static, require_count, require_nonnegative, value
 
@@ -58,6 +59,9 @@ class Meta:
         outer = objective.only_batch(batches, "outer")
         if self.num_adapt_steps == 0:
             return jax.grad(loss)(iterate, outer), memory
+        is_short = objective.unrolled(self.num_adapt_steps) == self.num_adapt_steps
+        if is_short and spans(loss, iterate, sum(batch.weight.size for batch in batches.values())):
+            return self._in_span(Span(loss, iterate, batches)), memory
         adapted, path = objective.descend(loss, iterate, batches["adapt"], self.adapt_lr)
         direction = jax.grad(loss)(adapted, outer)
         if not self.hvp.needs_batch:
@@ -69,3 +73,15 @@ class Meta:
         steps = (path, batches["curvature"])
         unroll = objective.unrolled(self.num_adapt_steps)
         return jax.lax.scan(pull_back, direction, steps, reverse=True, unroll=unroll)[0], memory
+
+    def _in_span(self, span: Span) -> Params:
+        """The same gradient, where steps take place in a span."""
+        path = [span.start()]
+        for index in range(self.num_adapt_steps):
+            path.append(path[-1].plus(-self.adapt_lr, span.gradient(path[-1], ("adapt", index))))
+        direction = span.gradient(path.pop(), ("outer", 0))
+        if self.hvp.needs_batch:
+            for index in reversed(range(self.num_adapt_steps)):
+                bend = span.curvature(self.hvp, path[index], direction, ("curvature", index))
+                direction = direction.plus(-self.adapt_lr, bend)
+        return span.vector(direction)

@@ -1,15 +1,18 @@
 """The Moreau envelope: a personal model held near the shared one. pFedMe and PersA-FL-ME."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import optax
 
 from personax.objectives import objective
 from personax.objectives.objective import Batches, Memory, Visit
-from personax.typing import Array, Batch, LossFn, Params, Personal, Scalar, Shared
+from personax.objectives.span import Span, spans
+from personax.typing import Array, Batch, LossFn, Params, Personal, PyTree, Scalar, Shared
 from personax.values import Static, require_count, require_nonnegative, require_positive, value
+
+T = TypeVar("T")  # models, as parameters or in a span
 
 
 @value
@@ -57,25 +60,31 @@ class Moreau:
 
     def prox(self, loss: LossFn, center: Params, batch: Batch) -> Params:
         """`theta_i(center)`, PersA-FL (8), on one batch."""
+        if self.num_prox_steps > 1 and spans(loss, center, len(batch.weight)):
+            span, name = Span(loss, center, {"outer": jax.tree.map(lambda leaf: leaf[None], batch)}), ("outer", 0)
+            return span.model(self._search(lambda theta: span.gradient(theta, name), span.start(name), span.norm))
+        return self._search(lambda theta: jax.grad(loss)(theta, batch), center, optax.tree.norm)
 
-        def slope(theta: Params) -> Params:
-            pull = lambda g, t, w: g + self.strength * (t - w)
-            return jax.tree.map(pull, jax.grad(loss)(theta, batch), theta, center)
+    def _search(self, gradient: Callable[[T], T], center: T, norm: Callable[[T], Array]) -> T:
+        """The inner problem solved by gradient descent from its center."""
+
+        def slope(theta: T) -> T:
+            return jax.tree.map(lambda g, t, w: g + self.strength * (t - w), gradient(theta), theta, center)
 
         if self.tolerance is None:
             step = lambda _, theta: objective.descent_step(theta, slope(theta), self.prox_lr)
             unroll = objective.unrolled(self.num_prox_steps)
             return jax.lax.fori_loop(0, self.num_prox_steps, step, center, unroll=unroll)
-        return self._prox_until(self.tolerance, slope, center)
+        return self._search_until(self.tolerance, slope, center, norm)
 
-    def _prox_until(self, tolerance: Scalar, slope: Callable[[Params], Params], center: Params) -> Params:
+    def _search_until(self, tolerance: Scalar, slope: Callable[[T], T], center: T, norm: Callable[[T], Array]) -> T:
         class Search(NamedTuple):
-            theta: Params
-            slope: Params
+            theta: PyTree
+            slope: PyTree
             num_steps: Array | int
 
         def unsolved(search: Search) -> Array:
-            return (optax.tree.norm(search.slope) > tolerance) & (search.num_steps < self.num_prox_steps)
+            return (norm(search.slope) > tolerance) & (search.num_steps < self.num_prox_steps)
 
         def step(search: Search) -> Search:
             theta = objective.descent_step(search.theta, search.slope, self.prox_lr)

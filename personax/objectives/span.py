@@ -1,0 +1,96 @@
+"""Several gradients of a network's first layer with few products by its kernel.
+
+A loss that sees its inputs x only as the product x W has the gradient x' d in W, where d is its derivative in the
+product. So gradient steps from W on batches x_1, x_2, ... lead to W + sum_j x_j' a_j, and there another batch x sees
+x W + sum_j (x x_j') a_j. W and its gradients, by far the largest arrays of such a network, are not touched in between:
+the steps take place in the small a_j, with the products of inputs by inputs.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from personax.curvature import Hvp, RelativeDifference
+from personax.objectives.objective import Batches
+from personax.typing import Array, LayeredLoss, LossFn, Params, Scalar
+
+Name = tuple[str, int]  # of a batch: its role, and which of them
+
+
+class Place(NamedTuple):
+    """A model that steps from the start of a span lead to, or a vector there: its kernel is `sum_j x_j' along[j]`."""
+
+    rest: Params
+    along: dict[Name, Array]
+
+    def plus(self, scale: Scalar, vector: "Place") -> "Place":
+        """`self + scale vector`, in the types of self."""
+        own = {name: self.along.get(name, jnp.zeros_like(along)) for name, along in vector.along.items()}
+        rest, along = jax.tree.map(lambda a, b: (a + scale * b).astype(a.dtype), (self.rest, own), tuple(vector))
+        return Place(rest, self.along | along)
+
+
+class Span:
+    """The models that gradient steps on these batches lead to from `start`."""
+
+    def __init__(self, loss: LayeredLoss, start: Params, batches: Batches):
+        self._loss = loss
+        self._kernel, self._rest = loss.first.split(start)
+        self._batches = {
+            (role, index): jax.tree.map(lambda leaf, index=index: leaf[index], of_role)
+            for role, of_role in batches.items()
+            for index in range(len(of_role.weight))
+        }
+        self._rows = {name: loss.rows(self._kernel, batch) for name, batch in self._batches.items()}
+        self._products = {name: rows @ self._kernel for name, rows in self._rows.items()}
+        # Those that nothing asks for are not computed.
+        self._inner = {(a, b): x @ y.T for a, x in self._rows.items() for b, y in self._rows.items()}
+
+    def start(self, *names: Name) -> Place:
+        """The model that steps are taken from, with zeros along these batches."""
+        return Place(self._rest, {name: jnp.zeros_like(self._products[name]) for name in names})
+
+    def gradient(self, at: Place, name: Name) -> Place:
+        """The gradient of the loss on a batch."""
+        rest, along = jax.grad(self._loss.head)(self._seen(at, name), self._batches[name])
+        return Place(rest, {name: along})
+
+    def curvature(self, hvp: Hvp, at: Place, vector: Place, name: Name) -> Place:
+        """The Hessian of the loss on a batch, applied to a vector."""
+        apply = partial(hvp, norm=self.norm(vector)) if isinstance(hvp, RelativeDifference) else hvp
+        changes = vector.rest, self._change(vector, name)
+        rest, along = apply(self._loss.head, self._seen(at, name), changes, self._batches[name])
+        return Place(rest, {name: along})
+
+    def norm(self, vector: Place) -> Array:
+        """The Euclidean norm."""
+        squared = sum(jnp.vdot(self._change(vector, name), along) for name, along in vector.along.items())
+        return jnp.sqrt(optax.tree.norm(vector.rest, squared=True) + squared)
+
+    def vector(self, vector: Place) -> Params:
+        """A vector as a tree like the parameters."""
+        kernel = sum((self._rows[name].T @ along for name, along in vector.along.items()), jnp.zeros(()))
+        return self._loss.first.join(kernel, vector.rest)
+
+    def model(self, at: Place) -> Params:
+        """A model as parameters."""
+        kernel = sum((self._rows[name].T @ along for name, along in at.along.items()), self._kernel)
+        return self._loss.first.join(kernel, at.rest)
+
+    def _seen(self, at: Place, name: Name) -> tuple[Params, Array]:
+        return at.rest, self._products[name] + self._change(at, name)
+
+    def _change(self, vector: Place, name: Name) -> Any:
+        """What a vector adds to the products of a batch; 0 where it has no part along the kernel."""
+        return sum(self._inner[name, other] @ along for other, along in vector.along.items())
+
+
+def spans(loss: LossFn, params: Params, num_rows: int) -> TypeGuard[LayeredLoss]:
+    """Whether steps on batches of so many rows in all need less arithmetic in a span: few to a column of the kernel."""
+    if not isinstance(loss, LayeredLoss):
+        return False
+    num_inputs, num_outputs = loss.first.split(params)[0].shape
+    return num_rows <= min(num_inputs, 2 * num_outputs)
