@@ -81,7 +81,7 @@ class RelativeDifference:
     def __call__(
         self, loss: LossFn, params: Params, vector: Params, batch: Batch, norm: Scalar | None = None
     ) -> Params:
-        """`norm` is that of the vector, where it is another than its numbers' in this tree."""
+        """`norm` is the vector's, where the vector is given in other coordinates."""
         norm = optax.tree.norm(vector) if norm is None else norm
         radius = jnp.where(norm > 0, self.radius / jnp.where(norm > 0, norm, 1), 1)
         return _central_difference(loss, params, vector, batch, radius)
@@ -95,6 +95,8 @@ def _central_difference(loss: LossFn, params: Params, vector: Params, batch: Bat
 
 exact = Exact()
 first_order = FirstOrder()
+# Linear in the vector but for its norm, so that they may be told it in other coordinates.
+KNOWN = (Exact, FirstOrder, FiniteDifference, RelativeDifference)
 
 
 def finite_difference(radius: float) -> FiniteDifference:

@@ -1,6 +1,6 @@
 """The networks the papers use, and adapters for Flax and Equinox.
 
-A network is a `Model(init, apply)` pair of pure functions. By default kernels start Glorot-normal and biases at zero;
+A network is a `Model(init, apply)` of pure functions. By default kernels start Glorot-normal and biases at zero;
 with `init="fan_in"` both are uniform within one over the root of the number of inputs of a unit, PyTorch's default.
 Parameters have JAX's default float type; `apply` computes in the type of its parameters, whatever the type of `x`.
 Equal arguments give the same `Model` object, because `jit` recognises a function by identity: a model built twice

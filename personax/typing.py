@@ -44,7 +44,8 @@ class Apply(Protocol):
 class FirstLayer(NamedTuple):
     """How inputs enter a network that sees them only as `rows(x) @ kernel`, one matrix product.
 
-    `split(params)` gives that kernel and the rest of the parameters; `apply(rest, products, key)` the outputs.
+    `rows` gives one row for each example. `split(params)` gives the kernel and the rest of the parameters, `join` puts
+    them together again; `apply(rest, products, key)` gives the outputs.
     """
 
     split: Callable[[Params], tuple[Array, Params]]
@@ -54,9 +55,10 @@ class FirstLayer(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network as a pair of pure functions; `init` takes a key and one example batch `x`.
+    """A network as pure functions; `init` takes a key and one example batch `x`.
 
-    With a `first` layer, gradients of several steps are made from fewer products with its kernel: `span.py`.
+    With a `first` layer gradients need fewer products with its kernel (`objectives/span.py`). It must describe the same
+    function as `apply`: who replaces the one replaces the other, or leaves it out.
     """
 
     init: Callable[[Array, Array], Params]

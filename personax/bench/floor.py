@@ -1,9 +1,10 @@
 """The least that a round has to do: operations of matrix products, and bytes that have to move.
 
 Operations are those of the gradients that a local step needs, counted in the traced gradient of the plain loss; a
-Hessian-vector product counts as two gradients. Where gradients share products with the first kernel (`span.py`), the
-shared ones count. Bytes are those that no cache can save: every batch is read once, every
-member of a cohort reads and writes its model, and its personal one, once a round.
+Hessian-vector product counts as two gradients. Where gradients share products with the first kernel, the shared ones
+and those of batches with batches count (`objectives/span.py`), and not the small ones that take their place. Bytes are
+those that no cache can save: every batch is read once, every member of a cohort reads and writes its model, and its
+personal one, once a round.
 """
 
 from typing import NamedTuple
@@ -43,7 +44,8 @@ def floor_of(setting: Setting) -> Floor:
     num_gradients = GRADIENTS.get(setting.algorithm, setting.num_prox_steps)
     operations = num_gradients * operations_of(traced.jaxpr)
     num_batches = BATCHES.get(setting.algorithm, 1)
-    if setting.algorithm in SHARED and spans(loss, params, num_batches * setting.batch_size):
+    is_shared = setting.algorithm in SHARED and (setting.algorithm != "moreau" or num_gradients > 2)
+    if is_shared and spans(loss, params, num_batches * setting.batch_size):
         num_products, num_inner = SHARED[setting.algorithm]
         num_inputs, num_outputs = loss.first.split(params)[0].shape
         columns = (num_products - 2 * num_gradients) * num_outputs + num_inner * setting.batch_size

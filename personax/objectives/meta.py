@@ -2,7 +2,7 @@
 
 import jax
 
-from personax.curvature import Hvp, exact
+from personax.curvature import KNOWN, Hvp, exact
 from personax.objectives import objective
 from personax.objectives.objective import Batches, Memory, Visit
 from personax.objectives.span import Span, spans
@@ -60,7 +60,8 @@ class Meta:
         if self.num_adapt_steps == 0:
             return jax.grad(loss)(iterate, outer), memory
         is_short = objective.unrolled(self.num_adapt_steps) == self.num_adapt_steps
-        if is_short and spans(loss, iterate, sum(batch.weight.size for batch in batches.values())):
+        num_rows = sum(batch.weight.size for batch in batches.values())
+        if is_short and type(self.hvp) in KNOWN and spans(loss, iterate, num_rows):
             return self._in_span(Span(loss, iterate, batches)), memory
         adapted, path = objective.descend(loss, iterate, batches["adapt"], self.adapt_lr)
         direction = jax.grad(loss)(adapted, outer)

@@ -60,9 +60,10 @@ class Moreau:
 
     def prox(self, loss: LossFn, center: Params, batch: Batch) -> Params:
         """`theta_i(center)`, PersA-FL (8), on one batch."""
-        if self.num_prox_steps > 1 and spans(loss, center, len(batch.weight)):
+        if self.num_prox_steps > 2 and spans(loss, center, len(batch.weight)):
             span, name = Span(loss, center, {"outer": jax.tree.map(lambda leaf: leaf[None], batch)}), ("outer", 0)
-            return span.model(self._search(lambda theta: span.gradient(theta, name), span.start(name), span.norm))
+            norm = lambda slope: optax.tree.norm(span.vector(slope))
+            return span.model(self._search(lambda theta: span.gradient(theta, name), span.start(name), norm))
         return self._search(lambda theta: jax.grad(loss)(theta, batch), center, optax.tree.norm)
 
     def _search(self, gradient: Callable[[T], T], center: T, norm: Callable[[T], Array]) -> T:

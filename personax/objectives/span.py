@@ -2,8 +2,8 @@
 
 A loss that sees its inputs x only as the product x W has the gradient x' d in W, where d is its derivative in the
 product. So gradient steps from W on batches x_1, x_2, ... lead to W + sum_j x_j' a_j, and there another batch x sees
-x W + sum_j (x x_j') a_j. W and its gradients, by far the largest arrays of such a network, are not touched in between:
-the steps take place in the small a_j, with the products of inputs by inputs.
+x W + sum_j (x x_j') a_j. W and its gradients, the largest arrays of most such networks, are not touched in between: the
+steps take place in the small a_j, with the products of inputs by inputs.
 """
 
 from functools import partial
@@ -21,7 +21,10 @@ Name = tuple[str, int]  # of a batch: its role, and which of them
 
 
 class Place(NamedTuple):
-    """A model that steps from the start of a span lead to, or a vector there: its kernel is `sum_j x_j' along[j]`."""
+    """A model that steps from the start of a span lead to, or a vector there.
+
+    The kernel of a vector is `sum_j x_j' along[j]`, that of a model this added to the start's.
+    """
 
     rest: Params
     along: dict[Name, Array]
@@ -46,7 +49,7 @@ class Span:
         }
         self._rows = {name: loss.rows(self._kernel, batch) for name, batch in self._batches.items()}
         self._products = {name: rows @ self._kernel for name, rows in self._rows.items()}
-        # Those that nothing asks for are not computed.
+        # Under `jit` those that nothing asks for are not computed.
         self._inner = {(a, b): x @ y.T for a, x in self._rows.items() for b, y in self._rows.items()}
 
     def start(self, *names: Name) -> Place:
@@ -63,16 +66,21 @@ class Span:
         apply = partial(hvp, norm=self.norm(vector)) if isinstance(hvp, RelativeDifference) else hvp
         changes = vector.rest, self._change(vector, name)
         rest, along = apply(self._loss.head, self._seen(at, name), changes, self._batches[name])
-        return Place(rest, {name: along})
+        return Place(rest, {name: along.astype(self._kernel.dtype)})
 
     def norm(self, vector: Place) -> Array:
-        """The Euclidean norm."""
-        squared = sum(jnp.vdot(self._change(vector, name), along) for name, along in vector.along.items())
-        return jnp.sqrt(optax.tree.norm(vector.rest, squared=True) + squared)
+        """The Euclidean norm, for a radius: where rows nearly cancel each other it has half the digits of its numbers.
+
+        With products in TF32 it would have half of theirs.
+        """
+        exactly = partial(jnp.matmul, precision="highest")
+        rows, along = (jnp.concatenate([of[name] for name in vector.along]) for of in (self._rows, vector.along))
+        squared = jnp.vdot(along, exactly(exactly(rows, rows.T), along), precision="highest")
+        return jnp.sqrt(optax.tree.norm(vector.rest, squared=True) + jnp.maximum(squared, 0))
 
     def vector(self, vector: Place) -> Params:
         """A vector as a tree like the parameters."""
-        kernel = sum((self._rows[name].T @ along for name, along in vector.along.items()), jnp.zeros(()))
+        kernel: Any = sum(self._rows[name].T @ along for name, along in vector.along.items())
         return self._loss.first.join(kernel, vector.rest)
 
     def model(self, at: Place) -> Params:
@@ -89,8 +97,11 @@ class Span:
 
 
 def spans(loss: LossFn, params: Params, num_rows: int) -> TypeGuard[LayeredLoss]:
-    """Whether steps on batches of so many rows in all need less arithmetic in a span: few to a column of the kernel."""
+    """Whether gradients on batches with so many rows in all need less arithmetic in a span.
+
+    By count they do for a meta-gradient with batches of one size, and for three gradients or more on one batch.
+    """
     if not isinstance(loss, LayeredLoss):
         return False
     num_inputs, num_outputs = loss.first.split(params)[0].shape
-    return num_rows <= min(num_inputs, 2 * num_outputs)
+    return num_rows * (num_inputs + num_outputs) <= 2 * num_inputs * num_outputs
