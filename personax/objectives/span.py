@@ -30,7 +30,7 @@ class Place(NamedTuple):
     along: dict[Name, Array]
 
     def plus(self, scale: Scalar, vector: "Place") -> "Place":
-        """`self + scale vector`, in the types of self."""
+        """`self + scale vector`, in the types of self where it has them."""
         own = {name: self.along.get(name, jnp.zeros_like(along)) for name, along in vector.along.items()}
         rest, along = jax.tree.map(lambda a, b: (a + scale * b).astype(a.dtype), (self.rest, own), tuple(vector))
         return Place(rest, self.along | along)
