@@ -1,78 +1,85 @@
 """Convolution and pooling of many small networks at once: inside `scan`, and under `vmap` over kernels.
 
-A convolution is one matrix product of image patches and the kernel, or, with channels last and a 3x3 kernel, sixteen
-smaller ones (`_by_tiles`). XLA's own is more than ten times slower there on a CPU, and on an H200, where it becomes a
-grouped convolution, five times or more.
+A convolution is one matrix product: of image patches and the kernel, or, with all that 2x2 pixels see in one row, of
+windows and the kernel at four places (`_by_windows`); or, with a 3x3 kernel, sixteen smaller ones (`_by_tiles`). XLA's
+own is more than ten times slower there on a CPU, and on an H200, where it becomes a grouped convolution, five times or
+more. Images are `[batch, height, width, channel]`.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-DEEP = 16  # channels of an image whose pixels are copied one by one rather than number by number: 64 bytes
+# On a CPU, few multiplications count, too: from so many channels on, where the kernel is no larger.
+DEEP, SMALL = 16, 3 * 3
 TILED = 32, 18  # channels and sides from which on products by tiles are long enough; 16 or 10: up to a third slower
 
 
-class Layout(NamedTuple):
-    """The axes of a batch of images."""
-
-    batch: int
-    height: int
-    width: int
-    channel: int
-
-
-LAST = Layout(0, 1, 2, 3)
-FIRST = Layout(1, 2, 3, 0)
-
-
-def fastest() -> Layout:
-    """Channels last on a CPU. First on an accelerator: sums over pixels, as of a bias's gradient, are fast there."""
-    return LAST if jax.default_backend() == "cpu" else FIRST
-
-
-def arrange(x: Array, layout: Layout) -> Array:
-    """Images `[batch, height, width, channel]` in a layout."""
-    return x if layout == LAST else x.transpose(3, 0, 1, 2)
-
-
-def restore(x: Array, layout: Layout) -> Array:
-    """Images as `[batch, height, width, channel]` from a layout."""
-    return x if layout == LAST else x.transpose(layout)
-
-
-def convolve(x: Array, kernel: Array, padding: str, layout: Layout, pooled: bool = False) -> Array:
-    """The convolution of images in a layout with a kernel `[rows, columns, channel, new channel]`; pooled if wanted."""
+def convolve(x: Array, kernel: Array, bias: Array, padding: str, pooled: bool = False) -> Array:
+    """The convolution with a kernel `[rows, columns, channel, new channel]`, and a bias; max-pooled if wanted."""
     rows, cols, depth, _ = kernel.shape
     if padding == "SAME":
-        around = {layout.height: ((rows - 1) // 2, rows // 2), layout.width: ((cols - 1) // 2, cols // 2)}
-        x = jnp.pad(x, [around.get(axis, (0, 0)) for axis in range(4)])
-    if layout == LAST and (rows, cols) == (3, 3) and depth >= TILED[0] and min(x.shape[1:3]) >= TILED[1]:
-        return _by_tiles(x, kernel, pooled)
-    y = _by_patches(x, kernel, layout)
-    return max_pool(y, layout) if pooled else y
-
-
-def _by_patches(x: Array, kernel: Array, layout: Layout) -> Array:
-    rows, cols, depth, num_channels = kernel.shape
-    height, width = x.shape[layout.height] - rows + 1, x.shape[layout.width] - cols + 1
-    down = lambda x, i: jax.lax.slice_in_dim(x, i, i + height, axis=layout.height)
-    across = lambda x, j: jax.lax.slice_in_dim(x, j, j + width, axis=layout.width)
-    join = lambda parts: jnp.concatenate(parts, axis=layout.channel)
-    if depth >= DEEP:
-        # All at once: the step between would be `rows` more images to write.
-        x = join([down(across(x, j), i) for j in range(cols) for i in range(rows)])
+        x = jnp.pad(x, ((0, 0), ((rows - 1) // 2, rows // 2), ((cols - 1) // 2, cols // 2), (0, 0)))
+    if jax.default_backend() != "cpu" or depth < DEEP or rows * cols > SMALL:
+        return _by_windows(x, kernel, bias, pooled)
+    if (rows, cols) == (3, 3) and depth >= TILED[0] and min(x.shape[1:3]) >= TILED[1]:
+        y = _by_tiles(x, kernel, pooled)
     else:
-        # One axis after the other: rows + cols slices instead of rows * cols halve the time to compile.
-        x = join([down(x, i) for i in range(rows)])
-        x = join([across(x, j) for j in range(cols)])
-    matrix = kernel.transpose(1, 0, 2, 3).reshape(cols * rows * depth, num_channels)
-    if layout == LAST:
-        return (x.reshape(-1, len(matrix)) @ matrix).reshape(*x.shape[:3], num_channels)
-    return (matrix.T @ x.reshape(len(matrix), -1)).reshape(num_channels, *x.shape[1:])
+        y = _by_patches(x, kernel)
+        y = max_pool(y) if pooled else y
+    return y + bias[None, None, None, :]  # it commutes with the maximum; after it, it costs a quarter
+
+
+def _by_patches(x: Array, kernel: Array) -> Array:
+    rows, cols, depth, num_channels = kernel.shape
+    height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
+    parts = [x[:, i : i + height, j : j + width] for i in range(rows) for j in range(cols)]
+    patches = jnp.concatenate(parts, axis=3).reshape(-1, rows * cols * depth)
+    return (patches @ kernel.reshape(-1, num_channels)).reshape(-1, height, width, num_channels)
+
+
+def _by_windows(x: Array, kernel: Array, bias: Array, pooled: bool) -> Array:
+    """Four pixels of the result from each window of 4x4, or two more than a larger kernel: for the speed of memory.
+
+    With a 3x3 kernel, windows are 4 times as large as the image, where patches are 9 times; for that the products have
+    16 multiplications where patches take 9, since the kernel at each of four places is filled up with zeros.
+    """
+    rows, cols, depth, num_channels = kernel.shape
+    height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
+    down, across = (side // 2 if pooled else -(-side // 2) for side in (height, width))  # windows
+    tall, wide = rows // 2 + 1, cols // 2 + 1  # pairs of pixels in a window
+    more = 2 * (down + tall - 1) - x.shape[1], 2 * (across + wide - 1) - x.shape[2]  # rows and columns; may be negative
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, more[0], 0), (0, more[1], 0), (0, 0, 0)))
+    x = x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2 * depth)
+    parts = [x[:, i : i + down, half, j : j + across] for i in range(tall) for half in (0, 1) for j in range(wide)]
+    windows = jnp.concatenate(parts, axis=3).reshape(-1, 4 * tall * wide * depth)
+    at = lambda i, j: jnp.pad(kernel, ((i, 2 * tall - rows - i), (j, 2 * wide - cols - j), (0, 0), (0, 0)))
+    places = jnp.stack([at(i, j) for i in (0, 1) for j in (0, 1)], axis=3)
+    y = windows @ places.reshape(windows.shape[1], 4 * num_channels)
+    if pooled:
+        return (_largest(y.reshape(-1, 4, num_channels)) + bias[None, :]).reshape(-1, down, across, num_channels)
+    y = y + jnp.tile(bias, 4)[None, :]  # here, because its gradient is a sum over rows: wide ones are faster
+    y = y.reshape(-1, down, across, 2, 2 * num_channels)
+    return y.swapaxes(2, 3).reshape(-1, 2 * down, 2 * across, num_channels)[:, :height, :width]
+
+
+@jax.custom_jvp
+def _largest(y: Array) -> Array:
+    """The maximum over the second axis, of four; for a gradient it keeps one byte of each: which are the largest."""
+    return y.max(axis=1)
+
+
+@_largest.defjvp
+def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y, largest = primals[0], _largest(*primals)
+    bits = jnp.arange(4, dtype=jnp.uint8)[None, :, None]
+    # Without the barrier XLA keeps and reads `y` in its place, which is sixteen times as large.
+    found = jax.lax.optimization_barrier(jnp.sum((y == largest[:, None]) << bits, axis=1, dtype=jnp.uint8))
+    num_found = jax.lax.population_count(found).astype(y.dtype)
+    is_largest = (found[:, None] >> bits) & 1 == 1
+    return largest, jnp.sum(tangents[0], axis=1, where=is_largest) / num_found
 
 
 def _by_tiles(x: Array, kernel: Array, pooled: bool) -> Array:
@@ -120,10 +127,8 @@ def _unstack(x: Array, axis: int) -> list[Array]:
     return [jnp.squeeze(part, axis) for part in jax.lax.split(x, (1,) * x.shape[axis], axis)]
 
 
-def max_pool(x: Array, layout: Layout) -> Array:
+def max_pool(x: Array) -> Array:
     """2x2 maximum with stride 2; an odd last row or column is dropped."""
-    for axis in (layout.height, layout.width):
-        x = jax.lax.slice_in_dim(x, 0, x.shape[axis] // 2 * 2, axis=axis)
-    shape = list(x.shape)
-    shape[layout.height : layout.width + 1] = [x.shape[layout.height] // 2, 2, x.shape[layout.width] // 2, 2]
-    return x.reshape(shape).max(axis=(layout.height + 1, layout.width + 2))
+    num, height, width, depth = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(num, height // 2, 2, width // 2, 2, depth).max(axis=(2, 4))

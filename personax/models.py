@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from personax.convolution import arrange, convolve, fastest, restore
+from personax.convolution import convolve
 from personax.typing import FirstLayer, Model, Params
 from personax.values import require, require_count, require_one_of, require_positive
 
@@ -242,14 +242,11 @@ def _cnn(
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
         x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["kernel"].dtype)
-        layout = fastest()
-        x = arrange(x, layout)
         for i in range(len(channels)):
             layer = params[f"conv_{i}"]
-            # Bias and activation are monotone, so they commute with the maximum; after it they cost a quarter.
-            x = convolve(x, layer["kernel"], padding, layout, pooled[i])
-            x = act(x + jnp.expand_dims(layer["bias"], layout[:3]))
-        return _apply_dense(params, _flatten(restore(x, layout)), len(sizes), act, dropout, key)
+            # The activation is monotone, so it commutes with the maximum; after it, it costs a quarter.
+            x = act(convolve(x, layer["kernel"], layer["bias"], padding, pooled[i]))
+        return _apply_dense(params, _flatten(x), len(sizes), act, dropout, key)
 
     return Model(init, apply)
 

@@ -1,4 +1,4 @@
-"""Patches and tiles against XLA's own convolution, in both layouts; pooling by hand."""
+"""Windows, patches and tiles against XLA's own convolution; pooling by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -6,89 +6,123 @@ import numpy as np
 import pytest
 
 from personax import convolution
-from personax.convolution import DEEP, FIRST, LAST, _by_patches, _by_tiles, arrange, convolve, max_pool, restore
+from personax.convolution import DEEP, _by_patches, _by_tiles, _by_windows, _largest, convolve, max_pool
+
+spread = lambda bias: bias[None, None, None, :]
+WAYS = {
+    "windows": _by_windows,
+    "patches": lambda x, kernel, bias, pooled: (
+        (max_pool if pooled else jnp.asarray)(_by_patches(x, kernel)) + spread(bias)
+    ),
+    "tiles": lambda x, kernel, bias, pooled: _by_tiles(x, kernel, pooled) + spread(bias),
+}
 
 
-def images(seed, shape):
+def draw(seed, shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
 
 
-def ours(layout, pooled=False):
-    return lambda x, kernel, padding: restore(convolve(arrange(x, layout), kernel, padding, layout, pooled), layout)
-
-
-def native(x, kernel, padding):
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-def native_pooled(x, kernel, padding):
-    y = native(x, kernel, padding)
-    return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+def native(x, kernel, bias, pooled, padding="VALID"):
+    y = jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    y = y + spread(bias)
+    return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") if pooled else y
 
 
 def assert_trees_close(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), one, other)
 
 
-def assert_the_same(ours, theirs, x, kernel, padding):
-    derived = [
-        jax.jit(jax.value_and_grad(lambda x, k, conv=conv: jnp.sum(jnp.sin(conv(x, k, padding))), argnums=(0, 1)))
-        for conv in (ours, theirs)
-    ]
-    assert ours(x, kernel, padding).shape == theirs(x, kernel, padding).shape
-    assert_trees_close(derived[0](x, kernel), derived[1](x, kernel))
+def assert_the_same(ours, theirs, *given):
+    derive = lambda conv: jax.jit(jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(conv(*given))), argnums=(0, 1, 2)))
+    assert ours(*given).shape == theirs(*given).shape
+    assert_trees_close(derive(ours)(*given), derive(theirs)(*given))
 
 
-@pytest.mark.parametrize("layout", [LAST, FIRST])
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("kernel_shape", [(1, 1), (4, 4), (5, 5), (2, 3)])
-@pytest.mark.parametrize("depth", [2, DEEP])
-def test_patches_are_the_native_convolution(layout, padding, kernel_shape, depth):
-    x, kernel = images(0, (3, 7, 6, depth)), images(1, (*kernel_shape, depth, 4))
-    assert_the_same(ours(layout), native, x, kernel, padding)
-
-
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("size", [(7, 6), (8, 9)])
 @pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("size", [(7, 6), (8, 9)])
+@pytest.mark.parametrize(
+    ("way", "kernel_size"),
+    [(way, size) for way in ("windows", "patches") for size in [(1, 1), (4, 4), (5, 5), (2, 3)]]
+    + [(way, (3, 3)) for way in WAYS],
+)
+def test_each_way_is_the_native_convolution(way, kernel_size, size, pooled):
+    given = draw(0, (3, *size, 2)), draw(1, (*kernel_size, 2, 4)), draw(2, (4,))
+    assert_the_same(lambda *given: WAYS[way](*given, pooled), lambda *given: native(*given, pooled), *given)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("kernel_size", [(3, 3), (5, 5), (2, 3)])
+@pytest.mark.parametrize("depth", [2, DEEP])
 @pytest.mark.parametrize("tiled", [(1, 3), (99, 99)])
-def test_tiles_are_the_native_convolution(padding, size, pooled, tiled, monkeypatch):
+def test_whichever_is_taken_is_the_native_convolution(padding, pooled, kernel_size, depth, tiled, monkeypatch):
     monkeypatch.setattr(convolution, "TILED", tiled)
-    x, kernel = images(0, (3, *size, 2)), images(1, (3, 3, 2, 4))
-    assert_the_same(ours(LAST, pooled), native_pooled if pooled else native, x, kernel, padding)
+    given = draw(0, (2, 7, 6, depth)), draw(1, (*kernel_size, depth, 4)), draw(2, (4,))
+    ours = lambda *given: convolve(*given, padding, pooled)
+    assert_the_same(ours, lambda *given: native(*given, pooled, padding), *given)
 
 
-@pytest.mark.parametrize("layout", [LAST, FIRST])
-@pytest.mark.parametrize("tiled", [False, True])
-def test_they_agree_to_second_order_and_under_vmap(layout, tiled, monkeypatch):
-    monkeypatch.setattr(convolution, "TILED", (1, 3) if tiled else (99, 99))
-    shapes = (2, 3, 5, 5, 2), (2, 3, 3, 2, 4), (2, 3, 3, 2, 4)
-    x, kernels, direction = (images(seed, shape) for seed, shape in enumerate(shapes))
+@pytest.mark.parametrize(
+    ("backend", "depth", "kernel_size", "side", "way"),
+    [
+        ("gpu", 64, 3, 30, "windows"),
+        ("gpu", 16, 3, 10, "windows"),
+        ("cpu", 3, 3, 30, "windows"),
+        ("cpu", 16, 5, 18, "windows"),
+        ("cpu", 16, 3, 30, "patches"),
+        ("cpu", 32, 3, 10, "patches"),
+        ("cpu", 32, 3, 30, "tiles"),
+    ],
+)
+def test_each_backend_takes_the_way_that_measured_best(backend, depth, kernel_size, side, way, monkeypatch):
+    taken = []
+    for name in WAYS:
+        take = getattr(convolution, f"_by_{name}")
+        note = lambda *given, name=name, take=take: (taken.append(name), take(*given))[1]
+        monkeypatch.setattr(convolution, f"_by_{name}", note)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    shapes = (2, side, side, depth), (kernel_size, kernel_size, depth, 4), (4,)
+    jax.eval_shape(lambda *given: convolve(*given, "VALID"), *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    assert taken == [way]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_they_agree_to_second_order_and_under_vmap(way):
+    shapes = (2, 3, 7, 7, 2), (2, 3, 3, 2, 4), (2, 4), (2, 3, 3, 2, 4)
+    given = [draw(seed, shape) for seed, shape in enumerate(shapes)]
 
     def hvp(conv):
-        def one(x, kernel, vector):
-            gradient = jax.grad(lambda k: jnp.sum(jnp.sin(conv(x, k, "SAME"))))
+        def one(x, kernel, bias, vector):
+            gradient = jax.grad(lambda k: jnp.sum(jnp.sin(conv(x, k, bias, True))))
             return jax.jvp(gradient, (kernel,), (vector,))[1]
 
-        return jax.jit(jax.vmap(one))(x, kernels, direction)
+        return jax.jit(jax.vmap(one))(*given)
 
-    assert_trees_close(hvp(ours(layout)), hvp(native))
-
-
-def test_tiles_are_as_exact_as_patches_in_float32():
-    x, kernel = images(0, (4, 20, 20, 32)), images(1, (3, 3, 32, 8))
-    wanted = native(x, kernel, "VALID")
-    short = lambda convolve, *given: convolve(*(array.astype(jnp.float32) for array in (x, kernel)), *given)
-    error = lambda found: float(jnp.sqrt(jnp.mean((found - wanted) ** 2) / jnp.mean(wanted**2)))
-    assert error(short(_by_patches, LAST)) < 3e-7
-    assert error(short(_by_tiles, False)) < 3e-7
+    assert_trees_close(hvp(WAYS[way]), hvp(native))
 
 
-@pytest.mark.parametrize("layout", [LAST, FIRST])
+def test_each_way_is_as_exact_as_patches_in_float32():
+    x, kernel, bias = draw(0, (4, 20, 20, 32)), draw(1, (3, 3, 32, 8)), jnp.zeros(8)
+    wanted = native(x, kernel, bias, False)
+    for way in WAYS.values():
+        found = way(*(array.astype(jnp.float32) for array in (x, kernel, bias)), False)
+        assert found.dtype == jnp.float32
+        assert float(jnp.sqrt(jnp.mean((found - wanted) ** 2) / jnp.mean(wanted**2))) < 3e-7
+
+
+def test_equal_pixels_share_the_gradient_of_their_maximum():
+    y = jnp.asarray([[1.0, 3, 3, 2], [5, 5, 5, 5], [0, -1, -2, -3], [2, 2, 7, 7]])[:, :, None]
+    largest, pull_back = jax.vjp(_largest, y)
+    np.testing.assert_array_equal(largest[:, 0], [3, 5, 0, 7])
+    found = pull_back(jnp.asarray([[1.0], [1], [1], [8]]))[0][:, :, 0]
+    np.testing.assert_array_equal(found, [[0, 0.5, 0.5, 0], [0.25] * 4, [1, 0, 0, 0], [0, 0, 4, 4]])
+    np.testing.assert_array_equal(jax.jvp(_largest, (y,), (y,))[1][:, 0], [3, 5, 0, 7])
+
+
 @pytest.mark.parametrize("size", [(4, 6), (5, 7), (3, 2)])
-def test_max_pool_takes_the_largest_of_four_and_drops_odd_edges(layout, size):
-    x = images(0, (2, *size, 3))
-    pooled = np.asarray(restore(max_pool(arrange(x, layout), layout), layout))
+def test_max_pool_takes_the_largest_of_four_and_drops_odd_edges(size):
+    x = draw(0, (2, *size, 3))
+    pooled = np.asarray(max_pool(x))
     assert pooled.shape == (2, size[0] // 2, size[1] // 2, 3)
     for row, col in np.ndindex(*pooled.shape[1:3]):
         block = np.asarray(x)[:, 2 * row : 2 * row + 2, 2 * col : 2 * col + 2]
