@@ -187,7 +187,6 @@ def _train(
     anchors: PyTree,
 ) -> Update:
     """The visits of a wave's members, each a function of its own client alone."""
-    record = (lambda iterate, memory: ()) if tracker is None else (lambda iterate, memory: (iterate, memory))
     synchronous = algorithm.server.buffer_size is None
     chunk = program.cohort_chunk or _default_chunk(anchors[0], 1 if synchronous else len(wave.client))
 
@@ -197,7 +196,7 @@ def _train(
             own = jax.tree.map(lambda leaf: leaf[client], personal)
             begin = now if synchronous else anchor
             run = (algorithm.objective, algorithm.local, program.task, data, program.max_count)
-            return local_update(*run, where, begin[0], begin[1], own, begin[2], stream, record)
+            return local_update(*run, where, begin[0], begin[1], own, begin[2], stream, tracker is not None)
 
         if chunk is None:
             return jax.vmap(visit)(*members)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from personax.federation import ClientData
-from personax.objectives import Objective, Visit
-from personax.objectives.objective import Batches, shrink_to
+from personax.objectives import Erm, LocalOnly, Objective, Visit
+from personax.objectives.objective import Batches, only_batch, shrink_to
+from personax.objectives.span import Trail, trails
 from personax.optimizers import Optimizer
 from personax.sampling import MAX_DRAWS, ROLES, BatchSizes, Client, Draw, Sampling, draw_rows, gather
 from personax.step_sizes import Clock, StepSize, require_step_size, step_size_at
@@ -90,6 +91,24 @@ class _Carry(NamedTuple):
     lr_sum: Scalar
 
 
+class _Course(NamedTuple):
+    """What the steps of a visit have in common."""
+
+    objective: Objective
+    local: Local
+    loss: LossFn
+    visit: Visit
+    read: Callable[[PyTree], Batches]
+
+    def at(self, index: Scalar, drawn: PyTree) -> tuple[Visit, Batches]:
+        """Where a step stands, and its batches."""
+        kind = jnp.result_type(*jax.tree.leaves(self.visit.anchor))  # a step size never widens the parameters
+        clock = self.visit.clock._replace(step=index)
+        return self.visit._replace(clock=clock, lr=jnp.asarray(step_size_at(self.local.lr, clock), kind)), self.read(
+            drawn
+        )
+
+
 def local_update(
     objective: Objective,
     local: Local,
@@ -102,48 +121,63 @@ def local_update(
     personal: Personal,
     round: Scalar,
     stream: Array,
-    record: Callable[[Params, PyTree], PyTree] = lambda iterate, memory: (),
+    is_recorded: bool = False,
 ) -> Update:
     """One client's visit, from the downloaded `anchor` and `shared` to its update.
 
     `stream` is the run's, see `run_stream`. `max_count` is the largest number of samples of any client: it fixes the
     length of the scan where clients differ.
-    `record(iterate, memory)` is collected after each step.
+    If it is recorded, the path has the iterate and the memory after each step.
     """
-    num_steps = local.steps_of(client.num_samples)
     max_steps = local.steps_of(max_count)
-    draws, prepare = local.draws(objective), partial(task.inputs, anchor)
     start, memory = objective.begin(anchor, personal)
-    visit = Visit(anchor, shared, Clock(round, 0, num_steps), 0.0)
-    kind = jnp.result_type(*jax.tree.leaves(anchor))  # a step size never widens the parameters
-
-    def step(carry: _Carry, at: tuple[Scalar, PyTree]) -> tuple[_Carry, PyTree]:
-        index, drawn = at
-        clock = Clock(round, index, num_steps)
-        lr = jnp.asarray(step_size_at(local.lr, clock), kind)
-        now = visit._replace(clock=clock, lr=lr)
-        batches = _read(data, draws, drawn, prepare)
-        direction, memory = objective.gradient(task.loss, carry.iterate, carry.memory, now, batches)
-        if local.clip_norm is not None:
-            direction = shrink_to(direction, local.clip_norm)
-        changes, state = local.optimizer.at(lr).update(direction, carry.optimizer, carry.iterate)
-        new = _Carry(carry.iterate, memory, state, carry.lr_sum + lr)
-        if local.num_epochs is not None:
-            new, changes = _while_going(index < num_steps, (new, changes), (carry, optax.tree.zeros_like(changes)))
-        new = new._replace(iterate=objective.project(optax.apply_updates(carry.iterate, changes)))
-        return new, record(new.iterate, new.memory)
-
-    indices = jnp.arange(max_steps)
-    drawn = draw_rows(stream, client, indices, draws, local.sampling, local.query_share)
-    first = _Carry(start, memory, local.optimizer.at(0.0).init(start), jnp.zeros((), kind))
-    last, path = jax.lax.scan(step, first, (indices, drawn))
-    visit = visit._replace(lr=last.lr_sum)
+    visit = Visit(anchor, shared, Clock(round, 0, local.steps_of(client.num_samples)), 0.0)
+    draws, indices = local.draws(objective), jnp.arange(max_steps)
+    at = indices, draw_rows(stream, client, indices, draws, local.sampling, local.query_share)
+    course = _Course(objective, local, task.loss, visit, partial(_read, data, draws, partial(task.inputs, anchor)))
+    is_plain = type(objective) in (Erm, LocalOnly) and local.optimizer == Optimizer() and local.clip_norm is None
+    if is_plain and not is_recorded and trails(task.loss, start, max_steps, local.size_of("outer")):
+        end, path = _tread(course, Trail(task.loss, start), at), ()
+    else:
+        zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
+        first = _Carry(start, memory, local.optimizer.at(0.0).init(start), zero)
+        (end, memory, _, lr_sum), path = _walk(course, first, at, is_recorded)
+        visit = visit._replace(lr=lr_sum)
     full = lambda w: full_gradient(task.loss, w, data, client, local.size_of("outer"), max_count)
-    kept, extra = objective.finish(last.iterate, last.memory, visit, full)
+    kept, extra = objective.finish(end, memory, visit, full)
     # Without the barrier the start of all clients' models, one array each, is kept through the loop and copied for it.
     begun = jax.lax.optimization_barrier(start)
-    delta = jax.tree.map(jnp.subtract, begun, last.iterate) if objective.federated else optax.tree.zeros_like(anchor)
-    return Update(delta, last.iterate, extra, kept, path)
+    delta = jax.tree.map(jnp.subtract, begun, end) if objective.federated else optax.tree.zeros_like(anchor)
+    return Update(delta, end, extra, kept, path)
+
+
+def _walk(course: _Course, first: _Carry, at: PyTree, is_recorded: bool) -> tuple[_Carry, PyTree]:
+    """Any objective's steps with any optimizer, one for each entry of `at`."""
+    objective, local = course.objective, course.local
+
+    def step(carry: _Carry, at: tuple[Scalar, PyTree]) -> tuple[_Carry, PyTree]:
+        now, batches = course.at(*at)
+        direction, memory = objective.gradient(course.loss, carry.iterate, carry.memory, now, batches)
+        if local.clip_norm is not None:
+            direction = shrink_to(direction, local.clip_norm)
+        changes, state = local.optimizer.at(now.lr).update(direction, carry.optimizer, carry.iterate)
+        new = _Carry(carry.iterate, memory, state, carry.lr_sum + now.lr)
+        if local.num_epochs is not None:
+            going = now.clock.step < now.clock.num_steps
+            new, changes = _while_going(going, (new, changes), (carry, optax.tree.zeros_like(changes)))
+        new = new._replace(iterate=objective.project(optax.apply_updates(carry.iterate, changes)))
+        return new, (new.iterate, new.memory) if is_recorded else ()
+
+    return jax.lax.scan(step, first, at)
+
+
+def _tread(course: _Course, trail: Trail, at: tuple[Array, PyTree]) -> Params:
+    """The end of plain gradient steps, which have no memory."""
+    for index in range(len(at[0])):
+        now, batches = course.at(*jax.tree.map(lambda leaf, index=index: leaf[index], at))
+        lr = jnp.where(now.clock.step < now.clock.num_steps, now.lr, 0)
+        trail.step(lr, only_batch(batches, "outer"))
+    return trail.end()
 
 
 def _while_going(going: Scalar, new: PyTree, old: PyTree) -> PyTree:
@@ -165,8 +199,8 @@ def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Ext
 def _read(
     data: ClientData,
     draws: tuple[Draw, ...],
-    drawn: tuple[Array, Array, Array],
     prepare: Callable[[Array], Array],
+    drawn: tuple[Array, Array, Array],
 ) -> Batches:
     """The batches of a step, by role, which follow each other.
 

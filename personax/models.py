@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from personax.convolution import convolve
-from personax.typing import FirstLayer, Model, Params
+from personax.typing import DenseLayer, Model, Params
 from personax.values import require, require_count, require_one_of, require_positive
 
 Activation = Callable[[Array], Array]
@@ -177,11 +177,11 @@ def _standardized(model: Model, mean: tuple[float, ...], deviation: tuple[float,
         of_channel = lambda given: jnp.reshape(jnp.asarray(given), (1,) * (x.ndim - 1) + (-1,))
         return (x - of_channel(mean)) / of_channel(deviation)
 
-    first = model.first
+    dense = model.dense
     return Model(
         lambda key, x: model.init(key, inputs(x)),
         lambda params, x, key=None: model.apply(params, inputs(x), key),
-        first and first._replace(rows=lambda x: first.rows(inputs(x))),
+        dense and dense._replace(rows=lambda rest, x: dense.rows(rest, inputs(x))),
     )
 
 
@@ -201,7 +201,7 @@ def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str)
         del key
         return _after_product(rest, products, len(sizes), act)
 
-    return Model(init, apply, FirstLayer(_split, _join, _flatten, after))
+    return Model(init, apply, DenseLayer(_split, _join, lambda rest, x: _flatten(x), after, is_first=True))
 
 
 def _split(params: Params) -> tuple[Array, Params]:
@@ -241,14 +241,21 @@ def _cnn(
         return convs | _init_dense(start, dense_key, height * width * depths[-1], sizes)
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
-        x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["kernel"].dtype)
+        kernel, rest = _split(params)
+        return after(rest, rows(rest, x) @ kernel, key)
+
+    def rows(rest: Params, x: Array) -> Array:
+        x = x.reshape(x.shape[0], *_image_shape(x)).astype(rest["dense_0"]["bias"].dtype)
         for i in range(len(channels)):
-            layer = params[f"conv_{i}"]
+            layer = rest[f"conv_{i}"]
             # The activation is monotone, so it commutes with the maximum; after it, it costs a quarter.
             x = act(convolve(x, layer["kernel"], layer["bias"], padding, pooled[i]))
-        return _apply_dense(params, _flatten(x), len(sizes), act, dropout, key)
+        return _flatten(x)
 
-    return Model(init, apply)
+    def after(rest: Params, products: Array, key: Array | None = None) -> Array:
+        return _after_product(rest, products, len(sizes), act, dropout, key)
+
+    return Model(init, apply, DenseLayer(_split, _join, rows, after, is_first=False))
 
 
 def _init_layer(start: str, key: Array, shape: tuple[int, ...]) -> Params:
@@ -265,17 +272,13 @@ def _init_dense(start: str, key: Array, num_inputs: int, sizes: tuple[int, ...])
     return {f"dense_{i}": _init_layer(start, keys[i], (inputs[i], sizes[i])) for i in range(len(sizes))}
 
 
-def _apply_dense(
-    params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
-) -> Array:
-    """Dense layers, the activation and dropout between them; no key: dropout is off."""
-    return _after_product(params, x @ params["dense_0"]["kernel"], num_layers, act, dropout, key)
-
-
 def _after_product(
     params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
 ) -> Array:
-    """Dense layers from the product with the first kernel on."""
+    """Dense layers from the product with the first kernel on, the activation and dropout between them.
+
+    Without a key dropout is off.
+    """
     for i in range(num_layers):
         layer = params[f"dense_{i}"]
         x = (x if i == 0 else x @ layer["kernel"]) + layer["bias"][None, :]

@@ -105,12 +105,12 @@ def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float)
     def loss(params: Params, batch: Batch) -> Array:
         return mean(model.apply(params, _inputs(params, batch.x), batch.key), batch) + _penalty(params, l2)
 
-    if l2 or (first := model.first) is None:  # a penalty sees the kernel by itself
+    if l2 or (layer := model.dense) is None:  # a penalty sees the kernel by itself
         return loss
     return LayeredLoss(
-        first,
-        lambda kernel, batch: first.rows(as_inputs(batch.x, kernel.dtype)).astype(kernel.dtype),
-        lambda at, batch: mean(first.apply(*at, batch.key), batch),
+        layer,
+        lambda kernel, rest, batch: layer.rows(rest, as_inputs(batch.x, kernel.dtype)).astype(kernel.dtype),
+        lambda at, batch: mean(layer.apply(*at, batch.key), batch),
     )
 
 

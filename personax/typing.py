@@ -41,42 +41,43 @@ class Apply(Protocol):
     def __call__(self, params: Params, x: Array, key: Array | None = None, /) -> Array: ...
 
 
-class FirstLayer(NamedTuple):
-    """How inputs enter a network that sees them only as `rows(x) @ kernel`, one matrix product.
+class DenseLayer(NamedTuple):
+    """The widest layer of a network, which sees its inputs `x` behind it only as `rows(rest, x) @ kernel`.
 
-    `rows` gives one row for each example. `split(params)` gives the kernel and the rest of the parameters, `join` puts
-    them together again; `apply(rest, products, key)` gives the outputs.
+    `rows` gives one row for each example, of a first layer without regard to `rest`. `split(params)` gives the kernel
+    and the rest of the parameters, `join` puts them together again; `apply(rest, products, key)` gives the outputs.
     """
 
     split: Callable[[Params], tuple[Array, Params]]
     join: Callable[[Array, Params], Params]
-    rows: Callable[[Array], Array]
+    rows: Callable[[Params, Array], Array]
     apply: Apply
+    is_first: bool
 
 
 class Model(NamedTuple):
     """A network as pure functions; `init` takes a key and one example batch `x`.
 
-    With a `first` layer gradients need fewer products with its kernel (`objectives/span.py`). It must describe the same
-    function as `apply`: who replaces the one replaces the other, or leaves it out.
+    With a `dense` layer several gradients need fewer products with its kernel (`objectives/span.py`). It must describe
+    the same function as `apply`: who replaces the one replaces the other, or leaves it out.
     """
 
     init: Callable[[Array, Array], Params]
     apply: Apply
-    first: FirstLayer | None = None
+    dense: DenseLayer | None = None
 
 
 @dataclass(frozen=True)
 class LayeredLoss:
-    """A loss of a network with a first layer: `head` is the loss as a function of the rest and of the products."""
+    """A loss of a network with a dense layer: `head` is the loss as a function of the rest and of the products."""
 
-    first: FirstLayer
-    rows: Callable[[Array, Batch], Array]  # of a batch, in the type of the kernel
+    layer: DenseLayer
+    rows: Callable[[Array, Params, Batch], Array]  # of a batch, in the type of the kernel
     head: Callable[[tuple[Params, Array], Batch], Scalar]
 
     def __call__(self, params: Params, batch: Batch) -> Scalar:
-        kernel, rest = self.first.split(params)
-        return self.head((rest, self.rows(kernel, batch) @ kernel), batch)
+        kernel, rest = self.layer.split(params)
+        return self.head((rest, self.rows(kernel, rest, batch) @ kernel), batch)
 
 
 class Task(NamedTuple):

@@ -1,4 +1,4 @@
-"""Steps in a span of inputs give the numbers of the plain way, which a loss of no known structure takes."""
+"""Steps in a span of inputs, or on a trail, give the numbers of the plain way, which a loss of no structure takes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import personax
-from personax.objectives.span import Place, Span, spans
-from personax.typing import Batch, FirstLayer, LayeredLoss, Model
+from personax import local
+from personax.objectives import span as span_module
+from personax.objectives.span import Place, Span, Trail, spans, trails
+from personax.typing import Batch, DenseLayer, LayeredLoss, Model
+from tests.recipes import RECIPES
 
 NUM_INPUTS = 60
 TASKS = {
@@ -138,9 +141,9 @@ def test_a_batch_keeps_its_key():
     def after(rest, products, key=None):
         return (products + rest) * jax.random.uniform(key, products.shape)
 
-    first = FirstLayer(lambda p: (p["kernel"], p["bias"]), lambda k, b: {"kernel": k, "bias": b}, lambda x: x, after)
+    split, join = lambda params: (params["kernel"], params["bias"]), lambda k, b: {"kernel": k, "bias": b}
     apply = lambda params, x, key=None: after(params["bias"], x @ params["kernel"], key)
-    task = personax.regression(Model(None, apply, first))
+    task = personax.regression(Model(None, apply, DenseLayer(split, join, lambda rest, x: x, after, is_first=True)))
     rng = np.random.default_rng(3)
     params = {"kernel": jnp.asarray(rng.normal(size=(NUM_INPUTS, 20))), "bias": jnp.zeros((1, 20))}
     batch = lambda num: Batch(rng.random((num, 6, NUM_INPUTS)), rng.random((num, 6, 20)), np.ones((num, 6)), _keys(num))
@@ -158,17 +161,17 @@ def test_norms_and_models_of_a_span_are_those_of_the_parameters():
     vector = at.plus(2.0, span.gradient(at, ("outer", 1)))
     as_tree = span.vector(vector)
     np.testing.assert_allclose(span.norm(vector), np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(as_tree))))
-    kernel, rest = task.model.first.split(params)
-    moved = span.model(vector)
-    assert_same(moved, task.model.first.join(kernel + task.model.first.split(as_tree)[0], vector.rest))
-    assert_same(span.model(span.start()), task.model.first.join(kernel, rest))
+    layer = task.model.dense
+    kernel, rest = layer.split(params)
+    assert_same(span.model(vector), layer.join(kernel + layer.split(as_tree)[0], vector.rest))
+    assert_same(span.model(span.start()), layer.join(kernel, rest))
 
 
 def test_a_norm_is_a_number_where_rows_cancel_each_other():
     loss, rest = personax.regression(personax.mlp((), 1)).loss, {"dense_0": {"kernel": None, "bias": jnp.zeros(1)}}
     rng, name = np.random.default_rng(1), ("outer", 0)
     x = rng.normal(size=(20, 5)) @ rng.normal(size=(5, 40))
-    params = loss.first.join(jnp.zeros((40, 1), jnp.float32), rest)
+    params = loss.layer.join(jnp.zeros((40, 1), jnp.float32), rest)
     batch = Batch(jnp.asarray(x, jnp.float32)[None], jnp.zeros((1, 20, 1)), jnp.ones((1, 20)), _keys(1))
     span = Span(loss, params, {"outer": batch})
     for along in np.linalg.svd(x)[0].T[5:]:  # what the rows have no part of
@@ -199,12 +202,107 @@ def test_only_few_rows_and_losses_without_a_penalty_span():
         assert not spans(task.loss, params, 1)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_first_layer_is_the_network(name):
-    task, params, batches = setting(name)
-    x = batches(1, 5).x[0]
-    first = task.model.first
-    kernel, rest = first.split(params)
-    np.testing.assert_allclose(first.apply(rest, first.rows(x) @ kernel), task.model.apply(params, x), rtol=1e-12)
-    assert jax.tree.all(jax.tree.map(np.array_equal, first.join(kernel, rest), params))
+IMAGE = (8, 7, 2)
+NETWORKS = {
+    "first layer": personax.mlp((32, 16), 3),
+    "behind convolutions": personax.cnn((4, 5), (20,), 3, kernel_size=3),
+    "no hidden layer": personax.cnn((4,), (), 3, kernel_size=3, activation="tanh", pooling="last"),
+    "standardized": personax.standardized(personax.cnn((4,), (12,), 3), (0.5, 0.25), 0.2),
+    "dropout": personax.cnn((4,), (12,), 3, dropout=0.5),
+}
+
+
+def images(name, sizes):
+    """A task, its parameters and a batch of images of each size, the last a filler."""
+    task, rng = personax.classification(NETWORKS[name]), np.random.default_rng(5)
+    params = task.model.init(jax.random.key(1), jnp.zeros((1, *IMAGE)))
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)) / 3, params)
+    weights = [jnp.ones(size).at[-1].set(0) for size in sizes]
+    given = zip(sizes, weights, _keys(len(sizes)), strict=True)
+    return task, params, [Batch(rng.random((n, *IMAGE)), rng.integers(0, 3, n), w, key) for n, w, key in given]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_dense_layer_is_the_network(name):
+    task, params, (batch, *_) = images(name, (5,))
+    layer = task.model.dense
+    kernel, rest = layer.split(params)
+    for key in (None, batch.key):
+        found = layer.apply(rest, layer.rows(rest, batch.x) @ kernel, key)
+        np.testing.assert_allclose(found, task.model.apply(params, batch.x, key), rtol=1e-12)
+    assert jax.tree.all(jax.tree.map(np.array_equal, layer.join(kernel, rest), params))
     assert len(jax.tree.leaves(rest)) == len(jax.tree.leaves(params)) - 1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_trail_ends_where_plain_gradient_steps_end(name):
+    task, params, batches = images(name, (4, 6, 3))
+    trail, plainly = Trail(task.loss, params), params
+    for lr, batch in zip((0.3, 0.2, 0.5), batches, strict=True):
+        trail.step(lr, batch)
+        gradient = jax.grad(plain(task.loss))(plainly, batch)
+        plainly = jax.tree.map(lambda leaf, slope, lr=lr: leaf - lr * slope, plainly, gradient)
+        assert_same(trail.end(), plainly)
+
+
+def test_a_trail_keeps_the_types_of_the_parameters():
+    task, params, batches = images("behind convolutions", (4, 4))
+    trail = Trail(task.loss, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))
+    for batch in batches:
+        trail.step(jnp.float32(0.1), batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(trail.end())} == {jnp.dtype(jnp.bfloat16)}
+
+
+VISITS = {
+    "fedavg": lambda **of: personax.fedavg(personax.Decay(0.2, 0.5), **of),
+    "local_only": lambda **of: personax.local_only(0.2, **of),
+    "fedasync": lambda **of: personax.fedasync(0.2, **of),
+}
+
+
+@pytest.mark.parametrize("length", [{"num_steps": 3}, {"num_epochs": 1}])
+@pytest.mark.parametrize("name", VISITS)
+def test_a_visit_on_a_trail_is_the_plain_visit(name, length, monkeypatch):
+    rng, counts = np.random.default_rng(0), (12, 5, 9, 1)  # three steps of an epoch at most, and one
+    clients = [(rng.random((num, *IMAGE)), rng.integers(0, 3, num)) for num in counts]
+    federation, key = personax.Federation.from_clients(clients), jax.random.key(3)
+    algorithm, task = VISITS[name](batch_size=4, **length), personax.classification(NETWORKS["behind convolutions"])
+    is_asynchronous = algorithm.server.buffer_size is not None
+    schedule = personax.uniform_arrivals(4, 9, 2, key=key) if is_asynchronous else personax.rounds(4, 3, 2, key=key)
+
+    def run(wide):
+        monkeypatch.setattr(span_module, "WIDE", wide)
+        jax.clear_caches()
+        result = personax.simulate(algorithm, task, federation, schedule, key=key)
+        return result.params, result.personal
+
+    taken, tread = [], local._tread
+    monkeypatch.setattr(local, "_tread", lambda *given: taken.append(True) or tread(*given))
+    plainly = run(10**9)
+    assert not taken
+    assert_same(run(1), plainly)
+    assert taken
+
+
+@pytest.mark.parametrize("name", ["fedavg_adam", "local_only", "fedprox", "per_fedavg_fo"])
+def test_other_visits_take_no_trail(name, monkeypatch):
+    monkeypatch.setattr(span_module, "WIDE", 1)
+    monkeypatch.setattr(local, "_tread", lambda *given: pytest.fail("a trail was taken"))
+    rng, key = np.random.default_rng(0), jax.random.key(3)
+    federation = personax.Federation.from_clients([(rng.random((9, *IMAGE)), rng.integers(0, 3, 9))] * 2)
+    task = personax.classification(NETWORKS["behind convolutions"])
+    jax.clear_caches()
+    # Beside an optimizer of its own, a clipped direction and other objectives: a recorded path.
+    for algorithm, tracker in ((RECIPES[name](1.0), None), (RECIPES["fedavg"](1.0), personax.RandomIterate())):
+        personax.simulate(algorithm, task, federation, personax.rounds(2, 1, key=key), key=key, tracker=tracker)
+
+
+def test_trails_are_few_steps_with_few_rows_from_wide_kernels(monkeypatch):
+    task, params, _ = images("behind convolutions", (1,))
+    monkeypatch.setattr(span_module, "WIDE", 2 * 1 * 5 * 20)
+    assert trails(task.loss, params, 3, 6)
+    assert not trails(task.loss, params, 3, 7)  # 21 rows of 20 outputs
+    assert not trails(task.loss, params, 4, 1)  # a loop longer than three steps is not unrolled on a CPU
+    assert not trails(plain(task.loss), params, 3, 6)
+    monkeypatch.setattr(span_module, "WIDE", 2 * 1 * 5 * 20 + 1)
+    assert not trails(task.loss, params, 3, 6)

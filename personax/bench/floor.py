@@ -47,7 +47,7 @@ def floor_of(setting: Setting) -> Floor:
     is_shared = setting.algorithm in SHARED and (setting.algorithm != "moreau" or num_gradients > 2)
     if is_shared and spans(loss, params, num_batches * setting.batch_size):
         num_products, num_inner = SHARED[setting.algorithm]
-        num_inputs, num_outputs = loss.first.split(params)[0].shape
+        num_inputs, num_outputs = loss.layer.split(params)[0].shape
         columns = (num_products - 2 * num_gradients) * num_outputs + num_inner * setting.batch_size
         operations += 2 * setting.batch_size * num_inputs * columns
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

@@ -1,9 +1,12 @@
-"""Several gradients of a network's first layer with few products by its kernel.
+"""Several gradients of a network's widest layer with few products by its kernel.
 
-A loss that sees its inputs x only as the product x W has the gradient x' d in W, where d is its derivative in the
-product. So gradient steps from W on batches x_1, x_2, ... lead to W + sum_j x_j' a_j, and there another batch x sees
-x W + sum_j (x x_j') a_j. W and its gradients, the largest arrays of most such networks, are not touched in between: the
-steps take place in the small a_j, with the products of inputs by inputs.
+A loss that sees the inputs x of a layer only as the product x W has the gradient x' d in W, where d is its derivative
+in the product. So gradient steps from W on batches x_1, x_2, ... lead to W + sum_j x_j' a_j, and there another batch x
+sees x W + sum_j (x x_j') a_j. W and its gradients, the largest arrays of most such networks, are not touched in
+between: the steps take place in the small a_j, with the products of inputs by inputs.
+
+In a `Span` the layer is the first, so that inputs and their products are the same at every model. A `Trail` of steps
+may have it anywhere: each step finds the inputs anew.
 """
 
 from functools import partial
@@ -14,10 +17,11 @@ import jax.numpy as jnp
 import optax
 
 from personax.curvature import Hvp, RelativeDifference
-from personax.objectives.objective import Batches
-from personax.typing import Array, LayeredLoss, LossFn, Params, Scalar
+from personax.objectives.objective import Batches, unrolled
+from personax.typing import Array, Batch, LayeredLoss, LossFn, Params, Scalar
 
 Name = tuple[str, int]  # of a batch: its role, and which of them
+WIDE = 2**20  # numbers of a kernel that no cache holds for each of many clients
 
 
 class Place(NamedTuple):
@@ -41,13 +45,13 @@ class Span:
 
     def __init__(self, loss: LayeredLoss, start: Params, batches: Batches):
         self._loss = loss
-        self._kernel, self._rest = loss.first.split(start)
+        self._kernel, self._rest = loss.layer.split(start)
         self._batches = {
             (role, index): jax.tree.map(lambda leaf, index=index: leaf[index], of_role)
             for role, of_role in batches.items()
             for index in range(len(of_role.weight))
         }
-        self._rows = {name: loss.rows(self._kernel, batch) for name, batch in self._batches.items()}
+        self._rows = {name: loss.rows(self._kernel, self._rest, batch) for name, batch in self._batches.items()}
         self._products = {name: rows @ self._kernel for name, rows in self._rows.items()}
         # Under `jit` those that nothing asks for are not computed.
         self._inner = {(a, b): x @ y.T for a, x in self._rows.items() for b, y in self._rows.items()}
@@ -71,22 +75,24 @@ class Span:
     def norm(self, vector: Place) -> Array:
         """The Euclidean norm, for a radius: where rows nearly cancel each other it has half the digits of its numbers.
 
-        With products in TF32 it would have half of theirs.
+        Products of rows by rows may be in TF32, which rounds the rows alone; rounding the products, too, would leave
+        half of its digits.
         """
-        exactly = partial(jnp.matmul, precision="highest")
-        rows, along = (jnp.concatenate([of[name] for name in vector.along]) for of in (self._rows, vector.along))
-        squared = jnp.vdot(along, exactly(exactly(rows, rows.T), along), precision="highest")
+        names = tuple(vector.along)
+        inner = jnp.block([[self._inner[name, other] for other in names] for name in names])
+        along = jnp.concatenate([vector.along[name] for name in names])
+        squared = jnp.vdot(along, jnp.matmul(inner, along, precision="highest"), precision="highest")
         return jnp.sqrt(optax.tree.norm(vector.rest, squared=True) + jnp.maximum(squared, 0))
 
     def vector(self, vector: Place) -> Params:
         """A vector as a tree like the parameters."""
         kernel: Any = sum(self._rows[name].T @ along for name, along in vector.along.items())
-        return self._loss.first.join(kernel, vector.rest)
+        return self._loss.layer.join(kernel, vector.rest)
 
     def model(self, at: Place) -> Params:
         """A model as parameters."""
         kernel = sum((self._rows[name].T @ along for name, along in at.along.items()), self._kernel)
-        return self._loss.first.join(kernel, at.rest)
+        return self._loss.layer.join(kernel, at.rest)
 
     def _seen(self, at: Place, name: Name) -> tuple[Params, Array]:
         return at.rest, self._products[name] + self._change(at, name)
@@ -96,12 +102,50 @@ class Span:
         return sum(self._inner[name, other] @ along for other, along in vector.along.items())
 
 
+class Trail:
+    """Gradient steps from a model, one after another; the kernel is put together at the end alone."""
+
+    def __init__(self, loss: LayeredLoss, start: Params):
+        self._loss = loss
+        self._kernel, self._rest = loss.layer.split(start)
+        self._steps: list[tuple[Array, Array]] = []  # x_j and a_j
+
+    def step(self, lr: Scalar, batch: Batch) -> None:
+        """Go on by `-lr` times the gradient of the loss on a batch."""
+
+        def head(rest: Params, change: Array) -> tuple[Scalar, Array]:
+            rows = self._loss.rows(self._kernel, rest, batch)
+            products = sum(((rows @ other.T) @ along for other, along in self._steps), rows @ self._kernel)
+            return self._loss.head((rest, products + change), batch), rows
+
+        unchanged = jnp.zeros((len(batch.weight), self._kernel.shape[1]), self._kernel.dtype)
+        (rest, along), rows = jax.grad(head, argnums=(0, 1), has_aux=True)(self._rest, unchanged)
+        self._rest = jax.tree.map(lambda leaf, slope: (leaf - lr * slope).astype(leaf.dtype), self._rest, rest)
+        self._steps.append((rows, (-lr * along).astype(along.dtype)))
+
+    def end(self) -> Params:
+        """The model that the steps have led to."""
+        rows, along = (jnp.concatenate(parts) for parts in zip(*self._steps, strict=True))
+        return self._loss.layer.join(self._kernel + rows.T @ along, self._rest)
+
+
 def spans(loss: LossFn, params: Params, num_rows: int) -> TypeGuard[LayeredLoss]:
     """Whether gradients on batches with so many rows in all need less arithmetic in a span.
 
     By count they do for a meta-gradient with batches of one size, and for three gradients or more on one batch.
     """
-    if not isinstance(loss, LayeredLoss):
+    if not isinstance(loss, LayeredLoss) or not loss.layer.is_first:
         return False
-    num_inputs, num_outputs = loss.first.split(params)[0].shape
+    num_inputs, num_outputs = loss.layer.split(params)[0].shape
     return num_rows * (num_inputs + num_outputs) <= 2 * num_inputs * num_outputs
+
+
+def trails(loss: LossFn, params: Params, num_steps: int, batch_size: int) -> TypeGuard[LayeredLoss]:
+    """Whether so many steps move less memory on a trail: few, from a kernel far larger than all their rows.
+
+    They need somewhat more arithmetic there, and each is compiled by itself.
+    """
+    if not isinstance(loss, LayeredLoss) or unrolled(num_steps) < num_steps:
+        return False
+    num_inputs, num_outputs = loss.layer.split(params)[0].shape
+    return num_inputs * num_outputs >= WIDE and num_steps * batch_size <= num_outputs
