@@ -46,7 +46,7 @@ TRIED = """## What was tried and did not help
   CPU, and 5 to 8 times slower on an H200, where it becomes a grouped convolution.
 - Convolutions on an H200 (2026-11-16, jax 0.11.2; ms for ten local steps of 100 clients, batches of 20, 16 and 32
   channels of 5 x 5): channels last took 22.8, of which 40 % for the gradient of a bias, a sum over pixels across narrow
-  rows; channels first, which is kept, 13.8; the batch last 13.4, but on 32 and 64 channels of 3 x 3 it is slower; the
+  rows; channels first, 13.8; the batch last 13.4, but on 32 and 64 channels of 3 x 3 it is slower; the
   bias as one more row of the kernel 16.3 with channels last and 14.0 with channels first; TF32 or bfloat16 in name
   change nothing, because TF32 is the default there. With 32 and 64 channels, channels first save 5 %.
 - A convolution of our own on an H200 (2026-11-16): Triton kernels through Pallas that put patches together inside of
@@ -133,10 +133,22 @@ TRIED = """## What was tried and did not help
   a tenth to a third slower. Waves, us an arrival, where before took 95, 51 and 42 for 30, 300 and 3000 clients: 76, 36
   and 28 (0.52 ms one by one, 0.59 before). Waves of 192 for 3000 clients take 23 for the 27 of the 96 that are chosen;
   of the 24 us of kernels of an arrival then, 7 apply it, one after another, in kernels of 1 to 6 us.
-- Local steps of FedAvg on the CIFAR row in the same way, in which the dense layer of a client is never put together:
-  7.03 for 8.69 ms on an H200, 0 to 15 % less on a CPU. It is not kept, because a visit would have a second form for one
-  objective and one optimizer, and does not reach three times PyTorch's vmap: of the 1.4 ms of a step then, patches of
-  the second convolution and their products take 0.8. Patches stored as bfloat16: no difference.
+- The norm in a step of the Hessian-free method with all its products in float32: 0.857 and 2.92 for the 0.774 and 2.51
+  ms of TF32, because 784 products of rows by rows are then summed one after another. Those stay in TF32, which rounds
+  the rows alone, and the sums of them are in float32.
+- The CIFAR row on an H200 (2026-11-17), where a round with patches and channels first took 8.65 ms. Windows, each with
+  all that four pixels see: channels first, 8.25, or 8.69 with pixels put in blocks first; channels last, 7.65; with the
+  first convolution in windows, too, 7.50; with a bias's gradient over wide rows, and a maximum that keeps a byte for
+  its gradient in place of four arrays, which is kept, 6.75. Local steps on a trail (`objectives/span.py`) from there:
+  5.20 in a loop that keeps all rows in one array, 4.9 unrolled, which is kept; before the windows they gave 7.03 for
+  8.69. On a CPU, trails make no difference there, and take a third longer to compile. Windows of one pixel in depth at
+  a time, 6.04 for 5.93; the gradient of a bias as a product with ones, 5.30 for 5.20, but 12.0 for 13.3 ms where the
+  channels are 16 (cnn2, ten local steps of 100 clients, batches of 20; 22.1 before; cnn3 13.2 for 16.2). Triton kernels
+  through Pallas that pool and never store windows: 133 us for the second convolution forward at best, 224 for the
+  gradient in the images, about what windows take, and 10 s to compile each. Patches stored as bfloat16: no difference.
+- Windows on a CPU: with a 5 x 5 kernel, or fewer than 16 channels, 0.5 to 0.95 of the time of patches, and they are
+  kept there; with 3 x 3 and 16 or 32 channels on small images, 1.2 times; for the whole CIFAR row in place of tiles,
+  1.6 times. Gradients of cnn2 take 152 ms for 220 (ten steps of 4 clients, batches of 20), those of cnn3 167 for 203.
 - Waves on a CPU: 300 clients take 3.2 ms an arrival in waves of 16 and 12, 3.4 in 8 and 4, 4.0 in 24 and one by one,
   4.6 in 32, and smaller models are no faster in 64 than in 16: waves there hold at most 16. Trained ahead, 30 clients
   take 3.0 ms for 4.1.
