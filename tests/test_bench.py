@@ -55,10 +55,11 @@ def test_the_floor_counts_products_that_gradients_share_once():
         assert floor_of(replace(wide, algorithm=kind)).operations == of_example * 4 * 3 * 2
 
 
-def test_the_floor_counts_convolutions_as_products_of_patches():
+def test_the_floor_counts_convolutions_as_the_products_they_are():
     image = {"network": "cnn", "input_shape": (8, 8, 3), "widths": (16,), "sampling": "shuffled"}
     found = floor_of(replace(TINY, **image, num_samples=8))
-    first, second = 6 * 6 * 9 * 3 * 32, 4 * 4 * 9 * 32 * 64
+    first = 3 * 3 * (4 * 4 * 3) * (4 * 32)  # windows, each of 4 x 4 pixels, for four pixels of the result
+    second = 4 * 4 * (3 * 3 * 32) * 64  # patches
     dense = 2 * 2 * 64 * 16, 16 * 10
     of_example = 2 * (2 * (first + second + sum(dense)) + second + sum(dense))
     assert found.operations == of_example * 4 * 3 * 2

@@ -2,7 +2,8 @@
 
 Operations are those of the gradients that a local step needs, counted in the traced gradient of the plain loss; a
 Hessian-vector product counts as two gradients. Where gradients share products with the first kernel, the shared ones
-and those of batches with batches count (`objectives/span.py`), and not the small ones that take their place. Bytes are
+and those of batches with batches count (`objectives/span.py`), and not the small ones that take their place. Of a
+convolution the products count that it is made of: those of windows have zeros in them (`convolution.py`). Bytes are
 those that no cache can save: every batch is read once, every member of a cohort reads and writes its model, and its
 personal one, once a round.
 """
