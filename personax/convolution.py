@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-# On a CPU, few multiplications count, too: from so many channels on, where the kernel is no larger.
+# Multiplications count more than memory on a CPU, with so many channels or more and such a kernel or a smaller one.
 DEEP, SMALL = 16, 3 * 3
 TILED = 32, 18  # channels and sides from which on products by tiles are long enough; 16 or 10: up to a third slower
 
@@ -41,10 +41,11 @@ def _by_patches(x: Array, kernel: Array) -> Array:
 
 
 def _by_windows(x: Array, kernel: Array, bias: Array, pooled: bool) -> Array:
-    """Four pixels of the result from each window of 4x4, or two more than a larger kernel: for the speed of memory.
+    """Four pixels of the result from each window of what they see: for the speed of memory.
 
-    With a 3x3 kernel, windows are 4 times as large as the image, where patches are 9 times; for that the products have
-    16 multiplications where patches take 9, since the kernel at each of four places is filled up with zeros.
+    The side of a window is the kernel's and one, made even. With a 3x3 kernel, windows are 4 times as large as the
+    image, where patches are 9 times; for that the products have 16 multiplications where patches take 9, since the
+    kernel at each of four places is filled up with zeros.
     """
     rows, cols, depth, num_channels = kernel.shape
     height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
@@ -79,7 +80,8 @@ def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
     found = jax.lax.optimization_barrier(jnp.sum((y == largest[:, None]) << bits, axis=1, dtype=jnp.uint8))
     num_found = jax.lax.population_count(found).astype(y.dtype)
     is_largest = (found[:, None] >> bits) & 1 == 1
-    return largest, jnp.sum(tangents[0], axis=1, where=is_largest) / num_found
+    # Multiplied, not chosen: where nothing is found, because it is not a number, neither is the gradient.
+    return largest, jnp.sum(tangents[0] * is_largest.astype(y.dtype), axis=1) / num_found
 
 
 def _by_tiles(x: Array, kernel: Array, pooled: bool) -> Array:

@@ -104,9 +104,8 @@ class _Course(NamedTuple):
         """Where a step stands, and its batches."""
         kind = jnp.result_type(*jax.tree.leaves(self.visit.anchor))  # a step size never widens the parameters
         clock = self.visit.clock._replace(step=index)
-        return self.visit._replace(clock=clock, lr=jnp.asarray(step_size_at(self.local.lr, clock), kind)), self.read(
-            drawn
-        )
+        lr = jnp.asarray(step_size_at(self.local.lr, clock), kind)
+        return self.visit._replace(clock=clock, lr=lr), self.read(drawn)
 
 
 def local_update(
@@ -137,12 +136,12 @@ def local_update(
     course = _Course(objective, local, task.loss, visit, partial(_read, data, draws, partial(task.inputs, anchor)))
     is_plain = type(objective) in (Erm, LocalOnly) and local.optimizer == Optimizer() and local.clip_norm is None
     if is_plain and not is_recorded and trails(task.loss, start, max_steps, local.size_of("outer")):
-        end, path = _tread(course, Trail(task.loss, start), at), ()
+        (end, lr_sum), path = _tread(course, Trail(task.loss, *task.loss.layer.split(start)), at), ()
     else:
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
         first = _Carry(start, memory, local.optimizer.at(0.0).init(start), zero)
         (end, memory, _, lr_sum), path = _walk(course, first, at, is_recorded)
-        visit = visit._replace(lr=lr_sum)
+    visit = visit._replace(lr=lr_sum)
     full = lambda w: full_gradient(task.loss, w, data, client, local.size_of("outer"), max_count)
     kept, extra = objective.finish(end, memory, visit, full)
     # Without the barrier the start of all clients' models, one array each, is kept through the loop and copied for it.
@@ -152,7 +151,7 @@ def local_update(
 
 
 def _walk(course: _Course, first: _Carry, at: PyTree, is_recorded: bool) -> tuple[_Carry, PyTree]:
-    """Any objective's steps with any optimizer, one for each entry of `at`."""
+    """Any objective's steps with any optimizer, in a loop over the entries of `at`."""
     objective, local = course.objective, course.local
 
     def step(carry: _Carry, at: tuple[Scalar, PyTree]) -> tuple[_Carry, PyTree]:
@@ -171,13 +170,15 @@ def _walk(course: _Course, first: _Carry, at: PyTree, is_recorded: bool) -> tupl
     return jax.lax.scan(step, first, at)
 
 
-def _tread(course: _Course, trail: Trail, at: tuple[Array, PyTree]) -> Params:
-    """The end of plain gradient steps, which have no memory."""
+def _tread(course: _Course, trail: Trail, at: tuple[Array, PyTree]) -> tuple[Params, Scalar]:
+    """Plain gradient steps, which have no memory, each compiled by itself: their end, and the sum of step sizes."""
+    lr_sum: Scalar = 0.0
     for index in range(len(at[0])):
         now, batches = course.at(*jax.tree.map(lambda leaf, index=index: leaf[index], at))
-        lr = jnp.where(now.clock.step < now.clock.num_steps, now.lr, 0)
-        trail.step(lr, only_batch(batches, "outer"))
-    return trail.end()
+        going = now.clock.step < now.clock.num_steps
+        trail = trail.step(now.lr, only_batch(batches, "outer"), going)
+        lr_sum = lr_sum + jnp.where(going, now.lr, 0)
+    return trail.end(), lr_sum
 
 
 def _while_going(going: Scalar, new: PyTree, old: PyTree) -> PyTree:

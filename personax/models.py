@@ -242,7 +242,7 @@ def _cnn(
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
         kernel, rest = _split(params)
-        return after(rest, rows(rest, x) @ kernel, key)
+        return after(rest, rows(rest, x).astype(kernel.dtype) @ kernel, key)
 
     def rows(rest: Params, x: Array) -> Array:
         x = x.reshape(x.shape[0], *_image_shape(x)).astype(rest["dense_0"]["bias"].dtype)
@@ -255,7 +255,7 @@ def _cnn(
     def after(rest: Params, products: Array, key: Array | None = None) -> Array:
         return _after_product(rest, products, len(sizes), act, dropout, key)
 
-    return Model(init, apply, DenseLayer(_split, _join, rows, after, is_first=False))
+    return Model(init, apply, DenseLayer(_split, _join, rows, after, is_first=not channels))
 
 
 def _init_layer(start: str, key: Array, shape: tuple[int, ...]) -> Params:

@@ -42,10 +42,10 @@ class Apply(Protocol):
 
 
 class DenseLayer(NamedTuple):
-    """The widest layer of a network, which sees its inputs `x` behind it only as `rows(rest, x) @ kernel`.
+    """A dense layer of a network: what follows it sees the inputs `x` only as `rows(rest, x) @ kernel`.
 
-    `rows` gives one row for each example, of a first layer without regard to `rest`. `split(params)` gives the kernel
-    and the rest of the parameters, `join` puts them together again; `apply(rest, products, key)` gives the outputs.
+    `rows` gives one row for each example; where the layer `is_first`, whatever `rest` is. `split(params)` gives the
+    kernel and the rest of the parameters, `join` puts them together again; `apply(rest, products, key)` the outputs.
     """
 
     split: Callable[[Params], tuple[Array, Params]]

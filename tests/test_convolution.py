@@ -101,7 +101,7 @@ def test_they_agree_to_second_order_and_under_vmap(way):
     assert_trees_close(hvp(WAYS[way]), hvp(native))
 
 
-def test_each_way_is_as_exact_as_patches_in_float32():
+def test_each_way_has_the_digits_of_float32():
     x, kernel, bias = draw(0, (4, 20, 20, 32)), draw(1, (3, 3, 32, 8)), jnp.zeros(8)
     wanted = native(x, kernel, bias, False)
     for way in WAYS.values():
@@ -117,6 +117,13 @@ def test_equal_pixels_share_the_gradient_of_their_maximum():
     found = pull_back(jnp.asarray([[1.0], [1], [1], [8]]))[0][:, :, 0]
     np.testing.assert_array_equal(found, [[0, 0.5, 0.5, 0], [0.25] * 4, [1, 0, 0, 0], [0, 0, 4, 4]])
     np.testing.assert_array_equal(jax.jvp(_largest, (y,), (y,))[1][:, 0], [3, 5, 0, 7])
+
+
+@pytest.mark.parametrize("way", ["windows", "patches"])
+def test_what_is_not_a_number_stays_so_in_a_gradient(way):
+    x, kernel, bias = draw(0, (2, 6, 6, 2)), draw(1, (3, 3, 2, 4)).at[0, 0, 0, 0].set(jnp.nan), jnp.zeros(4)
+    found = jax.grad(lambda kernel: WAYS[way](x, kernel, bias, True).sum())(kernel)
+    assert jnp.isnan(found[:, :, :, 0]).all()
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 7), (3, 2)])

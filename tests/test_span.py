@@ -237,9 +237,9 @@ def test_a_dense_layer_is_the_network(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_trail_ends_where_plain_gradient_steps_end(name):
     task, params, batches = images(name, (4, 6, 3))
-    trail, plainly = Trail(task.loss, params), params
+    trail, plainly = Trail(task.loss, *task.loss.layer.split(params)), params
     for lr, batch in zip((0.3, 0.2, 0.5), batches, strict=True):
-        trail.step(lr, batch)
+        trail = trail.step(lr, batch)
         gradient = jax.grad(plain(task.loss))(plainly, batch)
         plainly = jax.tree.map(lambda leaf, slope, lr=lr: leaf - lr * slope, plainly, gradient)
         assert_same(trail.end(), plainly)
@@ -247,10 +247,20 @@ def test_a_trail_ends_where_plain_gradient_steps_end(name):
 
 def test_a_trail_keeps_the_types_of_the_parameters():
     task, params, batches = images("behind convolutions", (4, 4))
-    trail = Trail(task.loss, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))
+    short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    trail = Trail(task.loss, *task.loss.layer.split(short))
     for batch in batches:
-        trail.step(jnp.float32(0.1), batch)
+        trail = trail.step(jnp.float32(0.1), batch)
     assert {leaf.dtype for leaf in jax.tree.leaves(trail.end())} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_steps_that_stand_still_need_no_finite_numbers():
+    task, params, (batch, *_) = images("behind convolutions", (4,))
+    trail = Trail(task.loss, *task.loss.layer.split(params)).step(0.1, batch)
+    lost = batch._replace(x=jnp.full_like(batch.x, jnp.inf))
+    still = trail.step(0.1, lost, going=False).step(0.1, lost, going=False)
+    assert not jax.tree.all(jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), trail.step(0.1, lost).end()))
+    assert_same(still.end(), trail.end())
 
 
 VISITS = {

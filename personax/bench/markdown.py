@@ -24,7 +24,7 @@ those of growth. The tables are made from the records in [benchmarks/](benchmark
 
 - *floor*: the operations of the matrix products that a round needs, and the bytes that it has to move whatever a cache
   holds, divided by the machine's measured peaks; the longer of the two. A Hessian-vector product counts as two
-  gradients.
+  gradients, a convolution as the products that it is made of, with their zeros (see below).
 - *of products*, *of memory*: the share of these two peaks that is reached. The peaks are those of the largest matrix
   product at the precision stated and of the largest copy, measured before the first row and at each turn; the best
   counts.
@@ -142,8 +142,9 @@ TRIED = """## What was tried and did not help
   its gradient in place of four arrays, which is kept, 6.75. Local steps on a trail (`objectives/span.py`) from there:
   5.20 in a loop that keeps all rows in one array, 4.9 unrolled, which is kept; before the windows they gave 7.03 for
   8.69. On a CPU, trails make no difference there, and take a third longer to compile. Windows of one pixel in depth at
-  a time, 6.04 for 5.93; the gradient of a bias as a product with ones, 5.30 for 5.20, but 12.0 for 13.3 ms where the
-  channels are 16 (cnn2, ten local steps of 100 clients, batches of 20; 22.1 before; cnn3 13.2 for 16.2). Triton kernels
+  a time, 6.04 for 5.93 on the way; the gradient of a bias as a product with ones, which is not kept, 5.30 for 5.20, but
+  12.0 for 13.3 ms where the channels are 16 (cnn2, ten local steps of 100 clients, batches of 20, outside of a graph;
+  22.1 with patches and channels first; cnn3 13.2 for 16.2). Triton kernels
   through Pallas that pool and never store windows: 133 us for the second convolution forward at best, 224 for the
   gradient in the images, about what windows take, and 10 s to compile each. Patches stored as bfloat16: no difference.
   The floor of the row counts the zeros in the products of windows, and was 0.70 ms with patches.

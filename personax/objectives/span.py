@@ -1,12 +1,12 @@
-"""Several gradients of a network's widest layer with few products by its kernel.
+"""Several gradients of a network's first dense layer with few products by its kernel.
 
 A loss that sees the inputs x of a layer only as the product x W has the gradient x' d in W, where d is its derivative
 in the product. So gradient steps from W on batches x_1, x_2, ... lead to W + sum_j x_j' a_j, and there another batch x
 sees x W + sum_j (x x_j') a_j. W and its gradients, the largest arrays of most such networks, are not touched in
 between: the steps take place in the small a_j, with the products of inputs by inputs.
 
-In a `Span` the layer is the first, so that inputs and their products are the same at every model. A `Trail` of steps
-may have it anywhere: each step finds the inputs anew.
+In a `Span` no layer comes before, so that inputs and their products are the same at every model. On a `Trail` other
+layers may: each step finds the inputs anew.
 """
 
 from functools import partial
@@ -73,10 +73,10 @@ class Span:
         return Place(rest, {name: along.astype(self._kernel.dtype)})
 
     def norm(self, vector: Place) -> Array:
-        """The Euclidean norm, for a radius: where rows nearly cancel each other it has half the digits of its numbers.
+        """The Euclidean norm, for a radius: where rows nearly cancel each other it has half the digits of a float.
 
-        Products of rows by rows may be in TF32, which rounds the rows alone; rounding the products, too, would leave
-        half of its digits.
+        Products of rows by rows may be in TF32, which rounds the rows alone. Their sums are not: with the products
+        rounded, too, it would have half the digits of TF32.
         """
         names = tuple(vector.along)
         inner = jnp.block([[self._inner[name, other] for other in names] for name in names])
@@ -102,33 +102,36 @@ class Span:
         return sum(self._inner[name, other] @ along for other, along in vector.along.items())
 
 
-class Trail:
-    """Gradient steps from a model, one after another; the kernel is put together at the end alone."""
+class Trail(NamedTuple):
+    """Gradient steps from a model, of which the last may stand still. The kernel is put together at the end alone."""
 
-    def __init__(self, loss: LayeredLoss, start: Params):
-        self._loss = loss
-        self._kernel, self._rest = loss.layer.split(start)
-        self._steps: list[tuple[Array, Array]] = []  # x_j and a_j
+    loss: LayeredLoss
+    kernel: Array
+    rest: Params
+    steps: tuple[tuple[Array, Array, Scalar], ...] = ()  # x_j, a_j, and whether it goes on
 
-    def step(self, lr: Scalar, batch: Batch) -> None:
-        """Go on by `-lr` times the gradient of the loss on a batch."""
+    def step(self, lr: Scalar, batch: Batch, going: Scalar = True) -> "Trail":
+        """Go on by `-lr` times the gradient of the loss on a batch, or stand still."""
 
         def head(rest: Params, change: Array) -> tuple[Scalar, Array]:
-            rows = self._loss.rows(self._kernel, rest, batch)
-            products = sum(((rows @ other.T) @ along for other, along in self._steps), rows @ self._kernel)
-            return self._loss.head((rest, products + change), batch), rows
+            rows = self.loss.rows(self.kernel, rest, batch)
+            products = sum(((rows @ other.T) @ along for other, along, _ in self.steps), rows @ self.kernel)
+            return self.loss.head((rest, products + change), batch), rows
 
-        unchanged = jnp.zeros((len(batch.weight), self._kernel.shape[1]), self._kernel.dtype)
-        (rest, along), rows = jax.grad(head, argnums=(0, 1), has_aux=True)(self._rest, unchanged)
-        self._rest = jax.tree.map(lambda leaf, slope: (leaf - lr * slope).astype(leaf.dtype), self._rest, rest)
-        self._steps.append((rows, (-lr * along).astype(along.dtype)))
+        unchanged = jnp.zeros((len(batch.weight), self.kernel.shape[1]), self.kernel.dtype)
+        (slope, along), rows = jax.grad(head, argnums=(0, 1), has_aux=True)(self.rest, unchanged)
+        # Chosen, not multiplied by zero: who stands still need not have finite numbers here.
+        moved = lambda leaf: jnp.where(going, -lr * leaf, 0).astype(leaf.dtype)
+        rest = jax.tree.map(lambda leaf, slope: leaf + moved(slope), self.rest, slope)
+        return self._replace(rest=rest, steps=(*self.steps, (rows, moved(along), going)))
 
     def end(self) -> Params:
         """The model that the steps have led to."""
-        rows, along = (jnp.concatenate(parts) for parts in zip(*self._steps, strict=True))
+        rows = jnp.concatenate([jnp.where(going, rows, 0) for rows, _, going in self.steps])
+        along = jnp.concatenate([along for _, along, _ in self.steps])
         # Without the barrier XLA adds the kernel inside of the product, which takes twice as long on a GPU.
         change = jax.lax.optimization_barrier(rows.T @ along)
-        return self._loss.layer.join(self._kernel + change, self._rest)
+        return self.loss.layer.join(self.kernel + change, self.rest)
 
 
 def spans(loss: LossFn, params: Params, num_rows: int) -> TypeGuard[LayeredLoss]:
