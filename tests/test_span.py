@@ -237,21 +237,36 @@ def test_a_dense_layer_is_the_network(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_trail_ends_where_plain_gradient_steps_end(name):
     task, params, batches = images(name, (4, 6, 3))
-    trail, plainly = Trail(task.loss, *task.loss.layer.split(params)), params
-    for lr, batch in zip((0.3, 0.2, 0.5), batches, strict=True):
-        trail = trail.step(lr, batch)
-        gradient = jax.grad(plain(task.loss))(plainly, batch)
-        plainly = jax.tree.map(lambda leaf, slope, lr=lr: leaf - lr * slope, plainly, gradient)
-        assert_same(trail.end(), plainly)
+    sizes = (0.3, 0.2, 0.5)
+
+    def on_a_trail(params, batches):
+        trail, ends = Trail(task.loss, *task.loss.layer.split(params)), []
+        for lr, batch in zip(sizes, batches, strict=True):
+            trail = trail.step(lr, batch)
+            ends.append(trail.end())
+        return ends
+
+    def plainly(params, batches):
+        ends = [params]
+        for lr, batch in zip(sizes, batches, strict=True):
+            gradient = jax.grad(plain(task.loss))(ends[-1], batch)
+            ends.append(jax.tree.map(lambda leaf, slope, lr=lr: leaf - lr * slope, ends[-1], gradient))
+        return ends[1:]
+
+    assert_same(jax.jit(on_a_trail)(params, batches), jax.jit(plainly)(params, batches))
 
 
 def test_a_trail_keeps_the_types_of_the_parameters():
     task, params, batches = images("behind convolutions", (4, 4))
     short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    trail = Trail(task.loss, *task.loss.layer.split(short))
-    for batch in batches:
-        trail = trail.step(jnp.float32(0.1), batch)
-    assert {leaf.dtype for leaf in jax.tree.leaves(trail.end())} == {jnp.dtype(jnp.bfloat16)}
+
+    def end(params):
+        trail = Trail(task.loss, *task.loss.layer.split(params))
+        for batch in batches:
+            trail = trail.step(jnp.float32(0.1), batch)
+        return trail.end()
+
+    assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(end, short))} == {jnp.dtype(jnp.bfloat16)}
 
 
 def test_steps_that_stand_still_need_no_finite_numbers():
@@ -261,6 +276,11 @@ def test_steps_that_stand_still_need_no_finite_numbers():
     still = trail.step(0.1, lost, going=False).step(0.1, lost, going=False)
     assert not jax.tree.all(jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), trail.step(0.1, lost).end()))
     assert_same(still.end(), trail.end())
+
+
+def traced_anew():
+    """A task of which nothing is compiled yet: `jit` knows it by its functions."""
+    return personax.classification(NETWORKS["behind convolutions"])._replace(check=lambda outputs, targets: "")
 
 
 VISITS = {
@@ -276,14 +296,13 @@ def test_a_visit_on_a_trail_is_the_plain_visit(name, length, monkeypatch):
     rng, counts = np.random.default_rng(0), (12, 5, 9, 1)  # three steps of an epoch at most, and one
     clients = [(rng.random((num, *IMAGE)), rng.integers(0, 3, num)) for num in counts]
     federation, key = personax.Federation.from_clients(clients), jax.random.key(3)
-    algorithm, task = VISITS[name](batch_size=4, **length), personax.classification(NETWORKS["behind convolutions"])
+    algorithm = VISITS[name](batch_size=4, **length)
     is_asynchronous = algorithm.server.buffer_size is not None
     schedule = personax.uniform_arrivals(4, 9, 2, key=key) if is_asynchronous else personax.rounds(4, 3, 2, key=key)
 
     def run(wide):
         monkeypatch.setattr(span_module, "WIDE", wide)
-        jax.clear_caches()
-        result = personax.simulate(algorithm, task, federation, schedule, key=key)
+        result = personax.simulate(algorithm, traced_anew(), federation, schedule, key=key)
         return result.params, result.personal
 
     taken, tread = [], local._tread
@@ -300,11 +319,11 @@ def test_other_visits_take_no_trail(name, monkeypatch):
     monkeypatch.setattr(local, "_tread", lambda *given: pytest.fail("a trail was taken"))
     rng, key = np.random.default_rng(0), jax.random.key(3)
     federation = personax.Federation.from_clients([(rng.random((9, *IMAGE)), rng.integers(0, 3, 9))] * 2)
-    task = personax.classification(NETWORKS["behind convolutions"])
-    jax.clear_caches()
     # Beside an optimizer of its own, a clipped direction and other objectives: a recorded path.
     for algorithm, tracker in ((RECIPES[name](1.0), None), (RECIPES["fedavg"](1.0), personax.RandomIterate())):
-        personax.simulate(algorithm, task, federation, personax.rounds(2, 1, key=key), key=key, tracker=tracker)
+        personax.simulate(
+            algorithm, traced_anew(), federation, personax.rounds(2, 1, key=key), key=key, tracker=tracker
+        )
 
 
 def test_trails_are_few_steps_with_few_rows_from_wide_kernels(monkeypatch):
