@@ -3,11 +3,13 @@
 `python benchmarks/live.py` prints exchanges a second (an upload and the newest model back) of 3 clients at 280 KB and
 10 MB, and the ratio of the two; then the memory of a server with 1000 connected clients that hold a 280 KB model.
 The clients do not train, so that the server and the protocol are all that is measured: every upload is checked,
-journaled and applied, every model encoded, both sides verify layouts.
+journaled and applied, every model encoded, both sides verify layouts. The echo is gRPC as it comes: bytes in, the same
+bytes out, one call each, from a pool of threads or from an event loop.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -18,7 +20,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import numpy as np
 
 NAMES = ("a", "b", "c")
@@ -49,14 +50,15 @@ def credentials_of(folder, who):
 
 def serve(folder, num_bytes):
     """The server under test; prints its port."""
+    from personax.live.processes import set_up_server
+
+    set_up_server()
     from personax.config import Terms
     from personax.live.book import Book
     from personax.live.certificates import Revocations
     from personax.live.journal import Journal
-    from personax.live.processes import set_up_server
     from personax.live.service import run_service
 
-    set_up_server()
     terms, run = Terms(rate=1e6, max_connections=5000), folder / "run"
     book = Book(recipe_of(num_bytes), terms, Journal(run), run / "checkpoints", "benchmark")
     shown = credentials_of(folder, "server")
@@ -68,9 +70,8 @@ def serve(folder, num_bytes):
 
 def echo(folder):
     """A server with a pool of threads that sends back what it gets; prints its port."""
-    from personax.live.processes import keep_memory
+    import grpc
 
-    keep_memory()  # as the server under test
     server = grpc.server(ThreadPoolExecutor(8), options=LARGE)
     port = opened(server, credentials_of(folder, "server"), lambda request, context: request)
     server.start()
@@ -80,9 +81,7 @@ def echo(folder):
 
 def async_echo(folder):
     """The same with an event loop."""
-    from personax.live.processes import keep_memory
-
-    keep_memory()
+    import grpc
 
     async def same(request, context):
         return request
@@ -98,49 +97,69 @@ def async_echo(folder):
 
 
 def opened(server, shown, answer):
+    import grpc
+
     handler = grpc.unary_unary_rpc_method_handler(answer)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Echo", {"echo": handler}),))
     made = grpc.ssl_server_credentials([(shown.key, shown.certificate)], shown.authority, True)
     return server.add_secure_port("127.0.0.1:0", made)
 
 
-def client(folder, name, live_port, echo_port, async_port):
-    """One client: for each line `KIND SECONDS` on its input, the exchanges that it made in that time."""
+def client(folder, name, port):
+    """One client of the server under test."""
+    from personax.live.processes import set_up_client
+
+    set_up_client()
     from personax.live.connection import Connection
-    from personax.live.processes import keep_memory
     from personax.live.recipe import Limits, read_recipe
 
-    keep_memory()
-    shown = credentials_of(folder, f"clients/{name}")
-    made = grpc.ssl_channel_credentials(shown.authority, shown.key, shown.certificate)
-    channel = lambda port: grpc.secure_channel(f"127.0.0.1:{port}", made, options=LARGE)
-    calls = {"echo": channel(echo_port), "async_echo": channel(async_port)}
-    calls = {kind: made.unary_unary("/Echo/echo") for kind, made in calls.items()}
-    connection = Connection(f"127.0.0.1:{live_port}", shown)
+    connection = Connection(f"127.0.0.1:{port}", credentials_of(folder, f"clients/{name}"))
     welcome = connection.register((FEATURES,), "float32", "benchmark")
     recipe = read_recipe(welcome.recipe, welcome.layout, Limits())
     newest, update = connection.fetch(), welcome.next_update
     delta = {"delta": recipe.down.decode(newest.content)["params"], "extra": ()}
-    plain = bytes(recipe.up.num_bytes)
+
+    def exchange():
+        nonlocal newest, update
+        newest = connection.send(f"{name}-{update}", update, newest.version, recipe.up.buffers(delta))
+        assert newest.outcome == "applied", newest.words
+        recipe.down.decode(newest.content)
+        update += 1
+
+    take_turns(exchange)
+
+
+def echo_client(folder, name, port, num_bytes):
+    """One client of an echo."""
+    import grpc
+
+    shown = credentials_of(folder, f"clients/{name}")
+    made = grpc.ssl_channel_credentials(shown.authority, shown.key, shown.certificate)
+    call = grpc.secure_channel(f"127.0.0.1:{port}", made, options=LARGE).unary_unary("/Echo/echo")
+    plain = os.urandom(num_bytes)
+
+    def exchange():
+        assert len(call(plain)) == num_bytes
+
+    take_turns(exchange)
+
+
+def take_turns(exchange):
+    """For each line with a number of seconds on the input: the exchanges a second in that time."""
+    exchange()
     print("ready", flush=True)
     for line in sys.stdin:
-        kind, seconds = line.split()
         num, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < float(seconds):
-            if kind in calls:
-                assert len(calls[kind](plain)) == len(plain)
-            else:
-                content = recipe.up.buffers(delta)
-                newest = connection.send(f"{name}-{update}", update, newest.version, content)
-                assert newest.outcome == "applied", newest.words
-                recipe.down.decode(newest.content)
-                update += 1
+        while time.perf_counter() - begin < float(line):
+            exchange()
             num += 1
         print(num / (time.perf_counter() - begin), flush=True)
 
 
 def crowd(folder, port, num):
     """Many clients that registered, hold the model and stay connected; prints when they are there."""
+    import grpc
+
     from personax.live import certificates, wire
 
     place = folder / "certificates"
@@ -207,31 +226,29 @@ def certify(folder):
 
 
 def measure(num_bytes, seconds=1.0, turns=10):
-    """Exchanges a second of the echoes and of the server, each in its best turn, and their ratio.
+    """Exchanges a second of the server and of the echoes, each in its best turn, and their ratio.
 
     The turns alternate. Other work on the machine slows a turn down and speeds none up: the best is what counts. The
-    server is also compared with an echo on an event loop, and turn by turn (the median).
+    server is also compared turn by turn (the median).
     """
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        folder, clients = Path(place), {}
         certify(folder)
-        servers = Process("serve", folder, num_bytes), Process("echo", folder), Process("async_echo", folder)
-        with servers[0], servers[1], servers[2]:
-            ports = [server.read() for server in servers]
-            clients = [Process("client", folder, name, *ports) for name in NAMES]
-            try:
-                assert all(one.read() == "ready" for one in clients)
-                rates = {"echo": [], "async_echo": [], "live": []}
-                for turn in range(turns + 1):
-                    for kind, found in rates.items():
-                        for one in clients:
-                            one.write(f"{kind} {seconds}")
-                        total = sum(float(one.read()) for one in clients)
-                        if turn:  # the first warms up
-                            found.append(total)
-            finally:
-                for one in clients:
-                    one.__exit__()
+        begin = lambda *words: stack.enter_context(Process(*words))
+        for kind in ("live", "echo", "async_echo"):
+            server = begin("serve", folder, num_bytes) if kind == "live" else begin(kind, folder)
+            port = server.read()
+            role, size = ("client", ()) if kind == "live" else ("echo_client", (num_bytes,))
+            clients[kind] = [begin(role, folder, name, port, *size) for name in NAMES]
+        assert all(one.read() == "ready" for of_kind in clients.values() for one in of_kind)
+        rates = {kind: [] for kind in clients}
+        for turn in range(turns + 1):
+            for kind, found in rates.items():
+                for one in clients[kind]:
+                    one.write(str(seconds))
+                total = sum(float(one.read()) for one in clients[kind])
+                if turn:  # the first warms up
+                    found.append(total)
     best = {kind: max(of_turns) for kind, of_turns in rates.items()}
     ratios = {"ratio": best["live"] / best["echo"], "async_ratio": best["live"] / best["async_echo"]}
     return {**best, **ratios, "median_ratio": float(np.median(np.divide(rates["live"], rates["echo"])))}
@@ -263,17 +280,10 @@ def main():
     parser.add_argument("part", nargs="?", default="all")
     parser.add_argument("given", nargs="*")
     asked = parser.parse_args()
-    given = [Path(item) if os.sep in item else item for item in asked.given]
-    if asked.part == "serve":
-        serve(given[0], int(given[1]))
-    elif asked.part == "echo":
-        echo(given[0])
-    elif asked.part == "async_echo":
-        async_echo(given[0])
-    elif asked.part == "client":
-        client(*given)
-    elif asked.part == "crowd":
-        crowd(given[0], given[1], int(given[2]))
+    parts = {part.__name__: part for part in (serve, echo, async_echo, client, echo_client, crowd)}
+    if asked.part in parts:
+        folder, *given = asked.given
+        parts[asked.part](Path(folder), *(int(item) if item.isdecimal() else item for item in given))
     else:
         for words, num_bytes in SIZES.items():
             found = measure(num_bytes)

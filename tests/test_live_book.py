@@ -1,8 +1,6 @@
 """The server's state machine: what is settled stays settled, wherever it is stopped; rounds, deadlines, full disks."""
 
 import errno
-import json
-import os
 
 import jax
 import numpy as np
@@ -90,48 +88,86 @@ def test_a_damaged_checkpoint_costs_nothing(tmp_path, caplog):
     assert "damaged" in caplog.text
 
 
-@pytest.mark.parametrize("cut", [1, 20, 400])
-def test_a_record_that_was_cut_off_does_not_count(cut, tmp_path):
+def newest_state(folder):
+    """The file of the newest state."""
+    return max((folder / "state").iterdir(), key=lambda path: int.from_bytes(path.read_bytes()[:8], "little"))
+
+
+def spoil(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("at", [0, 64, -1])
+def test_a_state_that_was_not_written_whole_does_not_count(at, tmp_path, caplog):
+    """Nor does the line that tells of it: the client has had no answer, and sends again."""
     book = make_book(tmp_path)
     book.join("anna")
     for update in range(3):
         book.settle("anna", upload(book, update))
-    (segment,) = (tmp_path / "log").glob("0*.log")
-    os.truncate(segment, segment.stat().st_size - cut)
+    spoil(newest_state(tmp_path), at)
     with (tmp_path / "journal.jsonl").open("ab") as file:
         file.write(b'{"number": 5, "wh')
     again = make_book(tmp_path)
-    assert again.ledger.seats["anna"].next_update == 2 and again.ledger.num_events == 2
+    assert again.ledger.seats["anna"].next_update == 2 and again.ledger.num_events == again.version == 2
     assert again.settle("anna", upload(again, 2)).outcome == "applied"
-    same(state_of(book)[0].params, state_of(again)[0].params)
+    same(state_of(book), state_of(again))
+    assert [line["number"] for line in read_lines(tmp_path)] == [1, 2, 3, 4]
+    assert "lost" not in caplog.text
 
 
-def test_a_record_that_was_changed_does_not_count(tmp_path):
+def test_a_line_without_its_state_takes_what_came_after_it_along(tmp_path):
+    """The machine may stop with the line of a late upload on the disk and the state before it not."""
     book = make_book(tmp_path)
     book.join("anna")
-    for update in range(3):
+    for update in range(2):
         book.settle("anna", upload(book, update))
-    (segment,) = (tmp_path / "log").glob("0*.log")
-    content = bytearray(segment.read_bytes())
-    content[-1] ^= 1
-    segment.write_bytes(content)
+    book.join("bert")
+    spoil(newest_state(tmp_path), -1)
     again = make_book(tmp_path)
-    assert again.ledger.num_events == 2 and again.settle("anna", upload(again, 2)).outcome == "applied"
-    assert [line["number"] for line in read_lines(tmp_path)] == [1, 2, 3, 4]
+    assert list(again.ledger.seats) == ["anna"] and again.version == 1
+    assert [line["what"] for line in read_lines(tmp_path)] == ["join", "upload"]
+    again.join("bert")
+    same(state_of(again), state_of(make_book(tmp_path)))
 
 
-def test_segments_that_are_written_over_do_not_come_back(tmp_path):
-    book = make_book(tmp_path, recipe(num_rounds=100))
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_a_power_cut_took_is_lost_and_told(saved, tmp_path, caplog):
+    """Without `sync` the disk may have neither state: the run goes on from its checkpoint, or begins anew."""
+    book = make_book(tmp_path)
     book.join("anna")
-    for update in range(12):
+    book.settle("anna", upload(book, 0))
+    if saved:
+        book.save()
+    kept = state_of(book) if saved else state_of(make_book(tmp_path / "other"))
+    for update in range(1, 4):
         book.settle("anna", upload(book, update))
-        if update % 3 == 2:
-            book.save()
-    assert len(list((tmp_path / "log").iterdir())) <= 5
-    for update in range(12, 14):
+    for path in (tmp_path / "state").iterdir():
+        path.write_bytes(b"")
+    again = make_book(tmp_path)
+    same(kept, state_of(again))
+    assert again.ledger.num_events == saved and f"{4 - saved} settled uploads" in caplog.text
+    assert again.settle("anna", upload(again, 4)).outcome == "applied"
+
+
+def test_a_state_of_lines_that_are_lost_does_not_count(tmp_path):
+    book = make_book(tmp_path)
+    book.join("anna")
+    for update in range(2):
         book.settle("anna", upload(book, update))
-    again = make_book(tmp_path, recipe(num_rounds=100))
+    book.save()
+    before = state_of(book)
+    for update in range(2, 5):
+        book.settle("anna", upload(book, update))
+    lines = (tmp_path / "journal.jsonl").read_bytes().splitlines(True)
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[:3]))
+    again = make_book(tmp_path)
+    same(before, state_of(again))
+    for update in range(2, 5):
+        again.settle("anna", upload(again, update))
     same(state_of(book), state_of(again))
+    same(state_of(again), state_of(make_book(tmp_path)))
 
 
 def test_a_full_disk_changes_nothing_and_stops_everything(tmp_path, monkeypatch):
@@ -263,22 +299,32 @@ def test_an_upload_that_is_sent_again_started_from_the_model_that_it_was_made_fr
     assert told.client.tolist() == [1, 1, 1, 0] and told.started_at.tolist() == [0, 1, 2, 0]
 
 
-def test_a_journal_tells_what_happened(tmp_path):
+@pytest.mark.parametrize("num_parts", [1, 2000])
+def test_a_journal_tells_what_happened(num_parts, tmp_path):
+    state = lambda number: [bytes([number])] * num_parts
     journal = Journal(tmp_path)
+    assert journal.restore(0) == ([], None)
     journal.append({"what": "join", "client": "anna"})
-    journal.append({"what": "upload"}, b"arrays")
-    assert [record.arrays for record in journal.after(0)] == [b"", b"arrays"]
-    assert [record.about["number"] for record in journal.after(1)] == [2]
-    journal.rotate()
-    journal.append({"what": "step"})
+    journal.append({"what": "upload"}, state(1))
+    journal.append({"what": "step"}, state(2))
     journal.close()
     again = Journal(tmp_path, sync=True)
-    assert again.last == 3 and [r.about["what"] for r in again.after(0)] == ["join", "upload", "step"]
+    records, newest = again.restore(1)
+    assert [record["what"] for record in records] == ["upload", "step"] and newest == b"".join(state(2))
+    again.append({"what": "upload"}, state(3))
+    again.append({"what": "report"})
     again.close()
-    (tmp_path / "log" / "000000000001.log").unlink()
-    with pytest.raises(ValueError, match="lacks record 1"):
-        list(Journal(tmp_path).after(0))
-    assert json.loads((tmp_path / "journal.jsonl").read_text().splitlines()[1])["what"] == "upload"
+    last = Journal(tmp_path)
+    records, newest = last.restore(4)  # a checkpoint has that state
+    assert [record["what"] for record in records] == ["report"] and newest is None and last.last == 5
+    last.close()
+    assert [line["number"] for line in read_lines(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_of_an_older_version_is_refused(tmp_path):
+    (tmp_path / "log").mkdir()
+    with pytest.raises(ValueError, match="Finish it with that"):
+        Journal(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_a_clean_shutdown_drains_and_saves(tmp_path):
             yield wire.Part(wire.Upload(), content[half:])
 
         before = running.service.seen["anna"]
-        answers = client.connection.calls["Send"](slowly(), metadata=client.connection.metadata, timeout=20)
+        answers = client.connection.calls["Exchange"](slowly(), metadata=client.connection.metadata, timeout=20)
         while running.service.seen["anna"] == before:  # until the first half has been looked at
             time.sleep(0.01)
         running.loop.call_soon_threadsafe(running.stopped.set)

@@ -75,7 +75,7 @@ class Driver:
                 self._look()
                 with self._touching():
                     self.book.advance()
-                    if time.monotonic() - saved >= self.book.terms.checkpoint or self.book.log_is_long:
+                    if time.monotonic() - saved >= self.book.terms.checkpoint:
                         self.book.save()
                         saved = time.monotonic()
                     ended = ended or (time.monotonic() if self.book.finished else 0.0)

@@ -1,7 +1,7 @@
 """The server's state machine: every upload is settled once, by the functions that the simulator uses.
 
-What happens is first a record of the journal and then a change of the state, by one function, `_fold`: a restart folds
-the records since its checkpoint and stands where it stood. One thread at a time may change a book.
+What happens is first on the disk, a record of the journal and the state that it leads to, and then in the book. A
+restart reads the state and folds the records since its checkpoint into the rest. One thread at a time may change a book.
 """
 
 import logging
@@ -23,12 +23,12 @@ from personax.config import Terms
 from personax.keys import host_generator
 from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
 from personax.live.journal import Journal, Record
-from personax.live.messages import Buffers, Content, Mismatch, checksum_of, room_for
+from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
+from personax.server import ServerState
 from personax.typing import PyTree
 
 _COHORTS = 2**31 + 64  # stream of the run's key
-_LONG_LOG = (128 << 20, 12)  # bytes, or so many uploads: short enough for the log to stay in the same pages of memory
 logger = logging.getLogger("personax.live")
 
 
@@ -255,22 +255,16 @@ class Book:
         self._begin_round()
         return True
 
-    @property
-    def log_is_long(self) -> bool:
-        """Whether a checkpoint is due, whenever the last was."""
-        return self.journal.end > max(_LONG_LOG[0], _LONG_LOG[1] * self.recipe.up.num_bytes)
-
     def snapshot(self) -> Callable[[], None]:
         """What writes a checkpoint of this moment; it may run in another thread, one at a time."""
         number, state, ledger = self.journal.last, self.state, _table(self.ledger)
         if number == self.saved:
             return lambda: None
-        before, self.saved = self.saved, number
-        self.journal.rotate()
+        self.saved = number
 
         def write() -> None:
+            self.journal.flush()  # or a power cut would leave a checkpoint of what no line tells
             checkpoint.save(self.checkpoints, number, state, {"ledger": ledger})
-            self.journal.forget(before)  # the checkpoint before this one is kept, too
 
         return write
 
@@ -339,37 +333,51 @@ class Book:
         return settled
 
     def _note(self, about: dict[str, Any], arrays: Content = b"") -> None:
-        self._fold(self.journal.append({**about, "time": round(self.now, 3)}, arrays))
+        """Let something happen: on the disk, and then here."""
+        about = {**about, "time": round(self.now, 3)}
+        state = self._state_after(about, arrays)
+        if state is None:
+            self._fold(self.journal.append(about))
+            return
+        about["version"] = np.asarray(state.version).item()
+        record = self.journal.append(about, self.kept.buffers(state))
+        self.state = state
+        self._fold(record)
 
-    def _fold(self, record: Record) -> None:
-        """Change the state by what happened; the same now and after a restart."""
-        about, ledger = record.about, self.ledger
-        what = about["what"]
+    def _state_after(self, about: Record, arrays: Content) -> ServerState | None:
+        """The state that something leads to; None where it changes nothing."""
+        if about["what"] == "step":
+            return self.step(self.state, np.int32(self._num_clients))
+        if about.get("outcome") != "applied":
+            return None
+        counts = np.array([about["started"], self._num_clients], np.int32)
+        factors = np.array([about["samples"], about["scale"]], np.float32)
+        self.room[:] = arrays  # the last one was read when the version was known
+        return self.receive(self.state, self.recipe.up.vectors(self.room), counts, factors)
+
+    def _fold(self, about: Record) -> None:
+        """Change all but the arrays by what happened; the same now and after a restart."""
+        ledger, what = self.ledger, about["what"]
+        self.version = about.get("version", self.version)
         if what == "join":
             ledger.seats[about["client"]] = Seat(about["id"])
         elif what == "cohort":
             before = () if ledger.round is None else ledger.round.reported
             ledger.round = Round(tuple(about["members"]), before, about["time"])
         elif what == "step":
-            self.state = self.step(self.state, np.int32(self._num_clients))
             ledger.round = None
         elif what == "report":
             kept = {key: item for key, item in about.items() if key not in ("what", "number", "client")}
             ledger.reports[about["client"]] = kept
             self._chronicle(about["time"])
         elif what == "upload":
-            self._fold_upload(about, record.arrays)
-        self.version = np.asarray(self.state.version).item()
+            self._fold_upload(about)
 
-    def _fold_upload(self, about: dict[str, Any], arrays: Content) -> None:
+    def _fold_upload(self, about: Record) -> None:
         name, ledger = about["client"], self.ledger
         seat = ledger.seats[name]
         settled = {"next_update": about["update"] + 1, "last_upload": about["upload"], "last_outcome": about["outcome"]}
         if about["outcome"] == "applied":
-            counts = np.array([about["started"], self._num_clients], np.int32)
-            factors = np.array([about["samples"], about["scale"]], np.float32)
-            self.room[:] = arrays  # the last one was read when the version was known
-            self.state = self.receive(self.state, self.recipe.up.vectors(self.room), counts, factors)
             if ledger.round is not None:
                 ledger.round = replace(ledger.round, reported=(*ledger.round.reported, name))
             ledger.num_events += 1
@@ -397,16 +405,17 @@ class Book:
     def _restore(self, run: str) -> int:
         """Stand where the run stood: at the last checkpoint, whose number is returned, and what was settled since."""
         algorithm = self.recipe.algorithm
-        first = first_state(algorithm, self.recipe.initial_params(), self.recipe.extra_shape)
-        saved = checkpoint.load(self.checkpoints, first, told=logger.warning)
-        if saved is None:
-            self.state, self.ledger, number = first, Ledger(run, self.clock()), 0
-        else:
-            self.state = jax.tree.map(jnp.asarray, saved.tree)
-            self.ledger, number = _ledger(saved.about["ledger"]), saved.number
-        self.version = np.asarray(self.state.version).item()
-        for record in self.journal.after(number):
+        tree = first_state(algorithm, self.recipe.initial_params(), self.recipe.extra_shape)
+        saved = checkpoint.load(self.checkpoints, tree, told=logger.warning)
+        self.ledger, number = Ledger(run, self.clock()), 0
+        if saved is not None:
+            tree, self.ledger, number = saved.tree, _ledger(saved.about["ledger"]), saved.number
+        self.kept = Layout.of(tree)
+        self.version = np.asarray(tree.version).item()
+        records, newest = self.journal.restore(number)
+        for record in records:
             self._fold(record)
+        self.state = jax.tree.map(jnp.asarray, tree if newest is None else self.kept.decode(newest))
         return number
 
 

@@ -182,6 +182,9 @@ def join(
 ) -> None:
     """Take part in a live federation with your own data, which stays here, and get your own model."""
     with _plain_errors("Interrupted. The same command goes on from here."):
+        from personax.live.processes import set_up_client
+
+        set_up_client()
         from personax.live import client
         from personax.live.certificates import read_credentials
         from personax.live.connection import Connection

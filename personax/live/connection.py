@@ -2,8 +2,12 @@
 
 import logging
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import grpc
@@ -14,6 +18,7 @@ from personax.live.gate import NAME_KEY
 from personax.live.messages import FRAME, PIECE, Broken, Buffers, Collector, Content, checksum_of, pieces, whole
 
 logger = logging.getLogger("personax.live")
+_GLANCE = 0.5  # seconds between looks at the clock
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -48,6 +53,40 @@ class Newest(NamedTuple):
     retry_seconds: float = 0.5
 
 
+class Stream:
+    """An open exchange: uploads go in and answers come out; one that takes too long ends it."""
+
+    def __init__(self, call: Any, metadata: Any) -> None:
+        self.uploads: SimpleQueue[wire.Part | None] = SimpleQueue()
+        self.answers = call(iter(self.uploads.get, None), metadata=metadata)
+        self.due, self.closed = inf, threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def close(self) -> None:
+        """End it."""
+        self.closed.set()
+        self.uploads.put(None)
+        self.answers.cancel()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """What happens here is cancelled after this time: gRPC has a limit for whole calls alone."""
+        self.due = time.monotonic() + seconds
+        try:
+            yield
+        except grpc.RpcError:
+            if time.monotonic() > self.due:
+                raise Broken(f"The server took more than {seconds:g} s.") from None
+            raise
+        finally:
+            self.due = inf
+
+    def _watch(self) -> None:
+        while not self.closed.wait(_GLANCE):
+            if time.monotonic() > self.due:
+                self.answers.cancel()
+
+
 class Connection:
     """Calls a server; what fails on the way is tried again, with pauses that grow up to `longest_pause` seconds."""
 
@@ -73,10 +112,12 @@ class Connection:
             made = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
             self.channel = grpc.secure_channel(address, made, options=_OPTIONS)
         self.calls = {name: _call(self.channel, method) for name, method in wire.METHODS.items()}
+        self.stream: Stream | None = None
         self.run = ""
 
     def close(self) -> None:
         """Hang up."""
+        self._hang_up()
         self.channel.close()
 
     def register(self, input_shape: tuple[int, ...], input_dtype: str, personax: str, newcomer: bool = False) -> Any:
@@ -98,7 +139,7 @@ class Connection:
     def fetch(self, have: int = -1, wait_seconds: float = 0.0) -> Newest:
         """The newest model, unless it is the version that the client has."""
         ask = wire.Ask(run=self.run, have=have, wait_seconds=wait_seconds)
-        return self._again(lambda: self._gathered("Fetch", ask, wait_seconds))
+        return self._again(lambda: self._fetched(ask))
 
     def send(
         self,
@@ -120,12 +161,9 @@ class Connection:
             num_samples=num_samples,
             want_model=want_model,
             num_bytes=num_bytes,
+            checksum=checksum_of(buffers) if num_bytes > PIECE else 0,
         )
-        if num_bytes <= PIECE:  # one message each way
-            upload = wire.Part(about, buffers)
-            return self._again(lambda: self._alone(self._unary("Exchange", upload)))
-        about.checksum = checksum_of(buffers)
-        return self._again(lambda: self._gathered("Send", _parts(buffers, about)))
+        return self._again(lambda: self._exchanged(_parts(buffers, about)))
 
     def report(
         self,
@@ -153,27 +191,47 @@ class Connection:
     def _unary(self, name: str, request: Any) -> Any:
         return self.calls[name](request, timeout=self.call_seconds, metadata=self.metadata)
 
-    def _gathered(self, name: str, request: Any, wait_seconds: float = 0.0) -> Newest:
-        given = request() if callable(request) else request
-        answers = self.calls[name](given, timeout=self.call_seconds + wait_seconds, metadata=self.metadata)
-        return self._checked(answers)
+    def _fetched(self, ask: Any) -> Newest:
+        seconds = self.call_seconds + ask.wait_seconds
+        answers = self.calls["Fetch"](ask, timeout=seconds, metadata=self.metadata)
+        newest = self._gathered(answers)
+        next(answers, None)  # the end of the call
+        return newest
 
-    def _checked(self, answers: Any) -> Newest:
-        """A model from its pieces."""
-        first, collector = None, None
-        for part in answers:
-            if collector is None:
-                first = self._allowed(part.about)
-                collector = Collector(first.num_bytes, first.checksum)
-            collector.add(part.data)
-        if first is None or collector is None:
+    def _exchanged(self, parts: Iterable[wire.Part]) -> Newest:
+        """An upload on the stream that is open, or on a new one; and its answer."""
+        if self.stream is None or not self.stream.answers.is_active():
+            self._hang_up()
+            self.stream = Stream(self.calls["Exchange"], self.metadata)
+        try:
+            with self.stream.within(self.call_seconds):
+                for part in parts:
+                    self.stream.uploads.put(part)
+                return self._gathered(self.stream.answers)
+        except BaseException:
+            self._hang_up()  # whatever comes on it would belong to this upload
+            raise
+
+    def _hang_up(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def _gathered(self, answers: Iterator[wire.Part]) -> Newest:
+        """A model from its pieces; one that comes in one message is a view of it."""
+        part = next(answers, None)
+        if part is None:
             raise Broken("The server's answer was cut off.")
-        return _newest(first, None if first.unchanged else collector.content())
-
-    def _alone(self, part: wire.Part) -> Newest:
-        """A model that came in one message: its content is a view of it."""
         first = self._allowed(part.about)
-        return _newest(first, None if first.unchanged else whole(part.data, first.num_bytes))
+        if first.unchanged:
+            return _newest(first, None)
+        if len(part.data) >= first.num_bytes:
+            return _newest(first, whole(part.data, first.num_bytes, first.checksum or None))
+        collector = Collector(first.num_bytes, first.checksum)
+        collector.add(part.data)
+        while not collector.complete and (part := next(answers, None)) is not None:
+            collector.add(part.data)
+        return _newest(first, collector.content())
 
     def _allowed(self, first: Any) -> Any:
         """What a model says of itself, if it is not too long."""
@@ -230,13 +288,8 @@ def _newest(first: Any, content: Content | None) -> Newest:
     return Newest(first.version, content, first.train, first.finished, *told)
 
 
-def _parts(buffers: Buffers, about: Any) -> Callable[[], Iterator[Any]]:
-    """An upload in messages, made anew for each try."""
-
-    def made() -> Iterator[Any]:
-        first = about
-        for piece in pieces(buffers):
-            yield wire.Part(first, piece)
-            first = wire.Upload()
-
-    return made
+def _parts(buffers: Buffers, about: Any) -> Iterator[wire.Part]:
+    """An upload in messages."""
+    for piece in pieces(buffers):
+        yield wire.Part(about, piece)
+        about = wire.Upload()

@@ -1,150 +1,130 @@
 """What the server has settled, on its disk before it answers anyone.
 
-    journal.jsonl   one line for each thing that happened: for people, and to prove that nothing was lost or done twice
-    log/            the same with the uploaded arrays, since the last two checkpoints: what a restart repeats
+    journal.jsonl      one line for each thing that happened: for people, and to prove that nothing was lost or done twice
+    state/0, state/1   the state after the last things that changed it, in turns
 
-A record is written whole or, where the process or the disk stopped in the middle, does not count. What is written
-survives the end of the process (kill -9); with `sync` also that of the machine, for the price of waiting for the disk.
+A line tells the checksum of the state that it led to. A state counts if a line tells of it, and a line that tells of a
+state counts if that state is there, or a later one: where the process or the disk stopped in the middle, the run stands
+where it stood before. What is written survives the end of the process (kill -9); with `sync` also that of the machine,
+for the price of waiting for the disk. States are written over, because that is many times faster than growing files.
 """
 
 import json
+import logging
 import os
-import re
 import struct
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from personax.checkpoint import write_atomically
-from personax.live.messages import Content, checksum
+from personax.live.messages import ALIGNMENT, Buffers, Content, checksum, checksum_of
 
-_HEAD = struct.Struct("<4sIQQQ")  # a mark, the lengths of the words and of the arrays, their checksums
-_MARK = b"PXJ1"
-_SEGMENT = re.compile(r"(\d{12})\.log")
-
-
-class Record(NamedTuple):
-    """One thing that happened, and the arrays that came with it."""
-
-    about: dict[str, Any]  # `number` counts the records of a run from 1
-    arrays: Content = b""
+logger = logging.getLogger("personax.live")
+_HEAD = struct.Struct(f"<Q{ALIGNMENT - 8}x")  # the number of the record that led to the state
+_MOST_PARTS = 512  # that the system takes in one call
+Record = dict[str, Any]  # one thing that happened; `number` counts those of a run from 1
 
 
 class Journal:
-    """The records of one run, in its folder. Only one process may write there.
-
-    The log is a row of segments, each named by its first record. Segments that a checkpoint has made superfluous are
-    written over, because that is many times faster than growing new files; what is left of their old records has
-    numbers that do not follow, which is where reading ends.
-    """
+    """The records of one run, in its folder. Only one process may write there, after `restore`."""
 
     def __init__(self, folder: Path, sync: bool = False) -> None:
-        self.lines, self.log, self.sync = folder / "journal.jsonl", folder / "log", sync
-        self.log.mkdir(parents=True, exist_ok=True)
+        if (folder / "log").exists():
+            what = f"{folder} must be a run of this version of personax, got one of an older"
+            raise ValueError(f"{what}. Finish it with that, or start in another folder.")
+        self.lines, self.sync = folder / "journal.jsonl", sync
+        self.places = [folder / "state" / name for name in ("0", "1")]
+        self.places[0].parent.mkdir(parents=True, exist_ok=True)
+        self.last = self.turn = 0
         self.broken = False  # after a write that failed nothing more is written
-        self.last = self._mend()
-        self.text = os.open(self.lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._begin_segment()
+        self.text, *self.states = (
+            os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in (self.lines, *self.places)
+        )
 
-    def append(self, about: dict[str, Any], arrays: Content = b"") -> Record:
-        """Write the next record; when this returns, the end of this process cannot lose it."""
+    def append(self, about: Record, state: Buffers | None = None) -> Record:
+        """Write the next record and the state that it leads to, if it changes it.
+
+        When this returns, the end of this process cannot lose it.
+        """
         if self.broken:
-            raise OSError(f"{self.log} cannot be written to, and the server must stop. Make room and start it again.")
-        record = Record({"number": self.last + 1, **about}, arrays)
-        words = json.dumps(record.about).encode()
-        head = _HEAD.pack(_MARK, len(words), len(arrays), checksum(words), checksum(arrays))
+            raise OSError(f"{self.lines} cannot be written to, and the server must stop. Make room and start it again.")
+        record = {"number": self.last + 1, **about}
+        if state is not None:
+            record["state"] = checksum_of(state)
         self.broken = True
-        _write(self.segment, [head, words, arrays], self.end)
+        _append(self.text, json.dumps(record).encode() + b"\n")
+        if state is not None:
+            _write(self.states[self.turn], [_HEAD.pack(self.last + 1), *state])
         if self.sync:
-            os.fsync(self.segment)
-        _write(self.text, [words, b"\n"], None)
+            os.fsync(self.text)
+            os.fsync(self.states[self.turn])
         self.broken = False
-        self.end += len(head) + len(words) + len(arrays)
         self.last += 1
+        self.turn ^= state is not None
         return record
 
-    def after(self, number: int) -> Iterator[Record]:
-        """The records after this one, in order."""
-        expected = number + 1
-        for begin in self._segments():
-            for record, _ in _records(self._path(begin), begin):
-                if record.about["number"] == expected:
-                    yield record
-                    expected += 1
-        if expected <= self.last:
-            raise ValueError(f"{self.log} lacks record {expected}. Restore the run folder from a copy.")
+    def restore(self, number: int) -> tuple[list[Record], Content | None]:
+        """Where a run goes on that has a checkpoint of record `number`.
 
-    def rotate(self) -> None:
-        """Begin a new segment: before a checkpoint of all records so far."""
-        os.close(self.segment)
-        self._begin_segment()
+        What happened since, and the newest state if it is a later one. Lines that do not count are cut off.
+        """
+        content = self.lines.read_bytes()
+        records, ends = _records(content, number)
+        known = {record["number"]: record["state"] for record in records if "state" in record}
+        found = {}
+        for turn, path in enumerate(self.places):
+            kept = memoryview(path.read_bytes())
+            first = _HEAD.unpack(kept[: _HEAD.size])[0] if len(kept) > _HEAD.size else 0
+            if first in known and checksum(kept[_HEAD.size :]) == known[first]:
+                found[first] = (turn, kept[_HEAD.size :])
+        newest = max(found, default=number)
+        lost = [at for at, record in enumerate(records) if record["number"] > newest and "state" in record]
+        if len(lost) > 1 or (lost and not found):
+            logger.warning("%d settled uploads or rounds are lost: %s is damaged.", len(lost), self.places[0].parent)
+        if lost:
+            records, ends = records[: lost[0]], ends[: lost[0] + 1]
+        os.truncate(self.text, ends[-1])
+        self.last = records[-1]["number"] if records else number
+        turn, state = found.get(newest, (1, None))
+        self.turn = 1 - turn
+        return records, state
 
-    def forget(self, number: int) -> None:
-        """Segments that have no record after this one may be written over."""
-        begins = self._segments()
-        for begin, following in pairwise(begins):
-            if following <= number + 1:
-                self._path(begin).rename(self.log / f"spare-{begin:012d}.log")
+    def flush(self) -> None:
+        """Wait until the disk has all lines."""
+        os.fsync(self.text)
 
     def close(self) -> None:
         """Flush to the disk, and close."""
-        for file in (self.segment, self.text):
+        for file in (self.text, *self.states):
             os.fsync(file)
             os.close(file)
 
-    def _begin_segment(self) -> None:
-        path = self._path(self.last + 1)
-        spares = sorted(self.log.glob("spare-*.log"))
-        if spares and not path.exists():
-            spares[-1].rename(path)
-        for spare in spares[:-3]:
-            spare.unlink(missing_ok=True)
-        self.segment, self.end = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), 0
 
-    def _path(self, begin: int) -> Path:
-        return self.log / f"{begin:012d}.log"
-
-    def _segments(self) -> list[int]:
-        """The numbers of the first records of all segments."""
-        return sorted(int(found[1]) for found in map(_SEGMENT.fullmatch, os.listdir(self.log)) if found)
-
-    def _mend(self) -> int:
-        """Make the lines tell what the log has, no less and no more; the number of the last record that is whole."""
-        begins = self._segments()
-        last = begins[-1] - 1 if begins else 0
-        told, missing = _mend_lines(self.lines), []
-        for begin in begins:
-            for record, _ in _records(self._path(begin), begin):
-                last = record.about["number"]
-                if last > told:
-                    missing.append(json.dumps(record.about).encode() + b"\n")
-        if told > last:  # a machine that stops may keep the lines and lose what they tell
-            kept = (line for line in self.lines.read_bytes().splitlines(True) if json.loads(line)["number"] <= last)
-            write_atomically(self.lines, b"".join(kept))
-        with self.lines.open("ab") as file:
-            file.writelines(missing)
-        return last
-
-
-def read_lines(folder: Path) -> list[dict[str, Any]]:
+def read_lines(folder: Path) -> list[Record]:
     """The journal of a run folder."""
     with (folder / "journal.jsonl").open("rb") as file:
         return [json.loads(line) for line in file if line.endswith(b"\n")]
 
 
-def _write(file: int, parts: list[Content], at: int | None) -> None:
-    """Write all parts at a place, or append all or nothing."""
-    if at is not None:
-        written = os.pwritev(file, parts, at)
-        rest = memoryview(b"".join(parts))[written:] if written < sum(map(len, parts)) else b""
-        while rest:  # a disk that is full says so at the second try
-            written += os.pwrite(file, rest, at + written)
-            rest = memoryview(b"".join(parts))[written:]
-        return
+def _records(content: bytes, number: int) -> tuple[list[Record], list[int]]:
+    """The records after this one, and where in the lines the first begins and each ends."""
+    end = content.rfind(b"\n") + 1  # what follows was not written whole
+    records, ends = [], [end]
+    while end:
+        begin = content.rfind(b"\n", 0, end - 1) + 1
+        record = json.loads(content[begin:end])
+        if record["number"] <= number:
+            break
+        records.append(record)
+        ends.append(begin)
+        end = begin
+    return records[::-1], ends[::-1]
+
+
+def _append(file: int, line: bytes) -> None:
+    """Write all of a line at the end, or nothing."""
     begin = os.lseek(file, 0, os.SEEK_END)
     try:
-        rest = memoryview(b"".join(parts))
+        rest = memoryview(line)
         while rest:
             rest = rest[os.write(file, rest) :]
     except OSError:
@@ -152,33 +132,11 @@ def _write(file: int, parts: list[Content], at: int | None) -> None:
         raise
 
 
-def _mend_lines(path: Path) -> int:
-    """Cut off a line that was not written whole; the number of the last one."""
-    if not path.exists():
-        return 0
-    content = path.read_bytes()
-    good = content.rfind(b"\n") + 1
-    if good < len(content):
-        os.truncate(path, good)
-    lines = content[:good].splitlines()
-    return json.loads(lines[-1])["number"] if lines else 0
-
-
-def _records(path: Path, expected: int) -> Iterator[tuple[Record, int]]:
-    """The records of a segment that are whole and follow each other, and where each ends."""
-    with path.open("rb") as file:
-        while True:
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                return
-            mark, num_words, num_arrays, check_words, check_arrays = _HEAD.unpack(head)
-            if mark != _MARK or num_words > 1 << 24 or num_arrays > 1 << 40:
-                return
-            words, arrays = file.read(num_words), file.read(num_arrays)
-            if checksum(words) != check_words or checksum(arrays) != check_arrays:
-                return
-            about = json.loads(words)
-            if about["number"] != expected:
-                return
-            yield Record(about, arrays), file.tell()
-            expected += 1
+def _write(file: int, parts: Buffers) -> None:
+    """Write all parts at the beginning."""
+    given = parts if len(parts) <= _MOST_PARTS else [b"".join(parts)]
+    written = os.pwritev(file, given, 0)
+    if written < sum(map(len, given)):
+        rest = memoryview(b"".join(given))
+        while written < len(rest):  # a disk that is full says so at the second try
+            written += os.pwrite(file, rest[written:], written)

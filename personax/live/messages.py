@@ -50,6 +50,10 @@ class Broken(ValueError):
     """What arrived is not what was sent: too short, too long, or with another checksum."""
 
 
+class TooLong(Broken):
+    """More arrived than was announced, which no accident on the way does."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of a layout."""
@@ -271,7 +275,7 @@ def pieces(buffers: Buffers, size: int = PIECE) -> Iterator[Buffers]:
 def whole(content: Content, num_bytes: int, check: int | None = None) -> Content:
     """A content that has arrived, if it is what was announced; one message, which TLS checks, has no checksum."""
     if len(content) > num_bytes:
-        raise Broken(f"{num_bytes} bytes were announced, got more: {len(content)}. Send what was announced.")
+        raise TooLong(f"{num_bytes} bytes were announced, got more: {len(content)}. Send what was announced.")
     if len(content) < num_bytes:
         raise Broken(f"{num_bytes} bytes were announced, got {len(content)}: the stream was cut. Send it again.")
     if check is not None and checksum(content) != check:
@@ -297,7 +301,7 @@ class Collector:
         """The next piece."""
         end = self.have + len(piece)
         if end > self.num_bytes:
-            raise Broken(f"{self.num_bytes} bytes were announced, got more: {end}. Send what was announced.")
+            raise TooLong(f"{self.num_bytes} bytes were announced, got more: {end}. Send what was announced.")
         self.room[self.have : end] = piece
         self.have = end
 

@@ -1,4 +1,4 @@
-"""What a process of a live federation sets up before its first array."""
+"""What a process of a live federation sets up before its first array, and before anything imports gRPC."""
 
 import contextlib
 import ctypes
@@ -13,8 +13,19 @@ def set_up_server() -> None:
     """Settle uploads in the thread that asks: they are many and small, and handing them on costs more than they do."""
     os.environ.setdefault("PJRT_NPROC", "1")  # threads of XLA
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    keep_memory()
+    set_up_client()
     allow_many_files()
+
+
+def set_up_client() -> None:
+    """Exchange models with little around them."""
+    keep_memory()
+    read_where_one_waits()
+
+
+def read_where_one_waits() -> None:
+    """Let threads that wait for gRPC read the sockets: its event engine hands each message through three of its own."""
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 
 def keep_memory() -> None:

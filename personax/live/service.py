@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -22,7 +21,7 @@ from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
 from personax.live.gate import Denied, Gate
-from personax.live.messages import PIECE, Broken, Collector, Content, Mismatch, pieces, whole
+from personax.live.messages import PIECE, Broken, Collector, Mismatch, TooLong, pieces, whole
 from personax.live.ports import listen, options
 from personax.live.standing import Standing, standing_of
 
@@ -30,6 +29,7 @@ logger = logging.getLogger("personax.live")
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
 _MOST_NUMBERS = 1000  # in one report
 _SMALL = 1 << 20  # bytes of an upload or a model
+_LEAVING = "The server is shutting down. Try again later."
 _RETRY = 0.5  # seconds after which to ask again for work
 Code = grpc.StatusCode
 
@@ -47,6 +47,7 @@ class Service:
         self.done: set[str] = set()  # clients that have the last model and have said all they want to
         self.transfers = asyncio.Semaphore(terms.max_transfers)
         self.changed = asyncio.Event()
+        self.idle: set[asyncio.Task[Any]] = set()  # of streams on which no upload is under way
         self.failure: OSError | None = None
         self.draining = False
         self.bytes_up = self.bytes_down = 0
@@ -86,46 +87,25 @@ class Service:
             next_update=next_update,
         )
 
-    async def fetch(self, ask: Any, context: Any) -> AsyncIterator[Any]:
+    async def fetch(self, ask: Any, context: Any) -> None:
         """The newest model, or that it is unchanged; after waiting for work, if the client wants to."""
         who = self.gate.client(context)
         self._check_run(ask.run)
         self._see(who)
         with self.gate.stream(who.name):
             await self._wait_for_work(who.name, min(ask.wait_seconds, _LONGEST_WAIT))
-            if ask.have == self.book.version:
-                yield self._without_model(who.name, Settled(""))
-                return
-            async for part in self._newest(who.name, Settled("")):
-                yield part
+            newest = None if ask.have == self.book.version else self.book.fresh or await self._work(self.book.published)
+            await self._answer(context, who.name, Settled(""), newest)
 
-    async def send(self, uploads: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """An upload in pieces; then what became of it and, if the client wants it, the newest model."""
+    async def exchange(self, uploads: AsyncIterator[Any], context: Any) -> None:
+        """Uploads one after another; each is answered by what became of it and, if it is wanted, the newest model."""
         who = self.gate.client(context)
         with self.gate.stream(who.name):
-            arrived, want_model = await self._collect(who, uploads)
-            settled, newest = await self._work(self._settle, who.name, arrived, want_model)
-            if newest is None:
-                yield self._without_model(who.name, settled)
-                return
-            async for part in self._newest(who.name, settled, newest):
-                yield part
-
-    async def exchange(self, upload: Any, context: Any) -> Any:
-        """An upload and the newest model, each in one message."""
-        who = self.gate.client(context)
-        with self.gate.stream(who.name):
-            first = upload.about
-            self._check_announced(who, first)
-            arrived = self._arrived(who, first, partial(whole, upload.data, first.num_bytes))
-            fits = self.book.recipe.down.num_bytes <= PIECE
-            settled, newest = await self._work(self._settle, who.name, arrived, first.want_model and fits)
-            if newest is None:
-                return self._without_model(who.name, settled)
-            if newest.num_bytes > _SMALL:
-                await self.transfers.acquire()
-                context.add_done_callback(lambda _: self.transfers.release())
-            return wire.Part(self._with_model(who.name, settled, newest), newest.buffers)
+            while (part := await self._next_upload(context)) is not grpc.aio.EOF:
+                self.gate.again(who)
+                arrived = await self._collect(who, part, context)
+                settled, newest = await self._work(self._settle, who.name, arrived, part.about.want_model)
+                await self._answer(context, who.name, settled, newest)
 
     async def report(self, numbers: Any, context: Any) -> Any:
         """Numbers that a client chose to report."""
@@ -202,9 +182,16 @@ class Service:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def drain(self) -> None:
+        """Let nobody in any more, and those go who wait."""
+        self.draining = True
+        self.wake()
+        for task in self.idle:
+            task.cancel()
+
     def _see(self, who: Identity) -> None:
         if self.draining:
-            raise Denied(Code.UNAVAILABLE, "The server is shutting down. Try again later.")
+            raise Denied(Code.UNAVAILABLE, _LEAVING)
         self.seen[who.name] = time.monotonic()
 
     def _check_run(self, run: str) -> None:
@@ -222,26 +209,41 @@ class Service:
                 await asyncio.wait_for(changed.wait(), left)
             self.seen[name] = time.monotonic()
 
-    async def _newest(self, name: str, settled: Settled, newest: Published | None = None) -> AsyncIterator[Any]:
-        """The newest model in pieces; after an upload it is at hand."""
-        async with self.transfers:
-            sent: Published = newest or self.book.fresh or await self._work(self.book.published)
-            about = self._with_model(name, settled, sent)
-            about.checksum = await self._work(lambda: sent.check)  # it reads all of a large model
-            for piece in pieces(sent.buffers):
-                yield wire.Part(about, piece)
-                about = wire.Model()
+    async def _next_upload(self, context: Any) -> Any:
+        """The first message of an upload. A client may take its time; a server that shuts down does not wait for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.idle.add(task)
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+            task.uncancel()
+            raise Denied(Code.UNAVAILABLE, _LEAVING) from None
+        finally:
+            self.idle.discard(task)
 
-    def _with_model(self, name: str, settled: Settled, newest: Published) -> Any:
-        """What is said before a model."""
+    async def _answer(self, context: Any, name: str, settled: Settled, newest: Published | None) -> None:
+        """What became of an upload and the newest model; None: the client has it, or does not want it."""
+        about = wire.Model(**self._told(name, settled))
+        if newest is None:
+            self.book.hand_out(name, self.book.version, self.book.ledger.num_events)
+            about.version, about.unchanged = self.book.version, True
+            await context.write(wire.Part(about))
+            return
         self.book.hand_out(name, newest.version, newest.num_events)
         self.bytes_down += newest.num_bytes
-        return wire.Model(**self._told(name, settled), version=newest.version, num_bytes=newest.num_bytes)
-
-    def _without_model(self, name: str, settled: Settled) -> wire.Part:
-        """An answer without a model: the client has it, or does not want it."""
-        self.book.hand_out(name, self.book.version, self.book.ledger.num_events)
-        return wire.Part(wire.Model(**self._told(name, settled), version=self.book.version, unchanged=True))
+        about.version, about.num_bytes = newest.version, newest.num_bytes
+        if newest.num_bytes <= _SMALL:
+            await context.write(wire.Part(about, newest.buffers))
+            return
+        async with self.transfers:
+            if newest.num_bytes > PIECE:
+                about.checksum = await self._work(lambda: newest.check)  # it reads all of a large model
+            for piece in pieces(newest.buffers):
+                await context.write(wire.Part(about, piece))
+                about = wire.Model()
 
     def _told(self, name: str, settled: Settled) -> dict[str, Any]:
         book = self.book
@@ -260,45 +262,37 @@ class Service:
             logger.warning("%s: upload refused. %s", who.name, words)
             raise self.gate.deny(who.name, "size", Code.INVALID_ARGUMENT, words)
 
-    async def _collect(self, who: Identity, uploads: AsyncIterator[Any]) -> tuple[Arrived, bool]:
-        """A whole upload, and whether the newest model is wanted; a client that stalls is let go."""
-        reader, first, collector = aiter(uploads), None, None
-        while collector is None or not collector.complete:
-            try:
-                async with asyncio.timeout(self.terms.stall):
-                    part = await anext(reader)
-            except TimeoutError:
-                words = f"Nothing came for {self.terms.stall:g} s in the middle of an upload. Send it again."
-                raise self.gate.deny(who.name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
-            except StopAsyncIteration:
-                break
-            if collector is None:
-                first = part.about
-                self._check_announced(who, first)
+    async def _collect(self, who: Identity, part: wire.Part, context: Any) -> Arrived:
+        """A whole upload, from its first message on."""
+        first = part.about
+        self._check_announced(who, first)
+        try:
+            if len(part.data) >= first.num_bytes:
+                content = whole(part.data, first.num_bytes, first.checksum or None)
+            else:
                 collector = Collector(first.num_bytes, first.checksum)
-            self._add(who, collector, part.data)
-        if first is None or collector is None:
-            raise self.gate.deny(who.name, "broken", Code.INVALID_ARGUMENT, "An upload was announced and none came.")
-        return self._arrived(who, first, collector.content), first.want_model
-
-    def _add(self, who: Identity, collector: Collector, piece: bytes | memoryview) -> None:
-        try:
-            collector.add(piece)
+                collector.add(part.data)
+                while not collector.complete and (part := await self._next_piece(who, context)) is not grpc.aio.EOF:
+                    collector.add(part.data)
+                content = collector.content()
         except Broken as error:
-            raise self.gate.deny(who.name, "broken", Code.INVALID_ARGUMENT, str(error)) from None
-
-    def _arrived(self, who: Identity, first: Any, read: Callable[[], Content]) -> Arrived:
-        try:
-            content = read()
-        except Broken as error:
-            raise self.gate.deny(who.name, "broken", Code.DATA_LOSS, str(error)) from None
+            code = Code.INVALID_ARGUMENT if isinstance(error, TooLong) else Code.DATA_LOSS
+            raise self.gate.deny(who.name, "broken", code, str(error)) from None
         self.bytes_up += len(content)
         weight = first.num_samples if self.book.recipe.counts_samples else 1.0
         if not 0 < weight < 2**31:
-            raise self.gate.deny(
-                who.name, "samples", Code.INVALID_ARGUMENT, f"`num_samples` must be positive, got {weight}."
-            )
+            words = f"`num_samples` must be positive, got {weight}."
+            raise self.gate.deny(who.name, "samples", Code.INVALID_ARGUMENT, words)
         return Arrived(first.id, first.update, first.version, weight, content)
+
+    async def _next_piece(self, who: Identity, context: Any) -> Any:
+        """The next piece of an upload; a client that stalls is let go."""
+        try:
+            async with asyncio.timeout(self.terms.stall):
+                return await context.read()
+        except TimeoutError:
+            words = f"Nothing came for {self.terms.stall:g} s in the middle of an upload. Send it again."
+            raise self.gate.deny(who.name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
 
     def _settle(self, name: str, arrived: Arrived, want_model: bool) -> tuple[Settled, Published | None]:
         """In the worker: settle an upload and, if it is wanted, encode the newest model."""
@@ -326,8 +320,7 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
         answer = getattr(service, name.lower())
         kind = ("stream" if method.many_in else "unary", "stream" if method.many_out else "unary")
         make = getattr(grpc, f"{kind[0]}_{kind[1]}_rpc_method_handler")
-        wrapped = _guarded_stream(answer) if method.many_out else _guarded(answer)
-        made[name] = make(wrapped, *method.coders[1:3])
+        made[name] = make(_guarded(answer), *method.coders[1:3])
     return grpc.method_handlers_generic_handler(wire.SERVICE, made)
 
 
@@ -335,17 +328,6 @@ def _guarded(answer: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: Any, context: Any) -> Any:
         try:
             return await answer(request, context)
-        except Denied as denied:
-            await context.abort(denied.code, denied.words)
-
-    return call
-
-
-def _guarded_stream(answer: Callable[..., Any]) -> Callable[..., Any]:
-    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async for part in answer(request, context):
-                yield part
         except Denied as denied:
             await context.abort(denied.code, denied.words)
 
@@ -377,7 +359,7 @@ async def run_service(
             await asyncio.wait_for(stop.wait(), 0.2)
         with contextlib.suppress(Denied):
             await service.tick()
-            if time.monotonic() - saved >= terms.checkpoint or book.log_is_long:
+            if time.monotonic() - saved >= terms.checkpoint:
                 await service.save()
                 saved = time.monotonic()
         if book.finished and not stay:
@@ -385,8 +367,7 @@ async def run_service(
             waiting = set(service.present()) - service.done
             if not waiting or time.monotonic() - ended > terms.linger:
                 break
-    service.draining = True
-    service.wake()
+    service.drain()
     await server.stop(grace=10.0)
     with contextlib.suppress(Denied):
         await service.save()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-PROTOCOL = 1
+PROTOCOL = 2
 _MESSAGE = re.compile(r"^message (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _FIELD = re.compile(r"^  (repeated )?(\w+) (\w+) = (\d+);$", re.MULTILINE)
 _METHOD = re.compile(r"^  rpc (\w+) \((stream )?(\w+)\) returns \((stream )?(\w+)\);$", re.MULTILINE)
