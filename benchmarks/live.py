@@ -50,7 +50,7 @@ def credentials_of(folder, who):
 
 def serve(folder, num_bytes):
     """The server under test; prints its port."""
-    from personax.live.processes import set_up_server
+    from personax.live.processes import keep_modules, set_up_server
 
     set_up_server()
     from personax.config import Terms
@@ -65,6 +65,7 @@ def serve(folder, num_bytes):
     revoked = Revocations(folder / "certificates" / "server" / "revoked.pem", shown.authority)
     keywords = {"credentials": shown, "revocations": revoked, "stop": asyncio.Event()}
     opened = lambda port, service: print(port, flush=True)
+    keep_modules()
     asyncio.run(run_service(book, terms, "127.0.0.1:0", opened=opened, **keywords))
 
 
@@ -107,7 +108,7 @@ def opened(server, shown, answer):
 
 def client(folder, name, port):
     """One client of the server under test."""
-    from personax.live.processes import set_up_client
+    from personax.live.processes import keep_modules, set_up_client
 
     set_up_client()
     from personax.live.connection import Connection
@@ -126,6 +127,7 @@ def client(folder, name, port):
         recipe.down.decode(newest.content)
         update += 1
 
+    keep_modules()
     take_turns(exchange)
 
 

@@ -1,7 +1,7 @@
 """What the server computes: an upload's size and fitness, and the simulator's own steps, compiled."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from math import inf, isfinite
 from statistics import median
 from typing import Any
@@ -18,6 +18,8 @@ from personax.typing import Extra, Params, PyTree
 
 _WIDE = (np.float32, np.float64)
 _BLOCK = 8192  # numbers
+Vectors = list[Any]  # of a layout
+Stand = tuple[Vectors, Any]  # a server's state, and its version
 
 
 def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> ServerState:
@@ -26,17 +28,19 @@ def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> Ser
 
 
 @cache
-def compiled(algorithm: Algorithm, layout: Layout) -> tuple[Callable[..., ServerState], Callable[..., ServerState]]:
+def compiled(algorithm: Algorithm, up: Layout, kept: Layout) -> tuple[Callable[..., Stand], Callable[..., Stand]]:
     """Receive one upload, and take a step at the end of a round: the simulator's functions, compiled.
 
-    An upload is the vectors of its layout, and its numbers two more: fewer arguments are handed over faster.
+    State and upload are the vectors of their layouts, and an upload's numbers two more: fewer arrays are handed over
+    faster.
     """
     server, objective = algorithm.server, algorithm.objective
+    stand = lambda state: (kept.flatten(state), state.version)
 
     @jax.jit
-    def receive(kept: ServerState, vectors: list[Any], counts: Any, factors: Any) -> ServerState:
-        tree, (version, num_clients), (samples, scale) = layout.unflatten(vectors), counts, factors
-        state = _completed(algorithm, kept, tree["extra"])
+    def receive(given: Vectors, vectors: Vectors, counts: Any, factors: Any) -> Stand:
+        tree, (version, num_clients), (samples, scale) = up.unflatten(vectors), counts, factors
+        state = _completed(algorithm, kept.unflatten(given), tree["extra"])
         sent = tree["delta"] if "delta" in tree else tree["end"]
         scaled = jax.tree.map(lambda leaf: (leaf * scale).astype(leaf.dtype)[None], sent)
         extra = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree["extra"])
@@ -51,14 +55,14 @@ def compiled(algorithm: Algorithm, layout: Layout) -> tuple[Callable[..., Server
         )
         received = server.receive(state, upload)
         if server.buffer_size is None:
-            return received
-        return _kept(algorithm, server.step_if_full(received, objective, num_clients))
+            return stand(received)
+        return stand(_kept(algorithm, server.step_if_full(received, objective, num_clients)))
 
-    return receive, jax.jit(partial(_step, algorithm))
+    @jax.jit
+    def step(given: Vectors, num_clients: Any) -> Stand:
+        return stand(server.step(kept.unflatten(given), objective, num_clients))
 
-
-def _step(algorithm: Algorithm, state: ServerState, num_clients: Any) -> ServerState:
-    return algorithm.server.step(state, algorithm.objective, num_clients)
+    return receive, step
 
 
 def _kept(algorithm: Algorithm, state: ServerState) -> ServerState:

@@ -21,7 +21,7 @@ import numpy as np
 from personax import checkpoint
 from personax.config import Terms
 from personax.keys import host_generator
-from personax.live.arithmetic import compiled, first_state, measure, norm_bound, sum_of_squares
+from personax.live.arithmetic import Stand, compiled, first_state, measure, norm_bound, sum_of_squares
 from personax.live.journal import Journal, Record
 from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
@@ -122,7 +122,6 @@ class Book:
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
         self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
         self.is_synchronous = recipe.algorithm.server.buffer_size is None
-        self.receive, self.step = compiled(recipe.algorithm, recipe.up)
         self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
         self._published: Published | None = None
         # Of each client: the version of its last download, the events before it, and when.
@@ -135,6 +134,11 @@ class Book:
     def now(self) -> float:
         """Seconds since the run began."""
         return self.clock() - self.ledger.began
+
+    @property
+    def state(self) -> ServerState:
+        """The server's state, as the simulator has it."""
+        return self.kept.unflatten([np.asarray(vector) for vector in self.vectors])
 
     @property
     def cohort_size(self) -> int:
@@ -170,7 +174,7 @@ class Book:
         made = self._published
         if made is None or made.version != self.version:
             down = self.recipe.down
-            buffers = down.buffers({"params": self.state.params, "shared": self.state.shared})
+            buffers = down.buffers_of(self.vectors, self.kept)
             made = self._published = Published(self.version, buffers, down.num_bytes, self.ledger.num_events)
         return made
 
@@ -335,25 +339,26 @@ class Book:
     def _note(self, about: dict[str, Any], arrays: Content = b"") -> None:
         """Let something happen: on the disk, and then here."""
         about = {**about, "time": round(self.now, 3)}
-        state = self._state_after(about, arrays)
-        if state is None:
+        stand = self._after(about, arrays)
+        if stand is None:
             self._fold(self.journal.append(about))
             return
-        about["version"] = np.asarray(state.version).item()
-        record = self.journal.append(about, self.kept.buffers(state))
-        self.state = state
+        vectors, version = stand
+        about["version"] = np.asarray(version).item()
+        record = self.journal.append(about, self.kept.buffers_of(vectors, self.kept))
+        self.vectors = vectors
         self._fold(record)
 
-    def _state_after(self, about: Record, arrays: Content) -> ServerState | None:
+    def _after(self, about: Record, arrays: Content) -> Stand | None:
         """The state that something leads to; None where it changes nothing."""
         if about["what"] == "step":
-            return self.step(self.state, np.int32(self._num_clients))
+            return self.step(self.vectors, np.int32(self._num_clients))
         if about.get("outcome") != "applied":
             return None
         counts = np.array([about["started"], self._num_clients], np.int32)
         factors = np.array([about["samples"], about["scale"]], np.float32)
         self.room[:] = arrays  # the last one was read when the version was known
-        return self.receive(self.state, self.recipe.up.vectors(self.room), counts, factors)
+        return self.receive(self.vectors, self.recipe.up.vectors(self.room), counts, factors)
 
     def _fold(self, about: Record) -> None:
         """Change all but the arrays by what happened; the same now and after a restart."""
@@ -411,11 +416,14 @@ class Book:
         if saved is not None:
             tree, self.ledger, number = saved.tree, _ledger(saved.about["ledger"]), saved.number
         self.kept = Layout.of(tree)
+        assert self.kept.begins_with(self.recipe.down)
+        self.receive, self.step = compiled(algorithm, self.recipe.up, self.kept)
         self.version = np.asarray(tree.version).item()
         records, newest = self.journal.restore(number)
         for record in records:
             self._fold(record)
-        self.state = jax.tree.map(jnp.asarray, tree if newest is None else self.kept.decode(newest))
+        content = self.kept.encode(tree) if newest is None else newest
+        self.vectors = [jnp.array(vector) for vector in self.kept.vectors(content)]
         return number
 
 

@@ -117,7 +117,7 @@ def serve(
 ) -> None:
     """Serve a recipe to clients on other machines; killed, it goes on with the same command."""
     with _plain_errors():
-        from personax.live.processes import set_up_server
+        from personax.live.processes import keep_modules, set_up_server
 
         set_up_server()
         from personax.config import load
@@ -128,6 +128,7 @@ def serve(
         recipe = server.choose(load(config, overrides or ()), algorithm)
         place = server.Address(listen, shown, metrics_port)
         root = folder or Path("runs") / f"live-{recipe.config.name}"
+        keep_modules()
         with _viewed(view) as opened:
             record = server.serve(recipe, root, place, stay=stay, opened=opened)
         if record is None:
@@ -182,7 +183,7 @@ def join(
 ) -> None:
     """Take part in a live federation with your own data, which stays here, and get your own model."""
     with _plain_errors("Interrupted. The same command goes on from here."):
-        from personax.live.processes import set_up_client
+        from personax.live.processes import keep_modules, set_up_client
 
         set_up_client()
         from personax.live import client
@@ -203,6 +204,7 @@ def join(
         place = folder or (identity or Path("personax-client")) / "state"
         most = {"max_bytes": allowed.max_bytes, "patience": allowed.patience}
         connection = Connection(server, shown, name=insecure or "", **most)
+        keep_modules()
         given = {"limits": allowed, "told": lambda text: typer.echo(text, err=True)}
         try:
             if personalize_only:

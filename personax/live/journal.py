@@ -34,7 +34,7 @@ class Journal:
         self.lines, self.sync = folder / "journal.jsonl", sync
         self.places = [folder / "state" / name for name in ("0", "1")]
         self.places[0].parent.mkdir(parents=True, exist_ok=True)
-        self.last = self.turn = 0
+        self.last = self.end = self.turn = 0  # the last record, where the lines end, which state to write over
         self.broken = False  # after a write that failed nothing more is written
         self.text, *self.states = (
             os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in (self.lines, *self.places)
@@ -51,14 +51,20 @@ class Journal:
         if state is not None:
             record["state"] = checksum_of(state)
         self.broken = True
-        _append(self.text, json.dumps(record).encode() + b"\n")
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            _write(self.text, [line], self.end)
+        except OSError:
+            os.ftruncate(self.text, self.end)
+            raise
         if state is not None:
-            _write(self.states[self.turn], [_HEAD.pack(self.last + 1), *state])
+            _write(self.states[self.turn], [_HEAD.pack(self.last + 1), *state], 0)
         if self.sync:
             os.fsync(self.text)
             os.fsync(self.states[self.turn])
         self.broken = False
         self.last += 1
+        self.end += len(line)
         self.turn ^= state is not None
         return record
 
@@ -82,7 +88,8 @@ class Journal:
             logger.warning("%d settled uploads or rounds are lost: %s is damaged.", len(lost), self.places[0].parent)
         if lost:
             records, ends = records[: lost[0]], ends[: lost[0] + 1]
-        os.truncate(self.text, ends[-1])
+        self.end = ends[-1]
+        os.ftruncate(self.text, self.end)
         self.last = records[-1]["number"] if records else number
         turn, state = found.get(newest, (1, None))
         self.turn = 1 - turn
@@ -120,23 +127,11 @@ def _records(content: bytes, number: int) -> tuple[list[Record], list[int]]:
     return records[::-1], ends[::-1]
 
 
-def _append(file: int, line: bytes) -> None:
-    """Write all of a line at the end, or nothing."""
-    begin = os.lseek(file, 0, os.SEEK_END)
-    try:
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(file, rest) :]
-    except OSError:
-        os.ftruncate(file, begin)
-        raise
-
-
-def _write(file: int, parts: Buffers) -> None:
-    """Write all parts at the beginning."""
+def _write(file: int, parts: Buffers, at: int) -> None:
+    """Write all parts at a place."""
     given = parts if len(parts) <= _MOST_PARTS else [b"".join(parts)]
-    written = os.pwritev(file, given, 0)
+    written = os.pwritev(file, given, at)
     if written < sum(map(len, given)):
-        rest = memoryview(b"".join(given))
-        while written < len(rest):  # a disk that is full says so at the second try
-            written += os.pwrite(file, rest[written:], written)
+        whole = memoryview(b"".join(given))
+        while written < len(whole):  # a disk that is full says so at the second try
+            written += os.pwrite(file, whole[written:], at + written)

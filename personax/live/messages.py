@@ -203,6 +203,17 @@ class Layout:
                     raise Mismatch(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
         return [self.header, *(_bytes_of(arrays[i]) for i, _ in self._placed)]
 
+    def buffers_of(self, vectors: Sequence[Any], where: "Layout") -> Buffers:
+        """The same from the vectors of a layout that begins with this one."""
+        numbers = {kind: vector for (kind, _, _), vector in zip(where._stretches, vectors, strict=True)}
+        return [self.header, *(_bytes_of(numbers[kind])[: num * kind.itemsize] for kind, num, _ in self._stretches)]
+
+    def begins_with(self, other: "Layout") -> bool:
+        """Whether the leaves of another layout are the first of their types here."""
+        of_kind = lambda layout, kind: [layout.leaves[i] for i, _ in layout._placed if layout.leaves[i].dtype == kind]
+        pairs = [(of_kind(other, kind), of_kind(self, kind)) for kind, _, _ in other._stretches]
+        return all(theirs == ours[: len(theirs)] for theirs, ours in pairs)
+
     def decode(self, content: Content) -> PyTree:
         """The pytree whose `encode` gave this content; its arrays are views of it."""
         self._require_header(content)
@@ -222,6 +233,15 @@ class Layout:
         """The pytree of these vectors; inside of `jit`, too, which gets one argument instead of one for each leaf."""
         arrays = [vectors[which][place].reshape(shape) for which, place, shape in self._slices]
         return jax.tree.unflatten(self.structure, arrays)
+
+    def flatten(self, tree: PyTree) -> list[Any]:
+        """The vectors of a pytree, inside of `jit`."""
+        # Without the barrier XLA computes each number in one loop that asks for its leaf.
+        arrays = jax.lax.optimization_barrier(jax.tree.leaves(tree))
+        of_kind: dict[np.dtype, list[Any]] = {kind: [] for kind, _, _ in self._stretches}
+        for i, _ in self._placed:
+            of_kind[self.leaves[i].dtype].append(arrays[i].reshape(-1))
+        return [jnp.concatenate(flat) for flat in of_kind.values()]
 
     def _difference(self, content: Content) -> str:
         """What is wrong with a content, in words."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 
 import jax
@@ -26,6 +27,12 @@ def set_up_client() -> None:
 def read_where_one_waits() -> None:
     """Let threads that wait for gRPC read the sockets: its event engine hands each message through three of its own."""
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+
+def keep_modules() -> None:
+    """What is loaded by now stays: Python need not look for garbage there, which it does again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def keep_memory() -> None:
