@@ -118,13 +118,13 @@ def client(folder, name, port):
     welcome = connection.register((FEATURES,), "float32", "benchmark")
     recipe = read_recipe(welcome.recipe, welcome.layout, Limits())
     newest, update = connection.fetch(), welcome.next_update
-    delta = {"delta": recipe.down.decode(newest.content)["params"], "extra": ()}
+    delta = recipe.up.vectors(recipe.up.encode({"delta": recipe.down.decode(newest.content)["params"], "extra": ()}))
 
     def exchange():
         nonlocal newest, update
-        newest = connection.send(f"{name}-{update}", update, newest.version, recipe.up.buffers(delta))
+        newest = connection.send(f"{name}-{update}", update, newest.version, recipe.up.buffers_of(delta))
         assert newest.outcome == "applied", newest.words
-        recipe.down.decode(newest.content)
+        recipe.down.require(newest.content)
         update += 1
 
     keep_modules()

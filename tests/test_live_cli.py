@@ -241,7 +241,7 @@ def test_a_clean_shutdown_drains_and_saves(tmp_path):
     with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
         client.enter()
         upload = client.train()
-        content = given.up.encode(upload["tree"])
+        content = b"".join(given.up.buffers_of(upload["vectors"]))
         about = {"run": client.connection.run, "id": upload["id"], "num_bytes": len(content)}
         half = len(content) // 2
 

@@ -67,7 +67,7 @@ def test_no_personal_leaf_and_no_sample_leaves_a_client(name, kept, tmp_path):
             own = jax.tree.leaves(client.holding.personal)
             client.send(upload)
             assert len(own) == kept and not any(tap.has(leaf) for leaf in own)
-            assert all(tap.has(leaf) for leaf in jax.tree.leaves(upload["tree"]))  # or the tap would prove nothing
+            assert all(tap.has(leaf) for leaf in jax.tree.leaves(given.up.unflatten(upload["vectors"])))  # or the tap would prove nothing
         client.leave()
         assert not any(tap.has(row) for row in client.data.x) and not tap.has(client.data.y)
         assert {leaf.name.split(".")[0] for leaf in given.up.leaves} <= {"delta", "extra"}
@@ -281,8 +281,8 @@ def test_models_longer_than_a_message_travel_in_pieces(tmp_path, monkeypatch):
     from personax.live import connection as connections
     from personax.live import messages, service
 
-    monkeypatch.setattr(connections, "PIECE", 16)
     for module in (connections, service):
+        monkeypatch.setattr(module, "PIECE", 16)
         monkeypatch.setattr(module, "pieces", partial(messages.pieces, size=50))
     monkeypatch.setattr(service, "_SMALL", 16)  # and so in a thread of its own
     assert messages.PIECE > 50

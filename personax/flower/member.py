@@ -88,14 +88,13 @@ class Member:
 
     def _visit(self, params: Params, shared: Shared, version: int, update: int) -> str:
         """Train and save; what went wrong, or nothing."""
-        done, finite = self.visit(params, shared, self.holding.personal, version, update)
+        vectors, personal, finite = self.visit(params, shared, self.holding.personal, version, update)
         if not finite:
             self.holding = replace(self.holding, update=update + 1)
             return f"Update {update} is not finite. Ask for smaller step sizes."
-        sent = done.delta if self.recipe.uploads == "delta" else done.end
-        tree = jax.tree.map(np.asarray, {self.recipe.uploads: sent, "extra": done.extra})
+        tree = self.recipe.up.unflatten([np.asarray(vector) for vector in vectors])
         upload = {"id": secrets.token_hex(16), "update": update, "version": version, "tree": tree}
-        self.holding = Holding(jax.tree.map(np.asarray, done.personal), update + 1, upload)
+        self.holding = Holding(jax.tree.map(np.asarray, personal), update + 1, upload)
         told = {key: item for key, item in upload.items() if key != "tree"}
         saved = {"personal": self.holding.personal, "upload": tree}
         about = {"client": self.who, "update": update + 1, "upload": told}

@@ -345,7 +345,7 @@ class Book:
             return
         vectors, version = stand
         about["version"] = np.asarray(version).item()
-        record = self.journal.append(about, self.kept.buffers_of(vectors, self.kept))
+        record = self.journal.append(about, self.kept.buffers_of(vectors))
         self.vectors = vectors
         self._fold(record)
 

@@ -21,6 +21,7 @@ from personax import checkpoint, datasets
 from personax.checks import check_model
 from personax.federation import Federation
 from personax.live.connection import Connection, Newest, RefusedByServer, Unreachable
+from personax.live.messages import Content
 from personax.live.recipe import Limits, read_recipe, require_within
 from personax.live.visits import make_visit, personal_model, score, score_one
 from personax.typing import Params, Personal, Shared
@@ -53,7 +54,7 @@ class Holding:
 
     personal: Personal
     update: int  # the number of its next update
-    upload: dict[str, Any] | None = None  # the last one: its id, number and version, and the arrays in `tree`
+    upload: dict[str, Any] | None = None  # the last one: its id, number, version and vectors
 
 
 def read_data(path: Path, *, label: str = "label", shape: tuple[int, ...] | None = None, seed: int = 0) -> Federation:
@@ -98,8 +99,7 @@ class Client:
         self.limits, self.habits, self.told = limits, habits, told
         self.num_updates = self.faults = 0
         self.newest = Newest(-1, None, train=False, finished=False)
-        self.params: Params = None
-        self.shared: Shared = None
+        self.model: Content = b""  # the newest
         self.start: dict[str, Any] = {}
 
     def enter(self, newcomer: bool = False) -> None:
@@ -138,7 +138,7 @@ class Client:
         """A visit; its upload, which is on the disk with the new personal state when this returns."""
         holding, version = self.holding, self.newest.version
         assert holding is not None
-        done, finite = self.visit(self.params, self.shared, holding.personal, version, holding.update)
+        vectors, personal, finite = self.visit(*self._shown(), holding.personal, version, holding.update)
         if not finite:
             self.faults += 1
             self.holding = replace(holding, update=holding.update + 1)
@@ -147,17 +147,16 @@ class Client:
                 raise FloatingPointError(f"{self.faults} updates in a row were not finite. Ask for smaller step sizes.")
             return None
         self.faults = 0
-        sent = done.delta if self.recipe.uploads == "delta" else done.end
-        tree = jax.tree.map(np.asarray, {self.recipe.uploads: sent, "extra": done.extra})
-        upload = {"id": secrets.token_hex(16), "update": holding.update, "version": version, "tree": tree}
-        self.holding = Holding(jax.tree.map(np.asarray, done.personal), holding.update + 1, upload)
+        sent = [np.asarray(vector) for vector in vectors]
+        upload = {"id": secrets.token_hex(16), "update": holding.update, "version": version, "vectors": sent}
+        self.holding = Holding(jax.tree.map(np.asarray, personal), holding.update + 1, upload)
         self._save()
         return upload
 
     def send(self, upload: dict[str, Any]) -> None:
         """Upload, and take the newest model that comes back."""
         weight = float(self.data.counts[0]) if self.recipe.counts_samples else 0.0
-        content = self.recipe.up.buffers(upload["tree"])
+        content = self.recipe.up.buffers_of(upload["vectors"])
         synchronous = self.recipe.algorithm.server.buffer_size is None
         about = (upload["id"], upload["update"], upload["version"])
         answer = self.connection.send(*about, content, weight, want_model=not synchronous)
@@ -172,8 +171,8 @@ class Client:
     def score(self) -> dict[str, dict[str, float]]:
         """The client's numbers with the newest model and its personal state."""
         assert self.holding is not None
-        held = (self.params, self.shared, self.holding.personal, self.newest.version, self.holding.update)
-        return score(self.recipe, self.data, *held)
+        held = (self.holding.personal, self.newest.version, self.holding.update)
+        return score(self.recipe, self.data, *self._shown(), *held)
 
     def report(self, numbers: dict[str, dict[str, float]], last: bool) -> None:
         """Tell the server numbers if the owner wants that, and whether they are the last."""
@@ -184,14 +183,15 @@ class Client:
 
     def leave(self) -> Farewell:
         """The last numbers, and the personal model as a file of its own."""
-        if self.newest.content is None and self.params is None:
+        if not self.model:
             self._take(self.connection.fetch())
-        numbers: dict[str, Any] = {"start": self.start, "shared": score_one(self.recipe, self.data, self.params)}
+        params, shared = self._shown()
+        numbers: dict[str, Any] = {"start": self.start, "shared": score_one(self.recipe, self.data, params)}
         holding = self.holding
         if holding is not None:
             numbers["scores"] = self.score()
         own, update = (None, 0) if holding is None else (holding.personal, holding.update)
-        model, words = personal_model(self.recipe, self.data, self.params, self.shared, own, update)
+        model, words = personal_model(self.recipe, self.data, params, shared, own, update)
         numbers["personal"] = score_one(self.recipe, self.data, model)
         path = self.place / "personal.safetensors"
         about = {"algorithm": self.recipe.training.name, "protocol": words, "numbers": json.dumps(numbers)}
@@ -215,12 +215,16 @@ class Client:
             # It was too long to come with the answer, or the client has not had it.
             newest = self.connection.fetch(self.newest.version)._replace(outcome=newest.outcome, words=newest.words)
         if newest.content is not None:
-            tree = self.recipe.down.decode(newest.content)
-            self.params, self.shared = tree["params"], tree["shared"]
-            self.start = self.start or score_one(self.recipe, self.data, self.params)
-            self.newest = newest
+            self.recipe.down.require(newest.content)
+            self.newest, self.model = newest, newest.content
+            self.start = self.start or score_one(self.recipe, self.data, self._shown()[0])
         else:
             self.newest = newest._replace(version=self.newest.version)
+
+    def _shown(self) -> tuple[Params, Shared]:
+        """The newest model, and what the server broadcasts beside it."""
+        tree = self.recipe.down.decode(self.model)
+        return tree["params"], tree["shared"]
 
     def _send_again(self, next_update: int) -> None:
         """An upload that left before the client ended may have been lost on the way; the server knows."""
@@ -236,8 +240,7 @@ class Client:
 
     def _template(self) -> dict[str, Any]:
         own = jax.eval_shape(self.recipe.algorithm.objective.init_personal, self.recipe.params_shape)
-        sent = {self.recipe.uploads: self.recipe.params_shape, "extra": self.recipe.extra_shape}
-        return {"personal": own, "upload": sent}
+        return {"personal": own, "upload": self.recipe.up.vector_shapes}
 
     def _restored(self, welcome: Any) -> Holding:
         place = self.place / "state"
@@ -250,15 +253,15 @@ class Client:
             known = "the client {} with number {}".format(*about["client"])
             raise RefusedByServer(f"{place} is of {known}, the server says {welcome.id}. Use another --folder.", None)  # pyright: ignore[reportArgumentType]
         self.told(f"Goes on after {about['update']} updates of its own.")
-        upload = {**about["upload"], "tree": saved.tree["upload"]}
+        upload = {**about["upload"], "vectors": saved.tree["upload"]}
         return Holding(saved.tree["personal"], about["update"], upload)
 
     def _save(self) -> None:
         holding = self.holding
         assert holding is not None and holding.upload is not None
-        told = {key: item for key, item in holding.upload.items() if key != "tree"}
+        told = {key: item for key, item in holding.upload.items() if key != "vectors"}
         client = [self.connection.name, int(self.data.ids[0])]
-        tree = {"personal": holding.personal, "upload": holding.upload["tree"]}
+        tree = {"personal": holding.personal, "upload": holding.upload["vectors"]}
         checkpoint.save(
             self.place / "state", holding.update, tree, {"client": client, "update": holding.update, "upload": told}
         )

@@ -203,9 +203,9 @@ class Layout:
                     raise Mismatch(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
         return [self.header, *(_bytes_of(arrays[i]) for i, _ in self._placed)]
 
-    def buffers_of(self, vectors: Sequence[Any], where: "Layout") -> Buffers:
-        """The same from the vectors of a layout that begins with this one."""
-        numbers = {kind: vector for (kind, _, _), vector in zip(where._stretches, vectors, strict=True)}
+    def buffers_of(self, vectors: Sequence[Any], where: "Layout | None" = None) -> Buffers:
+        """The same from the vectors of this layout, or of one that begins with it."""
+        numbers = {kind: vector for (kind, _, _), vector in zip((where or self)._stretches, vectors, strict=True)}
         return [self.header, *(_bytes_of(numbers[kind])[: num * kind.itemsize] for kind, num, _ in self._stretches)]
 
     def begins_with(self, other: "Layout") -> bool:
@@ -214,18 +214,24 @@ class Layout:
         pairs = [(of_kind(other, kind), of_kind(self, kind)) for kind, _, _ in other._stretches]
         return all(theirs == ours[: len(theirs)] for theirs, ours in pairs)
 
+    @property
+    def vector_shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """The shapes and types of `vectors`."""
+        return [jax.ShapeDtypeStruct((num,), kind) for kind, num, _ in self._stretches]
+
     def decode(self, content: Content) -> PyTree:
         """The pytree whose `encode` gave this content; its arrays are views of it."""
-        self._require_header(content)
+        self.require(content)
         arrays = [np.ndarray(shape, kind, content, begin) for shape, kind, begin in self._views]
         return jax.tree.unflatten(self.structure, arrays)
 
     def vectors(self, content: Content) -> list[np.ndarray]:
         """The numbers of a content: one vector for each type, a view of it."""
-        self._require_header(content)
+        self.require(content)
         return [np.frombuffer(content, *stretch) for stretch in self._stretches]
 
-    def _require_header(self, content: Content) -> None:
+    def require(self, content: Content) -> None:
+        """Refuse what is not a content of this layout."""
         if len(content) != self.num_bytes or content[: len(self.header)] != self.header:
             raise Mismatch(self._difference(content))
 

@@ -13,8 +13,9 @@ from personax.algorithms import Algorithm
 from personax.evaluate import evaluate, personalize
 from personax.federation import ClientData, Federation
 from personax.keys import run_stream
+from personax.live.messages import Layout
 from personax.live.recipe import Recipe
-from personax.local import Update, local_update
+from personax.local import local_update
 from personax.protocol import Protocol
 from personax.results import NO_EVENT, Faults, Snapshot, State
 from personax.sampling import Client
@@ -23,25 +24,28 @@ from personax.server import ServerState
 from personax.summarise import newcomer_protocol
 from personax.typing import Params, Personal, Shared, Task
 
-Visit = Callable[[Params, Shared, Personal, int, int], tuple[Update, Any]]
+Visit = Callable[[Params, Shared, Personal, int, int], tuple[list[Any], Personal, Any]]
 
 
 def make_visit(recipe: Recipe, federation: Federation) -> Visit:
     """`visit(params, shared, personal, version, update)` of the one client of a federation; compiles at its first call.
 
-    Gives what `local_update` gives, and whether all of it is finite.
+    Gives the upload, as the vectors of its layout, the new personal state, and whether all of it is finite.
     """
     most, stream = int(federation.counts.max()), run_stream(recipe.key)
-    visit = partial(compiled_visit, recipe.task, most, recipe.algorithm, federation.train, stream)
+    fixed = (recipe.task, most, recipe.up, recipe.uploads)
+    visit = partial(compiled_visit, *fixed, recipe.algorithm, federation.train, stream)
     return lambda params, shared, personal, version, update: visit(
         (params, shared), personal, np.int32(version), np.int32(update)
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def compiled_visit(
     task: Task,
     most: int,
+    up: Layout,
+    uploads: str,
     algorithm: Algorithm,
     data: ClientData,
     stream: Any,
@@ -49,13 +53,14 @@ def compiled_visit(
     personal: Personal,
     version: Any,
     update: Any,
-) -> tuple[Update, Any]:
+) -> tuple[list[Any], Personal, Any]:
     """One visit of a client with at most so many samples; one program for all visits."""
     where = Client(data.start[0], data.num_samples[0], data.ids[0], update)
     visit = partial(local_update, algorithm.objective, algorithm.local, task, data, most, where)
     done = visit(anchor[0], anchor[1], personal, version, stream)
     sums = [leaf.sum(dtype=float) for leaf in jax.tree.leaves((done.delta, done.personal, done.extra))]
-    return done, jnp.isfinite(sum(sums, jnp.zeros(())))
+    sent = up.flatten({uploads: getattr(done, uploads), "extra": done.extra})
+    return sent, done.personal, jnp.isfinite(sum(sums, jnp.zeros(())))
 
 
 def score(
