@@ -262,7 +262,7 @@ def test_counts_beside_the_delta_must_be_counts(tmp_path):
     book = make_book(tmp_path, recipe_of_aruba())
     book.join("anna")
     assert book.settle("anna", upload(book, 0, scale=1)).outcome == "applied"
-    settled = book.settle("anna", upload(book, 1, scale=2))
+    settled = book.settle("anna", upload(book, 1, scale=2**30))
     assert settled.outcome == "refused" and "num_tasks" in settled.words
 
 

@@ -16,8 +16,6 @@ from personax.live.messages import Layout
 from personax.server import ServerState, Upload
 from personax.typing import Extra, Params, PyTree
 
-_WIDE = (np.float32, np.float64)
-_BLOCK = 8192  # numbers
 Vectors = list[Any]  # of a layout
 Stand = tuple[Vectors, Any]  # a server's state, and its version
 
@@ -28,17 +26,17 @@ def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> Ser
 
 
 @cache
-def compiled(algorithm: Algorithm, up: Layout, kept: Layout) -> tuple[Callable[..., Stand], Callable[..., Stand]]:
+def compiled(algorithm: Algorithm, up: Layout, kept: Layout) -> tuple[Callable[..., Any], Callable[..., Stand]]:
     """Receive one upload, and take a step at the end of a round: the simulator's functions, compiled.
 
     State and upload are the vectors of their layouts, and an upload's numbers two more: fewer arrays are handed over
-    faster.
+    faster. With the state after an upload comes the sum of squares of each of its parts, and of what it moves.
     """
     server, objective = algorithm.server, algorithm.objective
     stand = lambda state: (kept.flatten(state), state.version)
 
     @jax.jit
-    def receive(given: Vectors, vectors: Vectors, counts: Any, factors: Any) -> Stand:
+    def receive(given: Vectors, vectors: Vectors, counts: Any, factors: Any) -> tuple[Stand, Any]:
         tree, (version, num_clients), (samples, scale) = up.unflatten(vectors), counts, factors
         state = _completed(algorithm, kept.unflatten(given), tree["extra"])
         sent = tree["delta"] if "delta" in tree else tree["end"]
@@ -54,9 +52,12 @@ def compiled(algorithm: Algorithm, up: Layout, kept: Layout) -> tuple[Callable[.
             accepted=jnp.ones(1, bool),
         )
         received = server.receive(state, upload)
+        sums = {part: sum(_squares(vectors[i][at]) for i, at in places) for part, places in up.spans.items()}
+        moved = sums["delta"] if "delta" in tree else _distance(state.params, sent)
+        squares = jnp.stack([*sums.values(), moved])
         if server.buffer_size is None:
-            return stand(received)
-        return stand(_kept(algorithm, server.step_if_full(received, objective, num_clients)))
+            return stand(received), squares
+        return stand(_kept(algorithm, server.step_if_full(received, objective, num_clients))), squares
 
     @jax.jit
     def step(given: Vectors, num_clients: Any) -> Stand:
@@ -81,19 +82,22 @@ def _completed(algorithm: Algorithm, state: ServerState, extra: Extra) -> Server
     return state._replace(**{name: getattr(nothing, name) for name in names})
 
 
-def measure(layout: Layout, vectors: list[np.ndarray]) -> tuple[dict[str, float], str]:
-    """The sum of squares of each part of an upload, and why it can never be applied, or nothing.
+def miscounted(up: Layout, vectors: Vectors) -> str:
+    """What is wrong with the whole numbers beside a delta, or nothing: they count the visit itself.
 
-    Numbers must be finite. (A sum of squares is when its terms are, or they are too large to be of any use.) A whole
-    number beside the delta counts the visit itself.
+    A server may loop so many times, so this is asked before anything is computed.
     """
-    sums = {part: sum(_squares(vectors[i][at]) for i, at in places) for part, places in layout.spans.items()}
-    for leaf, i, at in layout.whole_numbers:
+    for leaf, i, at in up.whole_numbers:
         found = vectors[i][at]
         if leaf.name.startswith("extra.") and found.size and (found.min() < 0 or found.max() > 1):
-            return sums, f"`{leaf.name}` counts one visit and must be 0 or 1, got {found.max()}."
-    broken = [part for part, total in sums.items() if not isfinite(total)]
-    return sums, f"`{broken[0]}` must be finite, got NaN or infinite numbers." if broken else ""
+            return f"`{leaf.name}` counts one visit and must be 0 or 1, got {found.max()}."
+    return ""
+
+
+def not_finite(up: Layout, squares: np.ndarray) -> str:
+    """Which part of an upload has numbers that are not finite, or too large to be of any use; or nothing."""
+    broken = [part for part, total in zip(up.spans, squares.tolist(), strict=False) if not isfinite(total)]
+    return f"`{broken[0]}` must be finite, got NaN or infinite numbers." if broken else ""
 
 
 def norm_bound(terms: Terms, peers: list[float]) -> float:
@@ -103,15 +107,12 @@ def norm_bound(terms: Terms, peers: list[float]) -> float:
     return terms.outlier_factor * median(peers)
 
 
-def sum_of_squares(tree: PyTree) -> float:
-    """Over all leaves."""
-    return sum(_squares(leaf.reshape(-1)) for leaf in jax.tree.leaves(tree))
+def _distance(one: PyTree, other: PyTree) -> Any:
+    """Squared, over all leaves."""
+    return sum(_squares(a - b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
-def _squares(flat: np.ndarray) -> float:
-    """Their sum, in blocks that are too short for BLAS to call its threads, which cost more than they gain."""
-    wide = flat if flat.dtype in _WIDE else flat.astype(np.float32)
-    num = len(wide) // _BLOCK * _BLOCK
-    rows, rest = wide[:num].reshape(-1, _BLOCK), wide[num:]
-    with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
-        return float(np.vecdot(rows, rows).sum(dtype=float)) + float(np.vecdot(rest, rest))
+def _squares(array: Any) -> Any:
+    """Their sum; narrow numbers are widened first."""
+    wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    return (wide * wide).sum()

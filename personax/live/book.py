@@ -1,7 +1,7 @@
 """The server's state machine: every upload is settled once, by the functions that the simulator uses.
 
 What happens is first on the disk, a record of the journal and the state that it leads to, and then in the book. A
-restart reads the state and folds the records since its checkpoint into the rest. One thread at a time may change a book.
+restart reads the state and folds the records since its checkpoint into the rest. One thread at a time may change it.
 """
 
 import logging
@@ -14,19 +14,17 @@ from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from personax import checkpoint
 from personax.config import Terms
 from personax.keys import host_generator
-from personax.live.arithmetic import Stand, compiled, first_state, measure, norm_bound, sum_of_squares
+from personax.live.arithmetic import Stand, compiled, first_state, miscounted, norm_bound, not_finite
 from personax.live.journal import Journal, Record
 from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
 from personax.server import ServerState
-from personax.typing import PyTree
 
 _COHORTS = 2**31 + 64  # stream of the run's key
 logger = logging.getLogger("personax.live")
@@ -206,8 +204,7 @@ class Book:
                 return Settled("duplicate", f"It was settled before: {seat.last_outcome}.")
             words = f"Update {arrived.update} is settled, the next is {seat.next_update}. Nothing was applied."
             return self._refuse(name, Settled("duplicate", words))
-        settled, scale, norm = self._judge(name, arrived)
-        applied = settled.outcome == "applied"
+        settled, stand, numbers = self._judge(name, arrived)
         version, started_at, received = self.fetched.get(name, (-1, 0, 0.0))
         if version != arrived.version:  # sent again, or after a restart: when the client had its model is not known
             each = self.recipe.algorithm.server.buffer_size or 1
@@ -223,9 +220,9 @@ class Book:
             "received": received,
             "outcome": settled.outcome,
             **({"words": settled.words} if settled.words else {}),
-            **({"norm": norm, "scale": scale, "samples": arrived.num_samples} if applied else {}),
+            **numbers,
         }
-        self._note(about, arrived.content if applied else b"")
+        self._note(about, stand)
         if settled.outcome == "refused":
             self._refuse(name, settled)
         self.advance()
@@ -243,11 +240,11 @@ class Book:
         if at is None:
             return self._begin_round()
         if len(at.reported) == len(at.members):
-            self._note({"what": "step", "why": "complete"})
+            self._step("complete")
         elif now < at.since + self.terms.deadline:
             return False
         elif at.reported and len(at.reported) >= self.terms.least_share * len(at.members):
-            self._note({"what": "step", "why": "deadline"})
+            self._step("deadline")
         else:
             away = [name for name in at.members if name not in at.reported]
             others = [name for name in self._present() if name not in at.members]
@@ -278,6 +275,9 @@ class Book:
 
     # How
 
+    def _step(self, why: str) -> None:
+        self._note({"what": "step", "why": why}, self.step(self.vectors, np.int32(self._num_clients)))
+
     def _begin_round(self) -> bool:
         names = self._present()
         wanted = self.recipe.config.schedule.cohort_size
@@ -296,38 +296,44 @@ class Book:
         rng = host_generator(self.recipe.key, _COHORTS, self.version, self.journal.last)
         return [names[i] for i in rng.permutation(len(names))[:num]]
 
-    def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, float, float]:
-        """What is to become of an upload, the factor to clip its arrays, their norm."""
-        nothing = (1.0, 0.0)
+    def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, Stand | None, Record]:
+        """What is to become of an upload; if it is applied, the state that it leads to, and its numbers."""
+        no = lambda outcome, words: (Settled(outcome, words), None, {})
         if self.finished:
-            return Settled("late", "The run is finished."), *nothing
+            return no("late", "The run is finished.")
         if arrived.version > self.version:
-            words = f"It started from version {arrived.version}, and the newest is {self.version}."
-            return Settled("refused", words), *nothing
+            return no("refused", f"It started from version {arrived.version}, and the newest is {self.version}.")
         if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
-            return Settled("late", "Its round is over, or it was not in the cohort."), *nothing
+            return no("late", "Its round is over, or it was not in the cohort.")
         up = self.recipe.up
         try:
-            vectors = up.vectors(arrived.content)
+            up.require(arrived.content)
         except Mismatch as error:
-            return Settled("refused", str(error)), *nothing
-        squares, problem = measure(up, vectors)
-        if problem:
-            return Settled("refused", problem), *nothing
-        norm = sqrt(squares["delta"] if "delta" in squares else self._moved(up.unflatten(vectors)["end"]))
-        peers = [s.norm for n, s in self.ledger.seats.items() if n != name and s.norm is not None]
-        bound = norm_bound(self.terms, peers)
+            return no("refused", str(error))
+        self.room[:] = arrived.content  # the last one was read when its version was known
+        vectors = up.vectors(self.room)
+        if problem := miscounted(up, vectors):
+            return no("refused", problem)
+        stand, found = self._received(arrived, vectors, 1.0)
+        squares = np.asarray(found)
+        if problem := not_finite(up, squares):
+            return no("refused", problem)
+        norm, scale, settled = sqrt(squares[-1]), 1.0, Settled("applied")
+        others = [seat.norm for other, seat in self.ledger.seats.items() if other != name and seat.norm is not None]
+        bound = norm_bound(self.terms, others)
         if not norm <= bound:
             what = f"Its norm {norm:.3g} is far beyond that of the others, whose bound is {bound:.3g}."
             if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not isfinite(norm):
-                return Settled("refused", what), *nothing
+                return no("refused", what)
             logger.warning("%s: upload %d clipped. %s", name, arrived.update, what)
-            return Settled("applied", f"Clipped. {what}"), bound / norm, bound
-        return Settled("applied"), 1.0, norm
+            norm, scale, settled = bound, bound / norm, Settled("applied", f"Clipped. {what}")
+            stand, _ = self._received(arrived, vectors, scale)
+        return settled, stand, {"norm": norm, "scale": scale, "samples": arrived.num_samples}
 
-    def _moved(self, end: PyTree) -> float:
-        """The squared distance of a client's model from the newest."""
-        return sum_of_squares(jax.tree.map(lambda w, e: np.asarray(w) - e, self.state.params, end))
+    def _received(self, arrived: Arrived, vectors: list[np.ndarray], scale: float) -> Any:
+        counts = np.array([arrived.version, self._num_clients], np.int32)
+        factors = np.array([arrived.num_samples, scale], np.float32)
+        return self.receive(self.vectors, vectors, counts, factors)
 
     def _refuse(self, name: str, settled: Settled) -> Settled:
         """Count and log a refusal with the client's name."""
@@ -336,10 +342,9 @@ class Book:
         self.ledger.seats[name] = seat._replace(num_refused=seat.num_refused + 1)
         return settled
 
-    def _note(self, about: dict[str, Any], arrays: Content = b"") -> None:
-        """Let something happen: on the disk, and then here."""
+    def _note(self, about: Record, stand: Stand | None = None) -> None:
+        """Let something happen, and the state be what it leads to: on the disk, and then here."""
         about = {**about, "time": round(self.now, 3)}
-        stand = self._after(about, arrays)
         if stand is None:
             self._fold(self.journal.append(about))
             return
@@ -348,17 +353,6 @@ class Book:
         record = self.journal.append(about, self.kept.buffers_of(vectors))
         self.vectors = vectors
         self._fold(record)
-
-    def _after(self, about: Record, arrays: Content) -> Stand | None:
-        """The state that something leads to; None where it changes nothing."""
-        if about["what"] == "step":
-            return self.step(self.vectors, np.int32(self._num_clients))
-        if about.get("outcome") != "applied":
-            return None
-        counts = np.array([about["started"], self._num_clients], np.int32)
-        factors = np.array([about["samples"], about["scale"]], np.float32)
-        self.room[:] = arrays  # the last one was read when the version was known
-        return self.receive(self.vectors, self.recipe.up.vectors(self.room), counts, factors)
 
     def _fold(self, about: Record) -> None:
         """Change all but the arrays by what happened; the same now and after a restart."""

@@ -1,6 +1,6 @@
 """What the server has settled, on its disk before it answers anyone.
 
-    journal.jsonl      one line for each thing that happened: for people, and to prove that nothing was lost or done twice
+    journal.jsonl      one line for each thing that happened: for people, and as proof that nothing is lost or twice
     state/0, state/1   the state after the last things that changed it, in turns
 
 A line tells the checksum of the state that it led to. A state counts if a line tells of it, and a line that tells of a
@@ -36,9 +36,7 @@ class Journal:
         self.places[0].parent.mkdir(parents=True, exist_ok=True)
         self.last = self.end = self.turn = 0  # the last record, where the lines end, which state to write over
         self.broken = False  # after a write that failed nothing more is written
-        self.text, *self.states = (
-            os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in (self.lines, *self.places)
-        )
+        self.text, *self.states = (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in (self.lines, *self.places))
 
     def append(self, about: Record, state: Buffers | None = None) -> Record:
         """Write the next record and the state that it leads to, if it changes it.

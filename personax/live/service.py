@@ -31,6 +31,7 @@ _MOST_NUMBERS = 1000  # in one report
 _SMALL = 1 << 20  # bytes of an upload or a model
 _LEAVING = "The server is shutting down. Try again later."
 _RETRY = 0.5  # seconds after which to ask again for work
+_END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
 Code = grpc.StatusCode
 
 
@@ -101,7 +102,7 @@ class Service:
         """Uploads one after another; each is answered by what became of it and, if it is wanted, the newest model."""
         who = self.gate.client(context)
         with self.gate.stream(who.name):
-            while (part := await self._next_upload(context)) is not grpc.aio.EOF:
+            while (part := await self._next_upload(context)) is not _END:
                 self.gate.again(who)
                 arrived = await self._collect(who, part, context)
                 settled, newest = await self._work(self._settle, who.name, arrived, part.about.want_model)
@@ -272,7 +273,7 @@ class Service:
             else:
                 collector = Collector(first.num_bytes, first.checksum)
                 collector.add(part.data)
-                while not collector.complete and (part := await self._next_piece(who, context)) is not grpc.aio.EOF:
+                while not collector.complete and (part := await self._next_piece(who, context)) is not _END:
                     collector.add(part.data)
                 content = collector.content()
         except Broken as error:
