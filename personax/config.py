@@ -230,7 +230,7 @@ class Terms:
     outlier_factor: Amount = 20.0
     least_peers: Count = 2  # who must have reported before norms are compared
     rate: Positive = 100.0  # requests of one client in a second
-    max_streams: Count = 4  # of one client at the same time
+    max_streams: Annotated[Count, Field(ge=2)] = 4  # of one client at the same time; its uploads keep one open
     max_transfers: Count = 64  # models on their way at the same time
     max_connections: Count = 4096  # of all peers together
     stall: Positive = 30.0  # without a piece of an upload

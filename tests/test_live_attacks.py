@@ -148,8 +148,12 @@ def test_a_revoked_client_is_refused_in_the_middle_of_its_connection(running):
     certificates.add(running.certificates, "gone")
     with joined(running, "gone") as connection:
         connection.fetch()
+        assert connection.send("first", 0, running.book.version, encoded(running)).outcome == "applied"
         certificates.revoke(running.certificates, "gone")
         time.sleep(0.6)
+        with pytest.raises(RefusedByServer, match="gone's certificate is revoked"):
+            connection.send("second", 1, running.book.version, encoded(running))  # on the stream of the first
+        assert running.book.ledger.seats["gone"].next_update == 1
         with pytest.raises(RefusedByServer, match="gone's certificate is revoked") as caught:
             connection.fetch()
         assert caught.value.code == grpc.StatusCode.PERMISSION_DENIED
@@ -358,6 +362,10 @@ def test_who_asks_too_often_must_wait(authority, tmp_path):
                 list(connection.calls["Fetch"](ask, timeout=5))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert slow.service.gate.refusals["mallory", "rate"] >= 1
+        time.sleep(1.0)
+        with pytest.raises(Unreachable, match="more than 5 times a second"):  # uploads on one stream count, too
+            for update in range(30):
+                connection.send(f"x-{update}", update, slow.book.version, encoded(slow))
         other = slow.connect("anna")
         other.register(slow.book.recipe.spec.input_shape, slow.book.recipe.spec.input_dtype, "test")
         other.close()

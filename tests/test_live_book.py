@@ -329,7 +329,12 @@ def test_a_run_of_an_older_version_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "given, told",
-    [({"deadline": 0.0}, "deadline"), ({"least_share": 2.0}, "least_share"), ({"outliers": "keep"}, "outliers")],
+    [
+        ({"deadline": 0.0}, "deadline"),
+        ({"least_share": 2.0}, "least_share"),
+        ({"outliers": "keep"}, "outliers"),
+        ({"max_streams": 1}, "max_streams"),
+    ],
 )
 def test_terms_that_make_no_sense_are_refused(given, told):
     with pytest.raises(ValueError, match=told):

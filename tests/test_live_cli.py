@@ -235,6 +235,27 @@ def test_a_server_whose_disk_is_full_stops_and_tells_its_clients(tmp_path, monke
             assert again.book.ledger.num_events == 2
 
 
+def test_a_shutdown_does_not_wait_for_clients_that_train(tmp_path):
+    """Their streams are open and nothing is under way; the server that comes back on another port settles the rest."""
+    given = recipe(num_rounds=100)
+    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
+        client.enter()
+        client.send(client.train())
+        until = time.monotonic() + 5
+        while not running.service.idle:  # it has answered, and waits for the next upload
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        begin = time.monotonic()
+        running.stop()
+        assert time.monotonic() - begin < 5 and running.error is None and not running.service.idle
+        client.connection.patience = 0.2
+        with pytest.raises(Unreachable):
+            client.send(client.train())
+    with serving(tmp_path / "run", given) as again, clients_of(again, tmp_path, NAMES[:1]) as (client,):
+        client.enter()
+        assert again.book.ledger.num_events == again.book.version == 2
+
+
 def test_a_clean_shutdown_drains_and_saves(tmp_path):
     """An upload whose first half is there when the server is told to stop is taken in; then nobody is let in."""
     given, stopping = recipe(num_rounds=100), threading.Event()

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
+import time
 from functools import partial
 
 import jax
@@ -318,6 +322,64 @@ def test_long_models_wait_for_each_other(tmp_path, monkeypatch):
         assert client.newest.outcome == "duplicate" and running.book.version == 4
 
 
+def test_a_server_that_takes_too_long_is_asked_again(tmp_path, monkeypatch):
+    """On a new stream; the upload counts once, however often it was sent."""
+    from personax.live import connection as connections
+
+    monkeypatch.setattr(connections, "_GLANCE", 0.05)
+    with serving(tmp_path / "run", recipe(num_rounds=100)) as running, clients_of(running, tmp_path, NAMES[:1]) as made:
+        (client,) = made
+        client.enter()
+        client.send(client.train())
+        first, settle, slow = client.connection.stream, running.service._settle, [True]
+
+        def slowly(*given):
+            found = settle(*given)
+            if slow:
+                slow.pop()
+                time.sleep(1.5)
+            return found
+
+        monkeypatch.setattr(running.service, "_settle", slowly)
+        client.connection.call_seconds = 0.5
+        client.send(client.train())
+        assert client.connection.stream is not first and not first.answers.is_active()
+        assert running.book.ledger.num_events == client.newest.version == 2
+        slow.append(True)
+        client.connection.patience = 0.1
+        with pytest.raises(Unreachable, match=r"The server took more than 0\.5 s"):
+            client.send(client.train())
+
+
+def test_a_stream_that_ended_meanwhile_is_opened_anew_at_once(tmp_path):
+    with serving(tmp_path / "run", recipe(num_rounds=100)) as running, clients_of(running, tmp_path, NAMES[:1]) as made:
+        (client,) = made
+        client.enter()
+        client.send(client.train())
+        client.connection.stream.answers.cancel()
+        client.connection.patience = 0.0  # no second try
+        client.send(client.train())
+        assert running.book.version == client.newest.version == 2
+
+
+def test_processes_are_set_up_before_grpc_is_there():
+    """gRPC reads its settings when it is imported, and a setting of the user's own stays."""
+    script = """
+import os, sys
+import personax.cli
+from personax.live.processes import set_up_client
+assert "grpc" not in sys.modules
+set_up_client()
+print(os.environ["GRPC_EXPERIMENTS"])
+"""
+    run = lambda env: subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    assert "-event_engine_client" in run(plain).stdout
+    assert run({**plain, "GRPC_EXPERIMENTS": "-mine"}).stdout == "-mine\n"
+
+
 def test_a_file_of_samples_becomes_a_client(tmp_path):
     x, y = FEDERATION.client(0)
     rows = np.column_stack([x, y])
@@ -364,6 +426,14 @@ def test_layouts_are_safetensors(tmp_path):
     vectors = layout.vectors(collector.content())
     assert [vector.dtype for vector in vectors] == ["float64", "float32", "int32"]
     assert vectors[0].ctypes.data % ALIGNMENT == 0  # or XLA would copy it
+    again = jax.jit(layout.flatten)(tree)
+    assert [(one.shape, one.dtype) for one in layout.vector_shapes] == [(one.shape, one.dtype) for one in again]
+    jax.tree.map(np.testing.assert_array_equal, layout.unflatten(again), tree)
+    assert b"".join(layout.buffers_of(again)) == content
+    longer = Layout.of({"params": tree["params"], "shared": tree["shared"], "then": np.zeros(2)})
+    more = jax.jit(longer.flatten)({**tree, "then": np.zeros(2)})
+    assert longer.begins_with(layout) and b"".join(layout.buffers_of(more, longer)) == content
+    assert not layout.begins_with(longer) and not Layout.of({"a": np.zeros(2), **tree}).begins_with(layout)
     other = Layout.of({**tree, "shared": (np.int64(7),)})
     with pytest.raises(Mismatch, match=r"`shared\.0` must be int64"):
         other.require_same(layout.describe(), "here")
