@@ -181,7 +181,7 @@ def crowd(folder, port, num):
             welcome = await call("Register", "unary_unary")(hello)
             async for _ in call("Fetch", "unary_stream")(wire.Ask(run=welcome.run, have=-1)):
                 pass
-        return channel
+        return channel, call("Exchange", "stream_stream")()  # which stays open while a client trains
 
     async def main():
         together = asyncio.Semaphore(50)

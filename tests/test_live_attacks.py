@@ -363,12 +363,22 @@ def test_who_asks_too_often_must_wait(authority, tmp_path):
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert slow.service.gate.refusals["mallory", "rate"] >= 1
         time.sleep(1.0)
+        connection.patience = 0.0
         with pytest.raises(Unreachable, match="more than 5 times a second"):  # uploads on one stream count, too
             for update in range(30):
                 connection.send(f"x-{update}", update, slow.book.version, encoded(slow))
         other = slow.connect("anna")
         other.register(slow.book.recipe.spec.input_shape, slow.book.recipe.spec.input_dtype, "test")
         other.close()
+        connection.close()
+
+
+def test_a_slow_rate_lets_an_upload_in(authority, tmp_path):
+    """A budget of less than two requests: the stream and its first upload are one."""
+    with serving(tmp_path, recipe(), Terms(num_clients=3, rate=0.9), authority) as slow:
+        connection = slow.connect("mallory")
+        connection.register(slow.book.recipe.spec.input_shape, slow.book.recipe.spec.input_dtype, "test")
+        assert connection.send("x", 0, slow.book.version, encoded(slow)).outcome == "applied"
         connection.close()
 
 

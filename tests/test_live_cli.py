@@ -258,7 +258,7 @@ def test_a_shutdown_does_not_wait_for_clients_that_train(tmp_path):
 
 def test_a_clean_shutdown_drains_and_saves(tmp_path):
     """An upload whose first half is there when the server is told to stop is taken in; then nobody is let in."""
-    given, stopping = recipe(num_rounds=100), threading.Event()
+    given, stopping, over = recipe(num_rounds=100), threading.Event(), threading.Event()
     with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
         client.enter()
         upload = client.train()
@@ -270,6 +270,7 @@ def test_a_clean_shutdown_drains_and_saves(tmp_path):
             yield wire.Part(wire.Upload(**about, checksum=checksum(content), want_model=True), content[:half])
             assert stopping.wait(10)
             yield wire.Part(wire.Upload(), content[half:])
+            assert over.wait(20)  # clients keep their streams open
 
         before = running.service.seen["anna"]
         answers = client.connection.calls["Exchange"](slowly(), metadata=client.connection.metadata, timeout=20)
@@ -283,7 +284,10 @@ def test_a_clean_shutdown_drains_and_saves(tmp_path):
             client.connection.fetch()
         stopping.set()
         assert next(iter(answers)).about.outcome == "applied"
+        begin = time.monotonic()
         running.stop()
+        over.set()
+        assert time.monotonic() - begin < 5
         assert running.error is None and running.book.saved == running.book.journal.last
     assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
     with serving(tmp_path / "run", given) as again:

@@ -258,10 +258,10 @@ class Book:
 
     def snapshot(self) -> Callable[[], None]:
         """What writes a checkpoint of this moment; it may run in another thread, one at a time."""
-        number, state, ledger = self.journal.last, self.state, _table(self.ledger)
+        number = self.journal.last
         if number == self.saved:
             return lambda: None
-        self.saved = number
+        self.saved, state, ledger = number, self.state, _table(self.ledger)
 
         def write() -> None:
             self.journal.flush()  # or a power cut would leave a checkpoint of what no line tells
@@ -310,7 +310,7 @@ class Book:
             up.require(arrived.content)
         except Mismatch as error:
             return no("refused", str(error))
-        self.room[:] = arrived.content  # the last one was read when its version was known
+        self.room[:] = arrived.content  # the last one was read when its squares were known
         vectors = up.vectors(self.room)
         if problem := miscounted(up, vectors):
             return no("refused", problem)
@@ -357,7 +357,8 @@ class Book:
     def _fold(self, about: Record) -> None:
         """Change all but the arrays by what happened; the same now and after a restart."""
         ledger, what = self.ledger, about["what"]
-        self.version = about.get("version", self.version)
+        if "state" in about:  # a report tells a version, too, and any that its client likes
+            self.version = about["version"]
         if what == "join":
             ledger.seats[about["client"]] = Seat(about["id"])
         elif what == "cohort":

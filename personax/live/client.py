@@ -212,7 +212,7 @@ class Client:
     def _take(self, newest: Newest) -> None:
         """Keep the newest model."""
         if newest.content is None and newest.version != self.newest.version and newest.train:
-            # It was too long to come with the answer, or the client has not had it.
+            # It was not wanted with the answer.
             newest = self.connection.fetch(self.newest.version)._replace(outcome=newest.outcome, words=newest.words)
         if newest.content is not None:
             self.recipe.down.require(newest.content)

@@ -48,7 +48,7 @@ class Gate:
         if not shown:
             raise Denied(grpc.StatusCode.UNAUTHENTICATED, "A certificate of this federation is needed.")
         who = identity_of(shown[0])
-        self._require_valid(who)
+        self.require_valid(who)
         return who
 
     def client(self, context: Any) -> Identity:
@@ -60,10 +60,19 @@ class Gate:
         self.spend(who.name)
         return who
 
-    def again(self, who: Identity) -> None:
-        """One more request of a client that was let in before, on the same stream."""
-        self._require_valid(who)
-        self.spend(who.name)
+    def require_valid(self, who: Identity) -> None:
+        """Certificates that TLS let pass are refused when they are revoked or have run out since."""
+        if self.revocations is None:
+            return
+        self._refresh()
+        if who.serial in self.revocations.serials:
+            raise self.deny(
+                who.name, "revoked", grpc.StatusCode.PERMISSION_DENIED, f"{who.name}'s certificate is revoked."
+            )
+        if who.expires < datetime.now(UTC):
+            raise self.deny(
+                who.name, "expired", grpc.StatusCode.PERMISSION_DENIED, f"{who.name}'s certificate has run out."
+            )
 
     def spend(self, name: str) -> None:
         """Take one request from a client's budget, which refills at `rate` and holds two seconds of it."""
@@ -92,20 +101,6 @@ class Gate:
         """A refusal, counted with the client's name."""
         self.refusals[name, why] += 1
         return Denied(code, words)
-
-    def _require_valid(self, who: Identity) -> None:
-        """Certificates that TLS let pass are refused when they are revoked or have run out since."""
-        if self.revocations is None:
-            return
-        self._refresh()
-        if who.serial in self.revocations.serials:
-            raise self.deny(
-                who.name, "revoked", grpc.StatusCode.PERMISSION_DENIED, f"{who.name}'s certificate is revoked."
-            )
-        if who.expires < datetime.now(UTC):
-            raise self.deny(
-                who.name, "expired", grpc.StatusCode.PERMISSION_DENIED, f"{who.name}'s certificate has run out."
-            )
 
     def _refresh(self) -> None:
         now = time.monotonic()

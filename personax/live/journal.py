@@ -20,7 +20,6 @@ from personax.live.messages import ALIGNMENT, Buffers, Content, checksum, checks
 
 logger = logging.getLogger("personax.live")
 _HEAD = struct.Struct(f"<Q{ALIGNMENT - 8}x")  # the number of the record that led to the state
-_MOST_PARTS = 512  # that the system takes in one call
 Record = dict[str, Any]  # one thing that happened; `number` counts those of a run from 1
 
 
@@ -57,9 +56,10 @@ class Journal:
             raise
         if state is not None:
             _write(self.states[self.turn], [_HEAD.pack(self.last + 1), *state], 0)
+            if self.sync:
+                os.fsync(self.states[self.turn])
         if self.sync:
             os.fsync(self.text)
-            os.fsync(self.states[self.turn])
         self.broken = False
         self.last += 1
         self.end += len(line)
@@ -71,27 +71,24 @@ class Journal:
 
         What happened since, and the newest state if it is a later one. Lines that do not count are cut off.
         """
-        content = self.lines.read_bytes()
-        records, ends = _records(content, number)
+        records, ends = _records(self.lines.read_bytes(), number)
         known = {record["number"]: record["state"] for record in records if "state" in record}
-        found = {}
-        for turn, path in enumerate(self.places):
-            kept = memoryview(path.read_bytes())
-            first = _HEAD.unpack(kept[: _HEAD.size])[0] if len(kept) > _HEAD.size else 0
-            if first in known and checksum(kept[_HEAD.size :]) == known[first]:
-                found[first] = (turn, kept[_HEAD.size :])
-        newest = max(found, default=number)
+        kept = [memoryview(path.read_bytes()) for path in self.places]
+        heads = [_HEAD.unpack(one[: _HEAD.size])[0] if len(one) > _HEAD.size else 0 for one in kept]
+        whole = {head: turn for turn, head in enumerate(heads) if checksum(kept[turn][_HEAD.size :]) == known.get(head)}
+        newest = max(whole, default=number)
         lost = [at for at, record in enumerate(records) if record["number"] > newest and "state" in record]
-        if len(lost) > 1 or (lost and not found):
-            logger.warning("%d settled uploads or rounds are lost: %s is damaged.", len(lost), self.places[0].parent)
+        last = records[-1]["number"] if records else number
+        if (lost and lost[0] + 1 < len(records)) or max(heads) > last:  # more than what was being written
+            words = "%s was not written whole: the run goes back to record %d, and what was settled since is lost."
+            logger.warning(words, self.lines.parent, records[lost[0]]["number"] - 1 if lost else last)
         if lost:
             records, ends = records[: lost[0]], ends[: lost[0] + 1]
         self.end = ends[-1]
         os.ftruncate(self.text, self.end)
         self.last = records[-1]["number"] if records else number
-        turn, state = found.get(newest, (1, None))
-        self.turn = 1 - turn
-        return records, state
+        self.turn = 1 - whole[newest] if whole else heads.index(min(heads))
+        return records, kept[whole[newest]][_HEAD.size :] if whole else None
 
     def flush(self) -> None:
         """Wait until the disk has all lines."""
@@ -116,10 +113,14 @@ def _records(content: bytes, number: int) -> tuple[list[Record], list[int]]:
     records, ends = [], [end]
     while end:
         begin = content.rfind(b"\n", 0, end - 1) + 1
-        record = json.loads(content[begin:end])
-        if record["number"] <= number:
-            break
-        records.append(record)
+        try:
+            record = json.loads(content[begin:end])
+            if record["number"] <= number:
+                break
+        except (ValueError, KeyError, TypeError):  # a power cut may leave zeros: they do not count, nor what follows
+            records, ends = [], []
+        else:
+            records.append(record)
         ends.append(begin)
         end = begin
     return records[::-1], ends[::-1]
@@ -127,9 +128,8 @@ def _records(content: bytes, number: int) -> tuple[list[Record], list[int]]:
 
 def _write(file: int, parts: Buffers, at: int) -> None:
     """Write all parts at a place."""
-    given = parts if len(parts) <= _MOST_PARTS else [b"".join(parts)]
-    written = os.pwritev(file, given, at)
-    if written < sum(map(len, given)):
-        whole = memoryview(b"".join(given))
+    written = os.pwritev(file, parts, at)
+    if written < sum(map(len, parts)):
+        whole = memoryview(b"".join(parts))
         while written < len(whole):  # a disk that is full says so at the second try
             written += os.pwrite(file, whole[written:], at + written)

@@ -196,12 +196,17 @@ class Layout:
 
     def buffers(self, tree: PyTree) -> Buffers:
         """What `encode` joins, not copied: the arrays must not change before it is sent."""
+        arrays = self._leaves_of(tree)
+        return [self.header, *(_bytes_of(arrays[i]) for i, _ in self._placed)]
+
+    def _leaves_of(self, tree: PyTree) -> list[Any]:
+        """The arrays of a pytree, if they are as this layout has them."""
         arrays = jax.tree.leaves(tree)
         if [(array.shape, array.dtype) for array in arrays] != self._kinds:
             for leaf, array in zip(self.leaves, arrays, strict=True):
                 if array.shape != leaf.shape or array.dtype != leaf.dtype:
                     raise Mismatch(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
-        return [self.header, *(_bytes_of(arrays[i]) for i, _ in self._placed)]
+        return arrays
 
     def buffers_of(self, vectors: Sequence[Any], where: "Layout | None" = None) -> Buffers:
         """The same from the vectors of this layout, or of one that begins with it."""
@@ -243,7 +248,7 @@ class Layout:
     def flatten(self, tree: PyTree) -> list[Any]:
         """The vectors of a pytree, inside of `jit`."""
         # Without the barrier XLA computes each number in one loop that asks for its leaf.
-        arrays = jax.lax.optimization_barrier(jax.tree.leaves(tree))
+        arrays = jax.lax.optimization_barrier(self._leaves_of(tree))
         of_kind: dict[np.dtype, list[Any]] = {kind: [] for kind, _, _ in self._stretches}
         for i, _ in self._placed:
             of_kind[self.leaves[i].dtype].append(arrays[i].reshape(-1))

@@ -100,10 +100,13 @@ class Service:
 
     async def exchange(self, uploads: AsyncIterator[Any], context: Any) -> None:
         """Uploads one after another; each is answered by what became of it and, if it is wanted, the newest model."""
-        who = self.gate.client(context)
+        who, num = self.gate.client(context), 0
         with self.gate.stream(who.name):
             while (part := await self._next_upload(context)) is not _END:
-                self.gate.again(who)
+                self.gate.require_valid(who)
+                if num:  # the first is what the stream was opened for
+                    self.gate.spend(who.name)
+                num += 1
                 arrived = await self._collect(who, part, context)
                 settled, newest = await self._work(self._settle, who.name, arrived, part.about.want_model)
                 await self._answer(context, who.name, settled, newest)
@@ -212,6 +215,8 @@ class Service:
 
     async def _next_upload(self, context: Any) -> Any:
         """The first message of an upload. A client may take its time; a server that shuts down does not wait for it."""
+        if self.draining:
+            raise Denied(Code.UNAVAILABLE, _LEAVING)
         task = asyncio.current_task()
         assert task is not None
         self.idle.add(task)
@@ -296,7 +301,7 @@ class Service:
             raise self.gate.deny(who.name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
 
     def _settle(self, name: str, arrived: Arrived, want_model: bool) -> tuple[Settled, Published | None]:
-        """In the worker: settle an upload and, if it is wanted, encode the newest model."""
+        """Settle an upload and, if it is wanted, encode the newest model."""
         settled = self.book.settle(name, arrived)
         return settled, self.book.published() if want_model else None
 
