@@ -4,6 +4,7 @@ import contextlib
 import socket
 import time
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 
 import grpc
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from personax.config import Terms
-from personax.live import certificates, gate, wire
+from personax.live import certificates, gate, service, wire
 from personax.live.certificates import read_credentials
 from personax.live.connection import Connection, RefusedByServer, Unreachable
 from personax.live.messages import Layout, checksum
@@ -271,6 +272,23 @@ def test_a_stalled_stream_is_let_go_and_blocks_nobody(running, mallory):
         assert other.send("quick", update, running.book.version, content).outcome == "applied"
         assert time.monotonic() - begin < 1.0
     assert "Nothing came" in refused(lambda: list(stalled), grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_who_does_not_read_a_large_model_is_let_go_and_blocks_nobody(tmp_path, authority, monkeypatch):
+    monkeypatch.setattr(service, "_SLOWEST", 1e9)
+    given = recipe(federation=SimpleNamespace(x=np.zeros((1, 200_000), np.float32)))
+    terms = Terms(num_clients=3, rate=1e5, stall=0.5, max_transfers=1)
+    with (
+        serving(tmp_path, given, terms, authority) as large,
+        joined(large, "mallory") as lazy,
+        joined(large, "anna") as other,
+    ):
+        unread = lazy.calls["Fetch"](wire.Ask(run=lazy.run, have=-1), timeout=20)
+        while not large.service.transfers.locked():
+            time.sleep(0.01)
+        assert len(other.fetch().content) == given.down.num_bytes > 1 << 20
+        assert large.service.gate.refusals["mallory", "stalled"] == 1
+        unread.cancel()
 
 
 def test_a_gigantic_announcement_is_refused_before_anything_is_kept(running, mallory):

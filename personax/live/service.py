@@ -30,6 +30,7 @@ _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
 _MOST_NUMBERS = 1000  # in one report
 _SMALL = 1 << 20  # bytes of an upload or a model
 _LEAVING = "The server is shutting down. Try again later."
+_SLOWEST = 10_000  # bytes a second at which a client gets a large model
 _RETRY = 0.5  # seconds after which to ask again for work
 _END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
 Code = grpc.StatusCode
@@ -247,9 +248,14 @@ class Service:
         async with self.transfers:
             if newest.num_bytes > PIECE:
                 about.checksum = await self._work(lambda: newest.check)  # it reads all of a large model
-            for piece in pieces(newest.buffers):
-                await context.write(wire.Part(about, piece))
-                about = wire.Model()
+            try:
+                async with asyncio.timeout(self.terms.stall + newest.num_bytes / _SLOWEST):
+                    for piece in pieces(newest.buffers):
+                        await context.write(wire.Part(about, piece))
+                        about = wire.Model()
+            except TimeoutError:
+                words = "The model was not taken in time, and others wait. Ask for it again."
+                raise self.gate.deny(name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
 
     def _told(self, name: str, settled: Settled) -> dict[str, Any]:
         book = self.book
