@@ -20,7 +20,7 @@ def benchmark():
 def test_a_server_is_not_far_from_a_bare_echo(benchmark):
     """In short turns, while other tests run: a floor."""
     found = benchmark.measure(benchmark.SIZES["280 KB"], 0.4, 4)
-    assert found["ratio"] >= 0.2, found
+    assert found["ratio"] >= 0.3, found
 
 
 @pytest.mark.slow
