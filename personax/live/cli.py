@@ -194,7 +194,8 @@ def join(
 
         if (identity is None) == (insecure is None):
             raise ValueError("Give --identity for mutual TLS, or --insecure NAME to try without: one of them.")
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+        logging.getLogger("personax.live").setLevel(logging.INFO)  # tries to connect; not what JAX looks for
         allowed = Limits() if limits is None else read_limits(limits)
         sizes = None if shape is None else tuple(int(part) for part in shape.split("x"))
         samples = client.read_data(data, label=label, shape=sizes)
