@@ -233,7 +233,8 @@ class Service:
 
     async def _answer(self, context: Any, name: str, settled: Settled, newest: Published | None) -> None:
         """What became of an upload and the newest model; None: the client has it, or does not want it."""
-        about = wire.Model(**self._told(name, settled))
+        told = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
+        about = wire.Model(**told, finished=self.book.finished, train=self.book.trains(name))
         if newest is None:
             self.book.hand_out(name, self.book.version, self.book.ledger.num_events)
             about.version, about.unchanged = self.book.version, True
@@ -256,11 +257,6 @@ class Service:
             except TimeoutError:
                 words = "The model was not taken in time, and others wait. Ask for it again."
                 raise self.gate.deny(name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
-
-    def _told(self, name: str, settled: Settled) -> dict[str, Any]:
-        book = self.book
-        what = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
-        return {**what, "finished": book.finished, "train": book.trains(name)}
 
     def _check_announced(self, who: Identity, first: Any) -> None:
         """What an upload says of itself, before any of it is kept."""
