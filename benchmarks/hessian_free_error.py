@@ -24,11 +24,11 @@ def main() -> None:
     vector = jax.grad(task.loss)(params, elsewhere)
     product = lambda hvp: jax.jit(lambda w, v: hvp(task.loss, w, v, here))(params, vector)
     with jax.default_matmul_precision("highest"):
-        truth = product(px.exact)
+        truth = product(px.curvature.exact)
     print(f"{jax.devices()[0].device_kind}: relative error by radius")
     for precision in ("default", "highest"):
         with jax.default_matmul_precision(precision):
-            products = [product(px.relative_difference(radius)) for radius in RADII]
+            products = [product(px.curvature.relative_difference(radius)) for radius in RADII]
         errors = [optax.tree.norm(optax.tree.sub(found, truth)) / optax.tree.norm(truth) for found in products]
         print(f"{precision:10}", *(f"{r:g}: {float(e):.2%}  " for r, e in zip(RADII, errors, strict=True)))
 

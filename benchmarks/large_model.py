@@ -19,13 +19,13 @@ def main() -> None:
     x, y = rng.integers(0, 256, (BATCH, SIDE, SIDE, 3)).astype(np.uint8), rng.integers(0, CLASSES, BATCH)
     fed = px.Federation.from_clients([(x, y)] * COHORT)
     task = px.classification(px.cnn((64, 128, 256), (4096, 2048), CLASSES, kernel_size=3))
-    algorithm, schedule = px.fedavg(0.01, num_steps=5, batch_size=BATCH), px.rounds(COHORT, 3, key=key)
+    algorithm, schedule = px.fedavg(lr=0.01, num_steps=5, batch_size=BATCH), px.rounds(COHORT, 3, key=key)
     device, marks = jax.devices()[0], []
     observe = lambda snapshot: marks.append((jax.block_until_ready(snapshot.params), time.perf_counter())[1])
     for chunk, slice_size in ((5, 16), (5, BATCH), (None, BATCH)):
         sliced = px.rematerialize(task, slice_size)
-        options = {"cohort_chunk": chunk, "every": 1, "observe": observe}
-        params = px.simulate(algorithm, sliced, fed, schedule, key=key, **options).params
+        how = {"monitor": px.Monitor(observe, every=1), "execution": px.Execution(cohort_chunk=chunk)}
+        params = px.simulate(algorithm, sliced, fed, schedule, key=key, **how).params
         num = sum(leaf.size for leaf in jax.tree.leaves(params))
         peak = (device.memory_stats() or {"peak_bytes_in_use": float("nan")})["peak_bytes_in_use"]
         took = marks[-1] - marks[-2]

@@ -30,8 +30,8 @@ LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length
 
 def recipe_of(num_bytes):
     """FedAsync on a network of about this size."""
-    from personax.build import Outputs, resolve
-    from personax.config import parse
+    from personax.experiment.build import Outputs, resolve
+    from personax.experiment.config import parse
     from personax.live.recipe import Spec, make_recipe
 
     width = num_bytes // 4 // (FEATURES + OUTPUTS)
@@ -53,7 +53,7 @@ def serve(folder, num_bytes):
     from personax.live.processes import keep_modules, set_up_server
 
     set_up_server()
-    from personax.config import Terms
+    from personax.experiment.config import Terms
     from personax.live.book import Book
     from personax.live.certificates import Revocations
     from personax.live.journal import Journal
@@ -177,7 +177,7 @@ def crowd(folder, port, num):
             wire.METHODS[name].path, wire.METHODS[name].coders[0], wire.METHODS[name].coders[3]
         )
         async with together:
-            hello = wire.Hello(protocol=wire.PROTOCOL, input_shape=(FEATURES,), input_dtype="float32")
+            hello = wire.Hello(scoring=wire.PROTOCOL, input_shape=(FEATURES,), input_dtype="float32")
             welcome = await call("Register", "unary_unary")(hello)
             async for _ in call("Fetch", "unary_stream")(wire.Ask(run=welcome.run, have=-1)):
                 pass

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from personax.build import resolve
-from personax.config import load
-from personax.progress import Bars
-from personax.runs import execute, start
+from personax.cli.progress import Bars
+from personax.experiment.build import resolve
+from personax.experiment.config import load
+from personax.experiment.runs import execute, start
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def measure(name: str, folder: str, num_rounds: int) -> None:
     fed = px.Federation(read("x.npy"), y, np.arange(0, len(y) + 1, SAMPLES))
     task = px.classification(px.mlp((80, 60), CLASSES))
     local = {"num_steps": STEPS, "batch_size": SAMPLES}
-    algorithm = {"fedavg": px.fedavg(0.05, **local), "apfl": px.apfl(0.05, **local)}[name]
+    algorithm = {"fedavg": px.fedavg(lr=0.05, **local), "apfl": px.apfl(lr=0.05, **local)}[name]
     empty, marks, key = peak(), [], jax.random.key(0)
     schedule = px.rounds(fed.num_clients, num_rounds, COHORT, key=key)
 
@@ -53,7 +53,9 @@ def measure(name: str, folder: str, num_rounds: int) -> None:
         jax.block_until_ready(snapshot.params)
         marks.append((time.perf_counter(), time.process_time()))
 
-    result = px.simulate(algorithm, task, fed, schedule, key=key, every=num_rounds // 10, observe=observe)
+    result = px.simulate(
+        algorithm, task, fed, schedule, key=key, monitor=px.Monitor(every=num_rounds // 10, observe=observe)
+    )
     visited = len(np.unique(schedule.client)) if name == "apfl" else 0
     states = visited * sum(leaf.nbytes for leaf in jax.tree.leaves(result.snapshot.personal_of(np.zeros(1, int))))
     spent = np.diff(marks, axis=0)[1:] / (num_rounds // 10)  # the first has the compilation in it

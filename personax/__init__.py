@@ -1,6 +1,11 @@
-"""Personalized federated learning in JAX. Everything public is named here."""
+"""Personalized federated learning in JAX. Everything public is named here.
 
-from personax import datasets, partition, theory
+Namespaces hold the names that mean little on their own: `px.curvature.exact`, `px.step_sizes.Decay`,
+`px.delays.Gamma`, `px.discounts.Polynomial`, `px.partition.dirichlet`, `px.datasets.digits`. `px.objective` and
+`px.values` are for people who extend the library (docs/extending.md).
+"""
+
+from personax import curvature, theory, values
 from personax.algorithms import (
     Algorithm,
     apfl,
@@ -16,80 +21,82 @@ from personax.algorithms import (
     pfedme,
     scaffold,
 )
-from personax.curvature import exact, finite_difference, first_order, relative_difference
-from personax.evaluate import adaptation_curve, evaluate, observer, personalize
-from personax.federation import Federation
-from personax.iterates import RandomIterate, WeightedAverage
-from personax.local import Local
+from personax.client import step_sizes
+from personax.client.local import Local, LocalOptions
+from personax.client.optimizers import optimizer
+from personax.client.sampling import BatchSizes, batch_indices
+from personax.data import datasets, partition
+from personax.data.datasets import Pool
+from personax.data.federation import Federation
+from personax.data.partition import Partition
+from personax.evaluation.evaluate import adaptation_curve, evaluate, observer, personalize
+from personax.evaluation.scores import Comparison, Evaluation, Interval, Trajectory
+from personax.evaluation.scoring import Scoring, fallah_scoring
 from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
-from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
-from personax.optimizers import optimizer
-from personax.protocol import Protocol, fallah_protocol
-from personax.results import NonFiniteUpdate, Result, Snapshot
-from personax.sampling import BatchSizes, batch_indices
-from personax.schedules import (
-    Delays,
-    Exponential,
-    Fixed,
-    Gamma,
-    Given,
-    LogNormal,
-    Schedule,
-    arrivals,
-    persafl_delays,
-    rounds,
-    uniform_arrivals,
+from personax.models.tasks import classification, regression, rematerialize
+from personax.objectives import (
+    Aruba,
+    Erm,
+    LocalOnly,
+    Meta,
+    Mixture,
+    Moreau,
+    Objective,
+    Proximal,
+    Scaffold,
+    Visit,
+    objective,
 )
-from personax.scores import Comparison, Evaluation, Interval, Trajectory
-from personax.server import Constant, Hinge, Polynomial, Server, asynchronous, buffered, synchronous
-from personax.simulate import simulate
-from personax.step_sizes import Decay, InverseDecay, InverseSqrt, StronglyConvex
-from personax.stream import Stream
-from personax.tasks import classification, regression, rematerialize
-from personax.typing import Batch, Model, Task
+from personax.schedules import Schedule, arrivals, delays, rounds, uniform_arrivals
+from personax.server import Server, asynchronous, buffered, discounts, synchronous
+from personax.simulation.averages import RandomIterate, WeightedAverage
+from personax.simulation.execution import Execution, Monitor
+from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
+from personax.simulation.simulate import simulate
+from personax.simulation.stream import Stream
+from personax.typing import Batch, Batches, Clock, LossFn, Model, Params, Task
+from personax.values import Static, value
 
 __all__ = [
     "Algorithm",
     "Aruba",
     "Batch",
     "BatchSizes",
+    "Batches",
+    "Clock",
     "Comparison",
-    "Constant",
-    "Decay",
-    "Delays",
     "Erm",
     "Evaluation",
-    "Exponential",
+    "Execution",
     "Federation",
-    "Fixed",
-    "Gamma",
-    "Given",
-    "Hinge",
     "Interval",
-    "InverseDecay",
-    "InverseSqrt",
     "Local",
     "LocalOnly",
-    "LogNormal",
+    "LocalOptions",
+    "LossFn",
     "Meta",
     "Mixture",
     "Model",
+    "Monitor",
     "Moreau",
     "NonFiniteUpdate",
     "Objective",
-    "Polynomial",
-    "Protocol",
+    "Params",
+    "Partition",
+    "Pool",
     "Proximal",
     "RandomIterate",
     "Result",
     "Scaffold",
     "Schedule",
+    "Scoring",
     "Server",
     "Snapshot",
+    "Static",
     "Stream",
-    "StronglyConvex",
     "Task",
     "Trajectory",
+    "Visit",
     "WeightedAverage",
     "adaptation_curve",
     "apfl",
@@ -102,39 +109,41 @@ __all__ = [
     "cnn",
     "cnn2",
     "cnn3",
+    "curvature",
     "datasets",
+    "delays",
+    "discounts",
     "evaluate",
-    "exact",
-    "fallah_protocol",
+    "fallah_scoring",
     "fedasync",
     "fedasync_mixing",
     "fedavg",
     "fedbuff",
     "fedprox",
-    "finite_difference",
-    "first_order",
     "from_equinox",
     "from_flax",
     "from_nnx",
     "local_only",
     "logistic_regression",
     "mlp",
+    "objective",
     "observer",
     "optimizer",
     "partition",
     "per_fedavg",
     "persafl",
-    "persafl_delays",
     "personalize",
     "pfedme",
     "regression",
-    "relative_difference",
     "rematerialize",
     "rounds",
     "scaffold",
     "simulate",
     "standardized",
+    "step_sizes",
     "synchronous",
     "theory",
     "uniform_arrivals",
+    "value",
+    "values",
 ]

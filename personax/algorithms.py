@@ -1,84 +1,144 @@
-"""The named recipes: an objective, a way to descend, a server."""
+"""The named recipes, each an objective, a way to train locally and a server: the map of the library.
 
-from typing import Any
+Step sizes and other options are passed by keyword. Options that every recipe takes are those of `Local`.
+"""
 
+from typing import Literal, Unpack
+
+from personax.client.local import Local, LocalOptions
+from personax.client.step_sizes import StepSize
 from personax.curvature import Hvp, relative_difference
-from personax.local import Local
 from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
-from personax.server import Polynomial, Server, asynchronous, buffered, synchronous
-from personax.step_sizes import StepSize
-from personax.values import value
+from personax.objectives.objective import require_objective
+from personax.server import Server, asynchronous, buffered, synchronous
+from personax.server.discounts import Discount, Polynomial
+from personax.values import RECIPES, value
 
 HESSIAN_FREE = relative_difference(1e-2)
 
 
 @value
 class Algorithm:
-    """What a client minimises, how it descends, and when the server applies what it sends."""
+    """What a client minimizes, how it trains, and when the server applies its updates."""
 
     objective: Objective
     local: Local
     server: Server
 
+    def __post_init__(self) -> None:
+        require_objective(self.objective)
 
-def fedavg(lr: StepSize | float, server: Server = synchronous(), **local: Any) -> Algorithm:
+
+@RECIPES.register(
+    summary="Clients train the shared model, the server averages",
+    source="McMahan 2017, Algorithm 1",
+    citations=("mcmahan2017",),
+)
+def fedavg(*, lr: StepSize | float, server: Server = synchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
     """FedAvg: McMahan 2017.
 
-    Departures from the paper: the mean over the cohort is uniform, as in the four papers, unless the server says
-    `weighting="samples"`; shuffled epochs are shuffled anew, not once a visit.
+    Departures from the paper: the mean over the cohort is uniform, as in the four papers, unless the server has
+    `weighting="samples"`; epochs are reshuffled every time, not once per visit.
 
-    >>> fedavg(0.1, num_steps=5).objective
+    >>> fedavg(lr=0.1, num_steps=5).objective
     Erm()
     """
     return Algorithm(Erm(), Local(lr, **local), server)
 
 
-def fedprox(strength: float, lr: StepSize | float, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """FedProx: Li 2020, Algorithm 2. Departures: see `Proximal`; cohorts are uniform, not by number of samples."""
+@RECIPES.register(
+    summary="FedAvg with each client held near the model it downloaded",
+    source="Li 2020, Algorithm 2",
+    citations=("li2020",),
+)
+def fedprox(
+    *, strength: float, lr: StepSize | float, server: Server = synchronous(), **local: Unpack[LocalOptions]
+) -> Algorithm:
+    """FedProx: Li 2020, Algorithm 2.
+
+    Departures from the paper: see `Proximal`; cohorts are drawn uniformly, not by number of samples.
+    """
     return Algorithm(Proximal(strength), Local(lr, **local), server)
 
 
-def scaffold(lr: StepSize | float, option: int = 1, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """SCAFFOLD: Karimireddy 2020, Algorithm 1, whose global step size is the server's. Departures: none."""
-    return Algorithm(Scaffold(option), Local(lr, **local), server)  # pyright: ignore[reportArgumentType]
+@RECIPES.register(
+    summary="FedAvg with client drift corrected by control variates",
+    source="Karimireddy 2020, Algorithm 1, options I and II",
+    citations=("karimireddy2020",),
+)
+def scaffold(
+    *,
+    lr: StepSize | float,
+    option: Literal[1, 2] = 1,
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """SCAFFOLD: Karimireddy 2020, Algorithm 1. Its global step size is the server's `lr`.
+
+    Departures from the paper: none.
+    """
+    return Algorithm(Scaffold(option), Local(lr, **local), server)
 
 
-def aruba(objective: Aruba = Aruba(), lr: float = 1.0, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """FedAvg with ARUBA's learned step sizes: Khodak 2019, Algorithm 2. Departures: see `Aruba`."""
+@RECIPES.register(
+    summary="FedAvg with step sizes for each coordinate learned across clients",
+    source="Khodak 2019, Algorithm 2",
+    citations=("khodak2019",),
+)
+def aruba(
+    objective: Aruba = Aruba(), *, lr: float = 1.0, server: Server = synchronous(), **local: Unpack[LocalOptions]
+) -> Algorithm:
+    """FedAvg with ARUBA's learned step sizes, which `lr` multiplies: Khodak 2019, Algorithm 2.
+
+    Departures from the paper: see `Aruba`.
+    """
     return Algorithm(objective, Local(lr, **local), server)
 
 
-def local_only(lr: StepSize | float, server: Server = synchronous(), **local: Any) -> Algorithm:
-    """Each client alone; the server only sets when. Departures from the paper: none."""
+@RECIPES.register(summary="Each client alone, nothing shared", source="A baseline without a paper of its own")
+def local_only(*, lr: StepSize | float, server: Server = synchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
+    """Each client trains alone; the server only determines when. Departures from the paper: none."""
     return Algorithm(LocalOnly(), Local(lr, **local), server)
 
 
+@RECIPES.register(
+    summary="An initialization that adapts well in a few steps: exact, first-order or Hessian-free",
+    source="Fallah 2020, Algorithm 1",
+    citations=("fallah2020",),
+)
 def per_fedavg(
+    *,
     adapt_lr: float,
     lr: StepSize | float,
     hvp: Hvp = HESSIAN_FREE,
     num_adapt_steps: int = 1,
     server: Server = synchronous(),
-    **local: Any,
+    **local: Unpack[LocalOptions],
 ) -> Algorithm:
     """Per-FedAvg: Fallah Algorithm 1; with several adaptation steps gMeta Algorithm 1.
 
-    `hvp` is `exact`, `first_order` or a difference of gradients (Hessian-free).
+    `hvp` is `exact`, `first_order` or a difference of gradients (Hessian-free), see `px.curvature`.
 
-    Departures from the paper: the Hessian-free default takes a radius relative to the vector, see `RelativeDifference`.
+    Departures from the paper: the Hessian-free default has a radius relative to the vector, see `RelativeDifference`.
     """
     return Algorithm(Meta(adapt_lr, num_adapt_steps, hvp), Local(lr, **local), server)
 
 
+@RECIPES.register(
+    summary="Personal models held near the shared one by a Moreau envelope",
+    source="Dinh 2020, Algorithm 1",
+    citations=("dinh2020",),
+)
 def pfedme(
+    *,
     strength: float,
     lr: StepSize | float,
     prox_lr: float,
     num_prox_steps: int = 5,
     server: Server = synchronous(),
-    **local: Any,
+    **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """pFedMe: Dinh 2020, Algorithm 1; the server's `lr` is its beta, `(1 - beta) w + beta mean`.
+    """pFedMe: Dinh 2020, Algorithm 1. The server's `lr` is its beta, `(1 - beta) w + beta mean`.
 
     All clients train and a sample is aggregated: run it on `rounds(n, ..., num_aggregated=...)`.
     Departures from the paper: none.
@@ -86,50 +146,87 @@ def pfedme(
     return Algorithm(Moreau(strength, prox_lr, num_prox_steps), Local(lr, **local), server)
 
 
+@RECIPES.register(
+    summary="A mixture of a local and the shared model, the weight fixed or learned",
+    source="APFL 2020, Algorithm 1, (5) and (6)",
+    citations=("deng2020",),
+)
 def apfl(
+    *,
     lr: StepSize | float,
     mix: float = 0.01,
-    update_mix: str = "round",
+    update_mix: Literal["never", "round", "step"] = "round",
     radius: float | None = None,
     server: Server = synchronous(),
-    **local: Any,
+    **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """APFL: Algorithm 1, (5), and with `update_mix` other than "never" (6). Departures from the paper: none."""
-    return Algorithm(Mixture(mix, update_mix=update_mix, radius=radius), Local(lr, **local), server)  # pyright: ignore[reportArgumentType]
+    """APFL: Algorithm 1, (5), and (6) unless `update_mix` is "never". Departures from the paper: none."""
+    return Algorithm(Mixture(mix, update_mix=update_mix, radius=radius), Local(lr, **local), server)
 
 
-def fedasync(lr: StepSize | float, server: Server = asynchronous(), **local: Any) -> Algorithm:
-    """FedAsync as PersA-FL states it, which adds deltas: Algorithms 1 and 2, Option A. Departures: none."""
+@RECIPES.register(
+    summary="Asynchronous averaging that adds deltas as they arrive",
+    source="PersA-FL 2023, Algorithms 1 and 2, Option A; after Xie 2019",
+    citations=("toghani2023", "xie2019"),
+)
+def fedasync(*, lr: StepSize | float, server: Server = asynchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
+    """FedAsync as PersA-FL states it, which adds deltas: Algorithms 1 and 2, Option A.
+
+    Departures from the paper: none.
+    """
     return Algorithm(Erm(), Local(lr, **local), server)
 
 
+@RECIPES.register(
+    summary="Asynchronous averaging that mixes in models, stale ones less",
+    source="Xie 2019, Algorithm 1 and section 5.2",
+    citations=("xie2019",),
+)
 def fedasync_mixing(
+    *,
     lr: StepSize | float,
     mixing: float = 0.6,
     strength: float = 0.0,
-    discount: Any = Polynomial(0.5),
+    discount: Discount = Polynomial(0.5),
     max_staleness: int | None = None,
-    **local: Any,
+    **local: Unpack[LocalOptions],
 ) -> Algorithm:
     """FedAsync as Xie 2019 states it, which mixes models: Algorithm 1.
 
     `w <- (1 - a) w + a w_i` with `a = mixing * discount(staleness)`; `strength` is its proximal rho.
-    Departures from the paper: none. (A fresh update has staleness 0 and counts in full, as its section 5.2 wants.)
+    Departures from the paper: none. (A fresh update has staleness 0 and full weight, as in its section 5.2.)
     """
     server = asynchronous(mixing, discount=discount, max_staleness=max_staleness, applies="models")
     return Algorithm(Proximal(strength), Local(lr, **local), server)
 
 
+@RECIPES.register(
+    summary="Asynchronous averaging with a buffer of updates",
+    source="Nguyen 2022, Algorithms 1 and 2",
+    citations=("nguyen2022",),
+)
 def fedbuff(
-    lr: StepSize | float, buffer_size: int = 10, server_lr: float = 1.0, discount: Any = Polynomial(0.5), **local: Any
+    *,
+    lr: StepSize | float,
+    buffer_size: int = 10,
+    server_lr: float = 1.0,
+    discount: Discount = Polynomial(0.5),
+    **local: Unpack[LocalOptions],
 ) -> Algorithm:
     """FedBuff: Nguyen 2022, Algorithms 1 and 2. Departures from the paper: none (no privacy noise)."""
     return Algorithm(Erm(), Local(lr, **local), buffered(buffer_size, server_lr, discount=discount))
 
 
-def persafl(objective: Meta | Moreau, lr: StepSize | float, server: Server = asynchronous(), **local: Any) -> Algorithm:
+@RECIPES.register(
+    summary="Asynchronous personalization: PersA-FL-MAML with `Meta`, PersA-FL-ME with `Moreau`",
+    source="PersA-FL 2023, Algorithms 1 and 2, Options B and C",
+    citations=("toghani2023",),
+)
+def persafl(
+    objective: Objective, *, lr: StepSize | float, server: Server = asynchronous(), **local: Unpack[LocalOptions]
+) -> Algorithm:
     """PersA-FL: Algorithms 1 and 2, Option B with `Meta` (PersA-FL-MAML) or Option C with `Moreau` (PersA-FL-ME).
 
-    Departures from the paper: none; (D1)'s missing factor 2 is a slip, see `FiniteDifference`.
+    Departures from the paper: none. (The factor 2 missing from (D1) is a mistake there, see `FiniteDifference`.)
     """
     return Algorithm(objective, Local(lr, **local), server)

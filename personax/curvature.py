@@ -1,27 +1,43 @@
-"""How a Hessian is applied: `(loss, params, vector, batch) -> H(w) v`.
+"""Hessian-vector products: `(loss, params, vector, batch) -> H(w) v`."""
 
-`needs_batch` says whether a product looks at data at all; objectives draw no curvature batches when it does not.
-"""
-
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from personax.typing import Batch, LossFn, Params, Scalar
-from personax.values import require_positive, value
+from personax.values import CURVATURES, require_positive, value
+
+HvpT = TypeVar("HvpT")
 
 
+@CURVATURES.describes
 class Hvp(Protocol):
-    """A Hessian-vector product, exact or approximate."""
+    """A Hessian-vector product, exact or approximate.
+
+    `needs_batch` is False for a product that does not look at data: objectives then draw no curvature batches.
+    `is_coordinate_free` is True for a product that can be computed in other coordinates (as in `fast.shared_products`):
+    one that depends on the vector linearly or through its norm, which `given_norm` passes in.
+    """
 
     @property
     def needs_batch(self) -> bool: ...
 
+    @property
+    def is_coordinate_free(self) -> bool: ...
+
+    def given_norm(self, norm: Scalar) -> "Hvp": ...
+
     def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params: ...
 
 
+def norm_unused(self: HvpT, norm: Scalar) -> HvpT:
+    """The product itself: it does not depend on the norm of the vector."""
+    return self
+
+
+@CURVATURES.register()
 @value
 class Exact:
     """The exact product, as the directional derivative of the gradient: no Hessian is formed.
@@ -30,21 +46,27 @@ class Exact:
     """
 
     needs_batch = True
+    is_coordinate_free = True
+    given_norm = norm_unused
 
     def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params:
         return jax.jvp(lambda w: jax.grad(loss)(w, batch), (params,), (vector,))[1]
 
 
+@CURVATURES.register()
 @value
 class FirstOrder:
     """Zero: the Hessian is dropped. Fallah (112), gMeta (31). Departures from the paper: none."""
 
     needs_batch = False
+    is_coordinate_free = True
+    given_norm = norm_unused
 
     def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params:
         return optax.tree.zeros_like(vector)
 
 
+@CURVATURES.register()
 @value
 class FiniteDifference:
     """`[g(w + r v) - g(w - r v)] / 2r` with a fixed radius r: Fallah (119), gMeta (34).
@@ -55,6 +77,8 @@ class FiniteDifference:
 
     radius: float
     needs_batch = True
+    is_coordinate_free = True
+    given_norm = norm_unused
 
     def __post_init__(self) -> None:
         require_positive("radius", self.radius, "For no curvature at all use `first_order`.")
@@ -63,6 +87,7 @@ class FiniteDifference:
         return _central_difference(loss, params, vector, batch, self.radius)
 
 
+@CURVATURES.register()
 @value
 class RelativeDifference:
     """`FiniteDifference` with the radius `r / |v|`, and zero for v = 0.
@@ -74,17 +99,18 @@ class RelativeDifference:
 
     radius: float
     needs_batch = True
+    is_coordinate_free = True
 
     def __post_init__(self) -> None:
         require_positive("radius", self.radius, "For no curvature at all use `first_order`.")
 
-    def __call__(
-        self, loss: LossFn, params: Params, vector: Params, batch: Batch, norm: Scalar | None = None
-    ) -> Params:
-        """`norm` is the vector's, where the vector is given in other coordinates."""
-        norm = optax.tree.norm(vector) if norm is None else norm
+    def given_norm(self, norm: Scalar) -> FiniteDifference:
+        """The difference with the radius for a vector of this norm, which may be given in other coordinates."""
         radius = jnp.where(norm > 0, self.radius / jnp.where(norm > 0, norm, 1), 1)
-        return _central_difference(loss, params, vector, batch, radius)
+        return jax.tree.unflatten(jax.tree.structure(FiniteDifference(1.0)), [radius])
+
+    def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params:
+        return self.given_norm(optax.tree.norm(vector))(loss, params, vector, batch)
 
 
 def _central_difference(loss: LossFn, params: Params, vector: Params, batch: Batch, radius: Scalar) -> Params:
@@ -95,8 +121,8 @@ def _central_difference(loss: LossFn, params: Params, vector: Params, batch: Bat
 
 exact = Exact()
 first_order = FirstOrder()
-# Linear in the vector but for its norm, so that they may be told it in other coordinates.
-KNOWN = (Exact, FirstOrder, FiniteDifference, RelativeDifference)
+CURVATURES.register("exact")(lambda: exact)
+CURVATURES.register("first_order")(lambda: first_order)
 
 
 def finite_difference(radius: float) -> FiniteDifference:

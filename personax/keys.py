@@ -1,4 +1,14 @@
-"""Random streams that follow from a run's key."""
+"""Random streams: one table of every stream, and the functions that derive keys and generators from them.
+
+A run has one key per seed. `RunStream` numbers the JAX keys that follow from it and `HostStream` the NumPy generators.
+The key of a batch follows from `(run key, client id, that client's update count, step, draw)` and from nothing else, so
+vmapped runs equal sequential ones and live runs equal simulated ones.
+
+    run key -> RunStream -> client id -> update count -> batch -> dropout
+                                                      -> epoch -> batch
+"""
+
+from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
@@ -6,27 +16,99 @@ import numpy as np
 
 from personax.typing import Array
 
-INIT, BATCHES, ITERATES, ADAPTATION = range(4)  # streams of a run's key
+MAX_DRAWS = 4096  # numbered draws of one local step
+MAX_STEPS = 2**32 // MAX_DRAWS  # local steps of one visit, so that every draw of every step has its own 32-bit number
+MAX_BLOCKS = 2**30 - 5  # blocks of delays in one schedule
+
+# The last 32-bit number is never the number of a draw: it marks what follows from a visit or a batch as a whole.
+_EPOCH = _DROPOUT = 2**32 - 1
+
+
+class RunStream(IntEnum):
+    """JAX streams of a run's key."""
+
+    INIT = 0  # initial parameters
+    BATCHES = 1  # batches of local steps, by client, update and step
+    ITERATES = 2  # Fallah's random iterate of each round
+    ADAPTATION = 3  # batches on which a scored model is adapted
+
+
+class HostStream(IntEnum):
+    """NumPy streams of a key. Extra indices, where a stream has any, are given in parentheses."""
+
+    DELAY_FACTORS = 0  # how much slower than a download each client's upload is
+    COHORTS = 1  # members of each synchronous round
+    AGGREGATED = 2  # which members of a cohort are averaged
+    ARRIVING_CLIENTS = 3  # the client of each uniform arrival
+    DOWNLOADS = 4  # the model version that each uniform arrival started from
+    DELAYS = 5  # + the number of the block: download, compute, upload and pause times
+    PARTITION_CLASSES = 2**30  # classes, or class proportions, of each client
+    PARTITION_COUNTS = 2**30 + 1  # samples of each class for each client
+    PARTITION_ROWS = 2**30 + 2  # which samples of a class
+    TEST_SPLIT = 2**30 + 3  # which of a client's samples are test data
+    HELD_OUT = 2**31 + 16  # clients kept out of training
+    THEORY_SAMPLES = 2**31 + 24  # samples that stand for a client's loss (client id)
+    DIRECTIONS = 2**31 + 25  # projections of sliced distances
+    SUBSETS = 2**31 + 26  # samples whose distance is measured
+    INSPECTED_CLIENTS = 2**31 + 30  # clients that `inspect` measures
+    LIVE_COHORTS = 2**31 + 64  # members of a live round (server version, journal entry)
+    SYNTHETIC = 2**31 + 100  # model and samples of a synthetic client (client)
+
+
+class InspectionStream(IntEnum):
+    """JAX streams of the key that `inspect` uses: they are folded into the key itself."""
+
+    SAMPLES = 2**31 + 31
+    MEASURED = 2**31 + 32
 
 
 def typed_key(key: Array) -> Array:
-    """The key itself; one of the old style, two plain words, becomes a typed one."""
+    """Return `key` as a typed key; an old-style key of plain words is wrapped."""
     if not hasattr(key, "dtype"):
-        raise ValueError(f"A key must be one of JAX's, such as `jax.random.key(0)`, got {key!r}.")
+        raise ValueError(f"A key must be a JAX key such as `jax.random.key(0)` (got {key!r}).")
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
-def run_stream(key: Array, stream: int = BATCHES) -> Array:
-    """The key from which all batches of a run follow: threefry, which `vmap` does not change, whatever `key` is."""
+def run_stream(key: Array, stream: RunStream = RunStream.BATCHES) -> Array:
+    """Derive a stream from a run's key. It is always threefry, whose bits `vmap` does not change."""
     words = jax.random.key_data(key)
     own = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
     for word in words[2:]:
         own = jax.random.fold_in(own, word)
-    return jax.random.fold_in(own, stream)
+    return jax.random.fold_in(own, int(stream))
 
 
-def host_generator(key: Array, *stream: int) -> np.random.Generator:
-    """A NumPy generator that follows a JAX key: splits and schedules are made before a run, on the host."""
+def inspection_key(key: Array, stream: InspectionStream) -> Array:
+    """Derive a stream from the key of an inspection."""
+    return jax.random.fold_in(key, int(stream))
+
+
+def visit_key(stream: Array, client_id: Array, update: Array) -> Array:
+    """Derive the key of one visit from a stream of the run."""
+    return jax.random.fold_in(jax.random.fold_in(stream, client_id), update)
+
+
+def draw_key(key: Array, step: Array, draw: Array) -> Array:
+    """Derive the key of one batch of a visit (or of an epoch of it): draw number `draw` of local step `step`."""
+    return jax.random.fold_in(key, MAX_DRAWS * step.astype(jnp.uint32) + draw)
+
+
+def epoch_key(visit: Array) -> Array:
+    """Derive the key that the permutations of a visit's epochs follow from."""
+    return jax.random.fold_in(visit, _EPOCH)
+
+
+def dropout_key(draw: Array) -> Array:
+    """Derive the dropout key of a batch from the batch's own."""
+    return jax.random.fold_in(draw, _DROPOUT)
+
+
+def host_generator(key: Array, stream: int | None = None, *indices: int) -> np.random.Generator:
+    """Make a NumPy generator from a JAX key: splits and schedules are drawn before a run, on the host.
+
+    `stream` is a `HostStream` (for delays, plus a block). A caller that owns its key needs none.
+    """
     if typed_key(key).ndim:
-        raise ValueError(f"Splits and schedules take one key, got {len(key)}. Make one for each.")
-    return np.random.default_rng([*np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist(), *stream])
+        raise ValueError(f"Splits and schedules take a single key (got {len(key)}). Make one split for each key.")
+    words = np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist()
+    return np.random.default_rng([*words, *(() if stream is None else (int(stream), *indices))])

@@ -1,12 +1,12 @@
-"""The vocabulary, one page: what flows between the modules.
+"""The vocabulary: what passes between the packages.
 
-A client is one data set with its own loss. Everything in `objectives/` and `local.py` is written for one
-client; `simulate.py` adds the others with `vmap`.
+A client is one data set with its own loss. Everything in `objectives/` and `client/` is written for one client;
+`simulation/` adds the others with `vmap`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from jax import Array
 
@@ -31,6 +31,7 @@ class Batch(NamedTuple):
     key: Array
 
 
+Batches = dict[str, Batch]  # by role; the leading axis counts the batches of that role in one local step
 LossFn = Callable[[Params, Batch], Scalar]  # f_i(w; xi): one client's loss on a batch
 Metrics = dict[str, Array]
 
@@ -39,6 +40,21 @@ class Apply(Protocol):
     """Outputs of a network. Without a key the network is evaluated: dropout is off."""
 
     def __call__(self, params: Params, x: Array, key: Array | None = None, /) -> Array: ...
+
+
+ClockName = Literal["step", "round"]
+
+
+class Clock(NamedTuple):
+    """Where a local step stands: the round, the step within the visit, and the visit's number of steps."""
+
+    round: Scalar
+    step: Scalar
+    num_steps: Scalar
+
+    def ticks(self, name: ClockName) -> Scalar:
+        """The number of ticks before now: 0 at the first step of the first round."""
+        return self.round if name == "round" else self.round * self.num_steps + self.step
 
 
 class DenseLayer(NamedTuple):
@@ -58,7 +74,7 @@ class DenseLayer(NamedTuple):
 class Model(NamedTuple):
     """A network as pure functions; `init` takes a key and one example batch `x`.
 
-    With a `dense` layer several gradients need fewer products with its kernel (`objectives/span.py`). It must describe
+    With a `dense` layer several gradients need fewer products with its kernel (see `fast/`). It must describe
     the same function as `apply`: who replaces the one replaces the other, or leaves it out.
     """
 

@@ -1,18 +1,28 @@
-"""Configuration as values: frozen dataclasses that print, compare and hash, and whose numbers are pytree leaves.
+"""Configuration as values, and the tables of what a configuration can name.
 
-A field annotated `Static[...]` is part of the program (a count, a name): changing it recompiles. Every other
-field is a number or another value: changing it does not recompile, and `vmap` can sweep over it.
+A *value* is a frozen dataclass that prints, compares and hashes, and whose numbers are pytree leaves. A field annotated
+`Static[...]` is part of the program (a count, a name): changing it recompiles. Every other field is a number or another
+value: changing it does not recompile, and `vmap` can sweep over it.
+
+An *axis* is one table of kinds (all objectives, all partitions, ...). Each kind is registered next to its class or
+function. `Axis.make` builds one from a TOML table, as the annotations of its parameters ask for.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, dataclass_transform
+import difflib
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
 
 _STATIC = "static"
-KINDS: dict[str, type] = {}  # every value class by name, for `from_dict`
 T = TypeVar("T")
 Static = Annotated[T, _STATIC]
 
@@ -21,8 +31,8 @@ Static = Annotated[T, _STATIC]
 def value(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass and a pytree.
 
-    `__post_init__` validates what a person constructs; JAX rebuilds values without it, because tracers and
-    swept arrays pass through there.
+    `__post_init__` validates what a person constructs. JAX rebuilds values without calling it, because tracers and
+    swept arrays pass through there. Values are final: compose them instead of inheriting.
 
     >>> @value
     ... class Step:
@@ -45,23 +55,288 @@ def value(cls: type[T]) -> type[T]:
             object.__setattr__(self, name, item)
         return self
 
+    def refuse_subclass(subclass: type, **_: Any) -> None:
+        raise TypeError(f"{cls.__name__} is final: what it states about itself need not hold for {subclass.__name__}.")
+
+    cls.__init_subclass__ = classmethod(refuse_subclass)  # pyright: ignore[reportAttributeAccessIssue]
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-    KINDS[cls.__name__] = cls
+    _VALUES.add(cls)
     return cls
 
 
+_VALUES: set[type] = set()
+
+
 def _is_static(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # of a module with `from __future__ import annotations`
+        return annotation.removeprefix("px.").startswith("Static[")
     return _STATIC in getattr(annotation, "__metadata__", ())
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run: what is wrong, what was given, and what to do."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A named member of an axis: what makes it, one line about it, its source, and keys of the papers to cite."""
+
+    name: str
+    make: Callable[..., Any]
+    summary: str = ""
+    source: str = ""
+    citations: tuple[str, ...] = ()
+
+
+class Axis:
+    """One table of kinds. `supplied` names the parameters that a run gives to a kind, not the configuration.
+
+    >>> colors = Axis("color")
+    >>> @colors.register(summary="The color of grass")
+    ... def green(shade: int = 1) -> str:
+    ...     return f"green {shade}"
+    >>> colors.make({"kind": "green", "shade": 2}, "color")
+    'green 2'
+    """
+
+    def __init__(self, name: str, supplied: tuple[str, ...] = (), shorthand: str = "") -> None:
+        self.name, self.supplied = name, supplied
+        self.shorthand = shorthand  # the kind that a plain string is the `name` of; by default the string is the kind
+        self.kinds: dict[str, Kind] = {}
+
+    def register(
+        self, name: str | None = None, *, summary: str = "", source: str = "", citations: tuple[str, ...] = ()
+    ) -> Callable[[T], T]:
+        """Register the decorated class or function, by default under its own name."""
+
+        def add(make: Any) -> Any:
+            own = name or make.__name__
+            if own in self.kinds:
+                raise ValueError(f"There are two kinds of {self.name} called `{own}`. Rename one of them.")
+            if own == "import":
+                raise ValueError("The name `import` is reserved: it imports a kind by its path.")
+            self.kinds[own] = Kind(own, make, summary, source, citations)
+            if isinstance(make, type):
+                self.describes(make)
+                _NAMES[make] = own
+            return make
+
+        return add
+
+    def describes(self, annotation: T) -> T:
+        """Build parameters with this annotation (a protocol or a class) from this axis."""
+        _AXES[annotation] = self
+        return annotation
+
+    def kind_of(self, table: Mapping[str, Any], where: str) -> Kind:
+        """Look up the kind that a table names, importing it for `kind = "import"`."""
+        name = str(table.get("kind"))
+        if name == "import":
+            path = table.get("path")
+            if not isinstance(path, str):
+                raise ConfigError(f'`{where}` has `kind = "import"` and needs a `path` such as "my_module:name".')
+            return Kind(path, imported(path, where))
+        check_names(where, [name], [*self.kinds, "import"], "kind")
+        return self.kinds[name]
+
+    def make(self, table: Mapping[str, Any] | str, where: str, **supplied: Any) -> Any:
+        """Build what a table describes; `where` names the table in messages."""
+        if isinstance(table, str):
+            table = {"kind": self.shorthand, "name": table} if self.shorthand else {"kind": table}
+        kind = self.kind_of(table, where)
+        try:
+            return call(kind.make, options_of(table), where, self.supplied, **supplied)
+        except ConfigError:
+            raise
+        except Exception as error:
+            if table.get("kind") != "import":
+                raise
+            raise ConfigError(f"`{where}`: {kind.name} failed: {type(error).__name__}: {error}") from error
+
+    def parameters(self, table: Mapping[str, Any], where: str) -> dict[str, inspect.Parameter]:
+        """The parameters that a configuration can give to the kind that a table names."""
+        made = parameters_of(self.kind_of(table, where).make)
+        return {name: one for name, one in made.items() if name not in self.supplied}
+
+
+_AXES: dict[Any, Axis] = {}  # by annotation
+_NAMES: dict[type, str] = {}  # of registered classes
+
+RECIPES = Axis("recipe")
+OBJECTIVES = Axis("objective")
+CURVATURES = Axis("curvature")
+STEP_SIZES = Axis("step size")
+OPTIMIZERS = Axis("optimizer", shorthand="Optimizer")
+BATCH_SIZES = Axis("batch size")
+SERVERS = Axis("server")
+DISCOUNTS = Axis("discount")
+DELAYS = Axis("delays", supplied=("num_clients", "key"))
+DELAY_TIMES = Axis("delay")
+DATASETS = Axis("data set", supplied=("test_share", "key"))
+PARTITIONS = Axis("partition", supplied=("labels", "key"))
+MODELS = Axis("model", supplied=("num_outputs",))
+
+
+def options_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a table: everything except its kind and, for an import, its path."""
+    reserved = ("kind", "path") if table.get("kind") == "import" else ("kind",)
+    return {name: item for name, item in table.items() if name not in reserved}
+
+
+def imports_in(item: Any) -> list[str]:
+    """The paths of everything that a nested table would import.
+
+    >>> imports_in({"model": {"kind": "import", "path": "nets:small"}, "optimizer": "adam"})
+    ['nets:small']
+    """
+    if isinstance(item, list | tuple):
+        return [path for entry in item for path in imports_in(entry)]
+    if not isinstance(item, Mapping):
+        return []
+    own = [str(item.get("path"))] if item.get("kind") == "import" else []
+    optimizers = [item.get("optimizer"), item.get("name") if item.get("kind") == "Optimizer" else None]
+    own += [name for name in optimizers if isinstance(name, str) and ":" in name]
+    return own + [path for entry in item.values() for path in imports_in(entry)]
+
+
+def imported(path: str, where: str) -> Any:
+    """Import `module:name`; modules are also looked up in the current folder."""
+    module, _, name = path.partition(":")
+    if "" not in sys.path:
+        sys.path.append("")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever a user's module raises
+        raise ConfigError(f"`{where}`: cannot import {path!r}: {type(error).__name__}: {error}") from error
+
+
+def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The named parameters of a function or class with their annotations evaluated.
+
+    `**options: Unpack[Options]` of a `TypedDict` counts as the parameters that it names.
+    """
+    hints = get_type_hints(
+        make.__init__ if isinstance(make, type) and make not in _VALUES else make, include_extras=True
+    )
+    found: dict[str, inspect.Parameter] = {}
+    for name, one in inspect.signature(make).parameters.items():
+        if one.kind is one.VAR_KEYWORD:
+            (options,) = get_args(hints.get(name)) or (dict,)
+            for key, hint in get_type_hints(options, include_extras=True).items():
+                found[key] = inspect.Parameter(key, one.KEYWORD_ONLY, default=None, annotation=hint)
+        elif one.kind is not one.VAR_POSITIONAL:
+            found[name] = one.replace(annotation=hints.get(name, Any))
+    return found
+
+
+def call(
+    make: Callable[..., Any], table: Mapping[str, Any], where: str, reserved: tuple[str, ...] = (), **supplied: Any
+) -> Any:
+    """Call `make` with the options of a table, each built as its annotation asks for.
+
+    `supplied` parameters are passed where `make` takes them; `reserved` ones cannot be configured.
+    """
+    parameters = parameters_of(make)
+    check_names(where, table, [name for name in parameters if name not in reserved])
+    options = {name: construct(parameters[name].annotation, item, f"{where}.{name}") for name, item in table.items()}
+    given = {name: item for name, item in supplied.items() if name in parameters}
+    try:
+        return make(**options, **given)
+    except TypeError as error:  # a required option is missing
+        raise ConfigError(f"`{where}`: {error}. Add it, or change its type.") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"`{where}`: {error}") from None
+
+
+def construct(annotation: Any, item: Any, where: str) -> Any:
+    """Build a parameter from TOML as its annotation asks for: a number or string as it is, a table by its `kind`."""
+    options = _alternatives(annotation)
+    axis = next((_AXES[one] for one in options if _is_hashable(one) and one in _AXES), None)
+    is_plain = any(one in (int, float, str, bool, Any) or get_origin(one) is Literal for one in options)
+    if axis is not None and (isinstance(item, Mapping) or (isinstance(item, str) and not is_plain)):
+        return axis.make(item, where)
+    if axis is not None and not is_plain:
+        kinds = ", ".join(sorted(axis.kinds))
+        raise ConfigError(f"`{where}` must be a kind or a table with a `kind`, got {item!r:.80}. Name one: {kinds}.")
+    nested = next((one for one in options if one in _VALUES), None)
+    if nested is not None and isinstance(item, Mapping):
+        return call(nested, options_of(item), where)
+    if isinstance(item, list):
+        entries = next((get_args(one) or (Any,) for one in options if get_origin(one) in (tuple, list, Sequence)), None)
+        if entries is None and Any not in options:
+            raise ConfigError(f"`{where}` must be one value, got the list {item!s:.80}. To try several use `tune`.")
+        return tuple(construct(one, entry, f"{where}.{i}") for i, (one, entry) in enumerate(_paired(entries, item)))
+    if isinstance(item, Mapping) and not any((get_origin(one) or one) in (dict, Any) for one in options):
+        raise ConfigError(f"`{where}` must be one value, got the table {item!s:.80}. Change it.")
+    _require_type(options, item, where)
+    return item
+
+
+def _paired(entries: tuple[Any, ...] | None, items: list[Any]) -> list[tuple[Any, Any]]:
+    """Each item of a list with its annotation: `tuple[int, str]` has one for each, `tuple[int, ...]` one for all."""
+    if entries is not None and Ellipsis not in entries and len(entries) == len(items) > 1:
+        return list(zip(entries, items, strict=True))
+    return [((entries or (Any,))[0], item) for item in items]
+
+
+def _require_type(options: list[Any], item: Any, where: str) -> None:
+    """Raise unless a plain item has one of the plain types that are asked for."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
+    is_int = isinstance(item, int) and not isinstance(item, bool)
+    fits = {int: is_int, float: is_int or isinstance(item, float), bool: isinstance(item, bool)}
+    fits |= {str: isinstance(item, str), Path: isinstance(item, str)}
+    if not isinstance(item, Mapping) and all(
+        get_origin(one) in (tuple, list, Sequence) or one is type(None) for one in options
+    ):
+        raise ConfigError(f"`{where}` must be a list, got {item!r:.80}. Change it.")
+    literals = [choice for one in options if get_origin(one) is Literal for choice in get_args(one)]
+    known = [one for one in options if one in fits]
+    if item in literals or not (known or literals) or any(fits[one] for one in known) or Any in options:
+        return
+    must = " or ".join(dict.fromkeys([*(words[one] for one in known), *map(repr, literals)]))
+    raise ConfigError(f"`{where}` must be {must}, got {item!r:.80}. Change it.")
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, without `Static[...]` and other annotations around them."""
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [one for part in get_args(annotation) for one in _alternatives(part)]
+    return [annotation]
+
+
+def _is_hashable(item: Any) -> bool:
+    try:
+        hash(item)
+    except TypeError:
+        return False
+    return True
+
+
+def name_of(item: Any) -> str:
+    """The name of a value's kind: as it was registered, or the path to import it by.
+
+    >>> name_of(Kind("a", print))
+    'Kind'
+    """
+    cls = type(item)
+    is_ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return _NAMES.get(cls) or (cls.__name__ if is_ours else f"{cls.__module__}:{cls.__qualname__}")
 
 
 def to_dict(item: Any) -> Any:
     """A value as plain tables, lists, numbers and strings, which TOML and JSON can hold.
 
-    A field that is None is left out.
+    A field that is None is left out. What is not part of personax is written as an import.
     """
-    if KINDS.get(type(item).__name__) is type(item):
+    if type(item) in _VALUES:
+        name = name_of(item)
+        kind = {"kind": "import", "path": name} if ":" in name else {"kind": name}
         given = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
-        return {"kind": type(item).__name__, **{k: to_dict(v) for k, v in given.items() if v is not None}}
+        return {**kind, **{k: to_dict(v) for k, v in given.items() if v is not None}}
     if isinstance(item, tuple | list):
         return [to_dict(entry) for entry in item]
     if isinstance(item, int | float | str):
@@ -69,15 +344,21 @@ def to_dict(item: Any) -> Any:
     return np.asarray(item).tolist()
 
 
-def from_dict(item: Any) -> Any:
-    """The value that `to_dict` came from."""
-    if isinstance(item, dict):
-        if item.get("kind") not in KINDS:
-            raise ValueError(f"`kind` must be one of {', '.join(sorted(KINDS))}, got {item.get('kind')!r}.")
-        return KINDS[item["kind"]](**{k: from_dict(v) for k, v in item.items() if k != "kind"})
-    if isinstance(item, list):
-        return tuple(from_dict(entry) for entry in item)
-    return item
+def check_names(where: str, given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
+    """Raise for a name that is not known, and suggest the nearest that is."""
+    known = set(known)
+    for name in given:
+        if name not in known:
+            raise ConfigError(unknown_name(where, name, known, what))
+
+
+def unknown_name(where: str, name: str, known: Iterable[str], what: str = "setting") -> str:
+    """One sentence about an unknown name, with the nearest known one."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    listed = f"There are: {', '.join(known)}." if known else "It takes none."
+    return f"`{where}` has no {what} `{name}`.{hint} {listed}"
 
 
 def require(condition: Callable[[Any], Any], name: str, given: Any, must: str, hint: str = "") -> None:

@@ -1,6 +1,7 @@
 """Run folders as a run would leave them, with made-up numbers of the right kind: for tests of what reads them."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from personax.protocol import Protocol
-from personax.records import (
+from personax.evaluation.scores import Evaluation, Trajectory
+from personax.evaluation.scoring import Scoring
+from personax.experiment.records import (
     RUN,
     AdaptationRecord,
     AlgorithmRecord,
@@ -20,7 +22,6 @@ from personax.records import (
     ScoreRecord,
     TableRow,
 )
-from personax.scores import Evaluation, Trajectory
 
 ROUNDS = (0, 10, 20, 40, 60, 80, 100, 120, 150)
 COHORT = 10
@@ -33,7 +34,7 @@ class Entry(NamedTuple):
     score: str
     algorithm: str
     recipe: str
-    protocol: Protocol
+    scoring: Scoring
     level: float
     spread: float = 0.08
     rounds: float = 25.0
@@ -41,31 +42,31 @@ class Entry(NamedTuple):
     citation: str = "mcmahan2017"
 
 
-KEPT, ADAPTED, ON_TEST = Protocol("personal"), Protocol("adapted"), Protocol("adapted", adapt_on="test")
+KEPT, ADAPTED, ON_TEST = Scoring("personal"), Scoring("adapted"), Scoring("adapted", adapt_on="test")
 FULL = (
     Entry("local training", "local training", "local_only", KEPT, 0.74, 0.14, 12, citation=""),
-    Entry("FedAvg", "FedAvg", "fedavg", Protocol("global"), 0.79, 0.12, 35),
-    Entry("FedAvg + update", "FedAvg", "fedavg", Protocol("adapted", lr=0.05), 0.84, 0.09, 35),
+    Entry("FedAvg", "FedAvg", "fedavg", Scoring("global"), 0.79, 0.12, 35),
+    Entry("FedAvg + update", "FedAvg", "fedavg", Scoring("adapted", lr=0.05), 0.84, 0.09, 35),
     Entry("Per-FedAvg (HF)", "Per-FedAvg (HF)", "per_fedavg", ADAPTED, 0.87, 0.07, 30, citation="fallah2020"),
     Entry("Per-FedAvg, paper's step", "Per-FedAvg (HF)", "per_fedavg", ON_TEST, 0.91, 0.05, 30, citation="fallah2020"),
     Entry("pFedMe", "pFedMe", "pfedme", KEPT, 0.855, 0.09, 45, citation="dinh2020"),
     Entry("APFL", "APFL", "apfl", KEPT, 0.873, 0.08, 28, citation="deng2020"),
     Entry("PersA-FL-MAML", "PersA-FL-MAML", "persafl", ADAPTED, 0.86, 0.08, 20, "asynchronous", "toghani2023"),
-    Entry(
-        "PersA-FL-ME", "PersA-FL-ME", "persafl", Protocol("recomputed"), 0.85, 0.1, 24, "asynchronous", "toghani2023"
-    ),
+    Entry("PersA-FL-ME", "PersA-FL-ME", "persafl", Scoring("recomputed"), 0.85, 0.1, 24, "asynchronous", "toghani2023"),
 )
-ONE = (Entry("FedAvg", "FedAvg", "fedavg", Protocol("global"), 0.8),)
+ONE = (Entry("FedAvg", "FedAvg", "fedavg", Scoring("global"), 0.8),)
 REGRESSION = (
-    Entry("local", "local", "local_only", Protocol("personal"), 0.9, 0.3, citation=""),
-    Entry("FedAvg", "FedAvg", "fedavg", Protocol("global"), 1.6, 0.5),
-    Entry("APFL", "APFL", "apfl", Protocol("personal"), 0.62, 0.2, citation="deng2020"),
+    Entry("local", "local", "local_only", Scoring("personal"), 0.9, 0.3, citation=""),
+    Entry("FedAvg", "FedAvg", "fedavg", Scoring("global"), 1.6, 0.5),
+    Entry("APFL", "APFL", "apfl", Scoring("personal"), 0.62, 0.2, citation="deng2020"),
 )
 
 
 def write_full(folder: Path, name: str = "femnist, 62 classes", seeds: tuple[int, ...] = (0, 1, 2), **more) -> Path:
     """Nine scores of seven algorithms, three seeds, newcomers, two asynchronous algorithms, mixing weights."""
-    return write_run(folder, name, FULL, seeds, local="local training", together="FedAvg", num_held_out=12, **more)
+    return write_run(
+        folder, name, FULL, seeds, local_baseline="local training", global_baseline="FedAvg", num_held_out=12, **more
+    )
 
 
 def write_minimal(folder: Path, name: str = "smallest", **more) -> Path:
@@ -75,7 +76,7 @@ def write_minimal(folder: Path, name: str = "smallest", **more) -> Path:
 
 def write_regression(folder: Path, name: str = "regression", **more) -> Path:
     """Errors, of which less is better; two seeds."""
-    more = {"metrics": ("loss", "error"), "local": "local", "together": "FedAvg"} | more
+    more = {"metrics": ("loss", "error"), "local_baseline": "local", "global_baseline": "FedAvg"} | more
     return write_run(folder, name, REGRESSION, (3, 4), **more)
 
 
@@ -86,8 +87,8 @@ def write_run(
     seeds: tuple[int, ...],
     *,
     metrics: tuple[str, ...] = ("loss", "accuracy"),
-    local: str | None = None,
-    together: str | None = None,
+    local_baseline: str | None = None,
+    global_baseline: str | None = None,
     num_clients: int = 120,
     num_held_out: int = 0,
     client_name: str = "client {}",
@@ -99,8 +100,8 @@ def write_run(
     scores = {e.score: _score(rng, e, made[e.score], metrics, len(seeds), num_held_out) for e in entries}
     last = {score: evaluations[-1] for score, evaluations in made.items()}
     record = RunRecord(
-        schema_version=1,
-        personax="0.1.0",
+        schema_version=2,
+        personax=version("personax"),
         name=name,
         started="2026-03-05T14:07:31+00:00",
         machine={"device": "NVIDIA H200", "cpu": "16 cores", "jax": "0.10.1", "python": "3.12.3"},
@@ -109,9 +110,9 @@ def write_run(
         headline=metrics[-1],
         federation=_federation(num_clients, num_held_out),
         algorithms=[_algorithm(rng, entry, entries, scores, len(seeds)) for entry in _first_of_each(entries)],
-        local=local,
-        together=together,
-        table=[_row(e, last, metric, local, together) for metric in metrics for e in entries],
+        local_baseline=local_baseline,
+        global_baseline=global_baseline,
+        table=[_row(e, last, metric, local_baseline, global_baseline) for metric in metrics for e in entries],
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_bytes(RUN.dump_json(record, indent=1))
@@ -150,7 +151,7 @@ def _evaluations(rng, entry: Entry, metrics, num_seeds: int, num_clients: int) -
         time = pace * num_round * np.linspace(1, 1.04, num_seeds)
         at = np.broadcast_to(np.arange(num_clients), (num_seeds, num_clients))
         events = np.full(num_seeds, num_round * COHORT)
-        found.append(Evaluation(entry.protocol, {m: numbers[m] for m in metrics}, at, counts, counts, events, time))
+        found.append(Evaluation(entry.scoring, {m: numbers[m] for m in metrics}, at, counts, counts, events, time))
     return found
 
 
@@ -159,15 +160,15 @@ def _score(rng, entry: Entry, evaluations: list[Evaluation], metrics, num_seeds:
     best = {metric: _best(run, metric) for metric in metrics}
     records = [_evaluation(rng, at, e, metrics, mixes) for at, e in zip(ROUNDS, evaluations, strict=True)]
     newcomers = None
-    if num_held_out and entry.protocol.adapts:
+    if num_held_out and entry.scoring.adapts:
         steps, high = [0, 1, 2, 5, 10], run.means(metrics[-1])[-1]
         noise = lambda: rng.normal(0, 0.01, num_seeds)
         rise = lambda end: [list(map(float, end - 0.12 * np.exp(-s / 2) + noise())) for s in steps]
         words = f"the shared model after gradient steps; scored on the test data of {num_held_out} held-out clients"
         newcomers = AdaptationRecord(words, steps, {m: rise(high if m == metrics[-1] else 1.0) for m in metrics})
-    protocol = {"model": entry.protocol.model, "clients": entry.protocol.clients, "score_on": entry.protocol.score_on}
-    words = entry.protocol.describe()
-    return ScoreRecord(entry.score, protocol, words, entry.protocol.flag, records, best, newcomers)
+    scoring = {"model": entry.scoring.model, "clients": entry.scoring.clients, "score_on": entry.scoring.score_on}
+    words = entry.scoring.describe()
+    return ScoreRecord(entry.score, scoring, words, entry.scoring.flag, records, best, newcomers)
 
 
 def _best(run: Trajectory, metric: str) -> BestRecord:
@@ -224,7 +225,7 @@ def _row(entry: Entry, last: dict[str, Evaluation], metric: str, local: str | No
         share = number(mine.share_better(last[other], metric)) if other else None
         against[f"better_than_{role}"] = share
     spread = [number(of(metric)) for of in (mine.std, mine.worst_decile, mine.best_decile)]
-    ends = {"low": _or_none(mean.low), "high": _or_none(mean.high), "flag": entry.protocol.flag}
+    ends = {"low": _or_none(mean.low), "high": _or_none(mean.high), "flag": entry.scoring.flag}
     std, worst, best = spread
     return TableRow(
         algorithm=entry.algorithm,
@@ -270,7 +271,9 @@ def _clients(rng, entries, last: dict[str, Evaluation], seeds, client_name: str)
             "name": [client_name.format(i) for i in found.clients.ravel()],
             "num_samples": found.num_samples.ravel(),
             **{metric: values.ravel() for metric, values in found.metrics.items()},
-            "mix": pa.array(rng.beta(4, 2, rows) if entry.recipe == "apfl" else [None] * rows, pa.float64()),
+            "personal_number": pa.array(
+                rng.beta(4, 2, rows) if entry.recipe == "apfl" else [None] * rows, pa.float64()
+            ),
         }
         parts.append(pa.table(columns))
     return pa.concat_tables(parts)

@@ -8,13 +8,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from personax.build import Outputs, resolve
-from personax.config import Terms, parse
-from personax.datasets import synthetic
-from personax.federation import Federation
+from personax.data.datasets import synthetic
+from personax.data.federation import Federation
+from personax.experiment.build import Outputs, resolve
+from personax.experiment.config import Terms, parse
 from personax.live.book import Book
 from personax.live.certificates import Revocations, read_credentials
-from personax.live.client import Client, Habits
+from personax.live.client import Habits, LiveClient
 from personax.live.connection import Connection
 from personax.live.journal import Journal
 from personax.live.recipe import Limits, Spec, make_recipe
@@ -126,7 +126,9 @@ def clients_of(running, folder, names=NAMES, federation=FEDERATION, limits=Limit
     made = []
     for i, name in enumerate(names):
         connection = running.connect(name)
-        made.append(Client(connection, data_of(i, federation), Path(folder) / name, limits, habits, lambda text: None))
+        made.append(
+            LiveClient(connection, data_of(i, federation), Path(folder) / name, limits, habits, lambda text: None)
+        )
     try:
         yield made
     finally:

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from personax import simulate
-from personax.build import Outputs, resolve
-from personax.checkpoint import read_model
-from personax.config import load
-from personax.datasets import synthetic
-from personax.federation import Federation
-from personax.folders import Folder
+from personax.data.datasets import synthetic
+from personax.data.federation import Federation
+from personax.experiment.build import Outputs, resolve
+from personax.experiment.checkpoint import read_model
+from personax.experiment.config import load
+from personax.experiment.folders import Folder
 from personax.live import certificates
 from personax.live.demo import Parts
 from personax.live.journal import read_lines

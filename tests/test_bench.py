@@ -13,19 +13,21 @@ import pytest
 from typer.testing import CliRunner
 
 import personax as px
-from personax import compiled
 from personax.bench import check, markdown, ours, peers, processes, suite
 from personax.bench.curves import draw
 from personax.bench.floor import floor_of
-from personax.bench.processes import Failed, Side
+from personax.bench.processes import ProcessFailed, Side
 from personax.bench.record import BENCH, BenchRecord, MachineRecord, PeerRecord, RowRecord, StartRecord
-from personax.bench.setting import Setting
+from personax.bench.setting import BenchSetting
 from personax.bench.show import figures, row_words, summary
-from personax.bench.workloads import Row, rows
+from personax.bench.workloads import BenchRow, rows
 from personax.cli import app
+from personax.fast import compilation_cache
 
 DOCS = Path(__file__).parents[1] / "docs"
-TINY = Setting("fedavg", 6, 2, cohort_size=3, num_samples=8, num_steps=2, batch_size=4, input_shape=(5,), widths=(4,))
+TINY = BenchSetting(
+    "fedavg", 6, 2, cohort_size=3, num_samples=8, num_steps=2, batch_size=4, input_shape=(5,), widths=(4,)
+)
 MACHINE = MachineRecord("a processor", "cpu", 2, "Linux", "3.11", "0.10", "default", 1e9, 1e9)
 
 
@@ -90,7 +92,7 @@ def test_arrivals_in_waves_end_where_one_by_one_they_end():
 def test_the_work_for_the_peers_is_repeated_by_plain_gradient_steps(tmp_path, epoch):
     check.write_work(TINY, tmp_path / "work.npz", epoch)
     with np.load(tmp_path / "work.npz") as held:
-        setting = Setting(**json.loads(str(held["setting"])))
+        setting = BenchSetting(**json.loads(str(held["setting"])))
         layers = lambda name: [held[f"{name}_{i}"] for i in range(int(held["num_arrays"]))]
         x, y, start, end = held["x"], held["y"], layers("start"), layers("end")
     assert x.shape[:4] == (3, setting.num_steps, 1, setting.batch_size) and epoch == (setting.num_steps == 1)
@@ -117,8 +119,8 @@ def test_a_row_is_measured_beside_a_peer_and_a_peer_that_cannot_run(tmp_path, mo
     made = {name: peers.Peer(name, f"{name}.py", name, (), ()) for name in ("good", "bad", "gone")}
     monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
     monkeypatch.setattr(suite, "PEERS", made)
-    row = Row("tiny", "mnist", "tiny", replace(TINY, divided=True), ("good", "bad", "gone"))
-    found = suite.measure_row(row, suite.Plan(0.2, 2, tuple(made)), MACHINE)
+    row = BenchRow("tiny", "mnist", "tiny", replace(TINY, divided=True), ("good", "bad", "gone"))
+    found = suite.measure_row(row, suite.BenchPlan(0.2, 2, tuple(made)), MACHINE)
     assert found.turns == 2 and found.seconds_per_round > 0 and found.host_peak_bytes > 1e6
     assert found.local_steps_per_second == pytest.approx(6 / found.seconds_per_round)
     assert found.operations_per_second >= 1e9 and found.bytes_per_second >= 1e9
@@ -134,20 +136,23 @@ def test_a_row_is_measured_beside_a_peer_and_a_peer_that_cannot_run(tmp_path, mo
 
 def test_a_side_that_says_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(processes, "FAREWELL", 0.1)
-    with Side([sys.executable, "-c", "import time; time.sleep(60)"], {}) as side, pytest.raises(Failed, match="within"):
+    with (
+        Side([sys.executable, "-c", "import time; time.sleep(60)"], {}) as side,
+        pytest.raises(ProcessFailed, match="within"),
+    ):
         side.get_ready(0.2)
 
 
 def test_an_unknown_row_or_peer_is_an_error_that_names_those_there_are():
     with pytest.raises(ValueError, match=r"No row is named camel\. There are: start, mnist-fedavg, mnist-fo"):
-        suite.run_suite(suite.Plan(), ["mnist", "camel"])
+        suite.run_suite(suite.BenchPlan(), ["mnist", "camel"])
     asked = CliRunner().invoke(app, ["bench", "--peer", "camel"])
     assert asked.exit_code == 1 and "camel" in asked.stderr and "torch-vmap" in asked.stderr
 
 
 def test_the_command_prints_a_record_and_writes_it(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "measure_machine", lambda: MACHINE)
-    monkeypatch.setattr(suite, "rows", lambda backend: [Row("tiny", "mnist", "tiny", TINY)])
+    monkeypatch.setattr(suite, "rows", lambda backend: [BenchRow("tiny", "mnist", "tiny", TINY)])
     asked = ["bench", "--only", "tiny", "--json", "--seconds", "0.1", "--turns", "1", "--out", str(tmp_path / "b.json")]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0 and "tiny" in done.stderr
@@ -158,7 +163,7 @@ def test_an_interrupted_command_keeps_the_rows_that_are_done(tmp_path, monkeypat
     done = iter(record().rows)
     monkeypatch.setattr(suite, "measure_machine", lambda: MACHINE)
     monkeypatch.setattr(
-        suite, "rows", lambda backend: [Row(name, "mnist", name, TINY) for name in ("tiny-a", "tiny-b")]
+        suite, "rows", lambda backend: [BenchRow(name, "mnist", name, TINY) for name in ("tiny-a", "tiny-b")]
     )
 
     def measure(row, plan, machine):
@@ -224,16 +229,16 @@ def test_numbers_have_three_figures(number, shown):
 
 
 def test_compiled_programs_are_kept_where_the_variable_says(tmp_path, monkeypatch):
-    monkeypatch.setenv(compiled.VARIABLE, "off")
-    assert compiled.compiled_folder() is None
-    monkeypatch.setenv(compiled.VARIABLE, str(tmp_path))
-    assert compiled.compiled_folder() == tmp_path
-    monkeypatch.delenv(compiled.VARIABLE)
-    assert "personax" in str(compiled.compiled_folder())
+    monkeypatch.setenv(compilation_cache.VARIABLE, "off")
+    assert compilation_cache.compiled_folder() is None
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path))
+    assert compilation_cache.compiled_folder() == tmp_path
+    monkeypatch.delenv(compilation_cache.VARIABLE)
+    assert "personax" in str(compilation_cache.compiled_folder())
 
 
 KEEP = """
-from personax.compiled import keep_compiled
+from personax.fast.compilation_cache import keep_compiled
 keep_compiled()
 import jax, jax.numpy as jnp
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -242,6 +247,6 @@ print(jax.jit(lambda x: jnp.sin(x) + 1)(0.0))
 
 
 def test_what_is_compiled_is_found_in_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(compiled.VARIABLE, str(tmp_path / "kept"))
+    monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / "kept"))
     subprocess.run([sys.executable, "-c", KEEP], check=True, capture_output=True)
     assert any((tmp_path / "kept").iterdir())

@@ -10,9 +10,8 @@ import pytest
 import tomli_w
 
 import personax as px
-from personax import datasets, partition
-from personax.build import (
-    RECIPES,
+from personax.data import datasets, partition
+from personax.experiment.build import (
     build,
     make_federation,
     make_schedules,
@@ -21,10 +20,10 @@ from personax.build import (
     outputs_of,
     resolve,
 )
-from personax.config import Config, Entry, load, parse
+from personax.experiment.config import AlgorithmSection, Config, load, parse
+from personax.experiment.runs import prepare
 from personax.models import logistic_regression, mlp
-from personax.runs import prepare
-from personax.values import to_dict
+from personax.values import DATASETS, RECIPES, Kind, to_dict
 from tests.recipes import RECIPES as VALUES
 from tests.test_config import refused
 from tests.test_datasets import write_leaf
@@ -118,7 +117,7 @@ def test_without_scores_an_algorithm_is_scored_by_what_its_objective_is_for(entr
 def test_scores_become_protocols():
     scores = {"S": {"model": "adapted", "num_steps": 3, "lr": 1, "batch_size": 5, "adapt_on": "test"}, "T": {}}
     training = make_training("A", resolved({"A": {"recipe": "fedavg", "scores": scores}}).algorithms["A"])
-    assert training.protocols == {"S": px.Protocol("adapted", 3, 1, 5, adapt_on="test"), "T": px.Protocol()}
+    assert training.scorings == {"S": px.Scoring("adapted", 3, 1, 5, adapt_on="test"), "T": px.Scoring()}
 
 
 # Baselines
@@ -126,8 +125,8 @@ def test_scores_become_protocols():
 
 def test_a_comparison_has_local_training_and_the_global_model_of_fedavg():
     config = resolved({"A": {"recipe": "apfl", "lr": 0.5}}, baselines=True)
-    assert config.algorithms["Local"] == Entry("local_only", SHARED, {"Local": {"model": "personal"}})
-    assert config.algorithms["FedAvg"] == Entry("fedavg", SHARED, {"FedAvg": {"model": "global"}})
+    assert config.algorithms["Local"] == AlgorithmSection("local_only", SHARED, {"Local": {"model": "personal"}})
+    assert config.algorithms["FedAvg"] == AlgorithmSection("fedavg", SHARED, {"FedAvg": {"model": "global"}})
     assert list(resolved({"A": {"recipe": "apfl"}}).algorithms) == ["A"]
 
 
@@ -135,7 +134,7 @@ def test_baselines_that_are_there_are_not_added():
     given = {"mine": {"recipe": "local_only"}, "avg": {"recipe": "fedavg", "scores": {"s": {"model": "global"}}}}
     assert list(resolved(given, baselines=True).algorithms) == ["mine", "avg"]
     plan = build(dataclasses.replace(resolved(given, baselines=True), data=config_of(given, data=SMALL).data))
-    assert (plan.local, plan.together) == ("mine", "s")
+    assert (plan.local_baseline, plan.global_baseline) == ("mine", "s")
 
 
 def test_a_fedavg_without_a_score_of_its_global_model_is_no_baseline():
@@ -177,11 +176,11 @@ def test_baselines_need_a_step_size():
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"recipe": "fedavgg"}, "`algorithms.A` has no recipe `fedavgg`. Did you mean `fedavg`?"),
+        ({"recipe": "fedavgg"}, "`algorithms.A` has no kind `fedavgg`. Did you mean `fedavg`?"),
         ({"recipe": "fedavg", "num_step": 3}, "`algorithms.A` has no setting `num_step`. Did you mean `num_steps`?"),
         ({"recipe": "fedavg", "mix": 0.5}, "`algorithms.A` has no setting `mix`."),
         ({"recipe": "fedavg", "lr": -1}, "`algorithms.A`: `lr` must be positive, got -1."),
-        ({"recipe": "fedavg", "lr": "big"}, "`algorithms.A`: `lr` must be positive, got big."),
+        ({"recipe": "fedavg", "lr": "big"}, "`algorithms.A.lr` must be a number, got 'big'."),
         (
             {"recipe": "fedavg", "lr": [0.1, 0.2]},
             "`algorithms.A.lr` must be one value, got the list [0.1, 0.2]. To",
@@ -196,7 +195,10 @@ def test_baselines_need_a_step_size():
             {"recipe": "fedavg", "num_epochs": 1, "num_steps": 1},
             "`algorithms.A`: Give either `num_steps` or `num_e",
         ),
-        ({"recipe": "fedprox"}, "`algorithms.A`: fedprox() missing 1 required positional argument: 'strength'. Add it"),
+        (
+            {"recipe": "fedprox"},
+            "`algorithms.A`: fedprox() missing 1 required keyword-only argument: 'strength'. Add it",
+        ),
         ({"recipe": "per_fedavg", "adapt_lr": 0.1, "hvp": "exakt"}, "no kind `exakt`. Did you mean `exact`?"),
         ({"recipe": "per_fedavg", "adapt_lr": 0.1, "hvp": 3}, "`algorithms.A.hvp` must be a kind or a table with a `k"),
         ({"recipe": "fedavg", "server": 3}, "`algorithms.A.server` must be a kind or a table with a `kind`, got 3."),
@@ -219,7 +221,7 @@ def test_baselines_need_a_step_size():
             {"recipe": "fedavg", "scores": {"S": {"modell": "x"}}},
             "`algorithms.A.scores.S` has no setting `modell`.",
         ),
-        ({"recipe": "fedavg", "scores": {"S": {"model": "x"}}}, "`algorithms.A.scores.S`: `model` must be one of"),
+        ({"recipe": "fedavg", "scores": {"S": {"model": "x"}}}, "`algorithms.A.scores.S.model` must be 'global' or"),
         ({"recipe": "fedavg", "scores": {"S": {"num_steps": -1}}}, "`algorithms.A.scores.S`: `num_steps` must be"),
     ],
 )
@@ -289,15 +291,15 @@ def test_what_does_not_fit_together_is_said_before_training(entry, sections, sai
 LOCAL = {"lr": 0.1, "num_steps": 3, "batch_size": 4}
 WRITTEN = {
     "fedavg": ({}, px.fedavg(**LOCAL)),
-    "fedprox": ({"strength": 0.5}, px.fedprox(0.5, **LOCAL)),
+    "fedprox": ({"strength": 0.5}, px.fedprox(strength=0.5, **LOCAL)),
     "scaffold": ({"option": 2}, px.scaffold(option=2, **LOCAL)),
     "aruba": ({"objective": {"kind": "Aruba", "power": 2.0}}, px.aruba(px.Aruba(power=2.0), **LOCAL)),
     "local_only": ({"clip_norm": 5.0}, px.local_only(clip_norm=5.0, **LOCAL)),
     "per_fedavg": (
         {"adapt_lr": 0.2, "hvp": "first_order", "num_adapt_steps": 2},
-        px.per_fedavg(0.2, hvp=px.first_order, num_adapt_steps=2, **LOCAL),
+        px.per_fedavg(adapt_lr=0.2, hvp=px.curvature.first_order, num_adapt_steps=2, **LOCAL),
     ),
-    "pfedme": ({"strength": 2.0, "prox_lr": 0.05}, px.pfedme(2.0, prox_lr=0.05, **LOCAL)),
+    "pfedme": ({"strength": 2.0, "prox_lr": 0.05}, px.pfedme(strength=2.0, prox_lr=0.05, **LOCAL)),
     "apfl": (
         {"mix": 0.3, "update_mix": "never", "radius": 9.0},
         px.apfl(mix=0.3, update_mix="never", radius=9.0, **LOCAL),
@@ -305,20 +307,20 @@ WRITTEN = {
     "fedasync": ({"server": {"kind": "asynchronous", "lr": 0.5}}, px.fedasync(server=px.asynchronous(0.5), **LOCAL)),
     "fedasync_mixing": (
         {"mixing": 0.4, "discount": {"kind": "Hinge", "slope": 1.0, "start": 4.0}, "max_staleness": 9},
-        px.fedasync_mixing(mixing=0.4, discount=px.Hinge(1.0, 4.0), max_staleness=9, **LOCAL),
+        px.fedasync_mixing(mixing=0.4, discount=px.discounts.Hinge(1.0, 4.0), max_staleness=9, **LOCAL),
     ),
     "fedbuff": (
         {"buffer_size": 3, "server_lr": 0.7, "discount": "Constant"},
-        px.fedbuff(buffer_size=3, server_lr=0.7, discount=px.Constant(), **LOCAL),
+        px.fedbuff(buffer_size=3, server_lr=0.7, discount=px.discounts.Constant(), **LOCAL),
     ),
     "persafl": (
         {"objective": {"kind": "Meta", "adapt_lr": 0.1, "hvp": {"kind": "FiniteDifference", "radius": 0.01}}},
-        px.persafl(px.Meta(0.1, hvp=px.finite_difference(0.01)), **LOCAL),
+        px.persafl(px.Meta(0.1, hvp=px.curvature.finite_difference(0.01)), **LOCAL),
     ),
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", list(RECIPES.kinds))
 def test_every_recipe_can_be_written_in_toml(recipe):
     options, wanted = WRITTEN[recipe]
     assert algorithm_of(recipe, **options, **LOCAL) == wanted
@@ -355,7 +357,7 @@ def test_servers_from_tables_and_short_words(written, server):
 
 @pytest.mark.parametrize(
     ("written", "hvp"),
-    [("exact", px.exact), ("first_order", px.first_order), ({"kind": "Exact"}, px.exact)],
+    [("exact", px.curvature.exact), ("first_order", px.curvature.first_order), ({"kind": "Exact"}, px.curvature.exact)],
     ids=str,
 )
 def test_curvature_from_short_words(written, hvp):
@@ -365,7 +367,7 @@ def test_curvature_from_short_words(written, hvp):
 
 def test_step_sizes_and_batch_sizes_from_tables():
     written = {"lr": {"kind": "Decay", "initial": 0.1, "rate": 0.01}, "batch_size": {"kind": "BatchSizes", "outer": 4}}
-    values = {"lr": px.Decay(0.1, 0.01), "batch_size": px.BatchSizes(4)}
+    values = {"lr": px.step_sizes.Decay(0.1, 0.01), "batch_size": px.BatchSizes(4)}
     assert algorithm_of("fedavg", num_steps=1, **written) == px.fedavg(num_steps=1, **values)
 
 
@@ -385,7 +387,7 @@ CUTS = [
 def test_digits_are_divided_as_in_python(cut):
     pool, options = datasets.digits(), without_kind(cut)
     divide = getattr(partition, cut["kind"])
-    parts = divide(len(pool.y) if cut["kind"] == "iid" else pool.y, **options, key=KEY)
+    parts = divide(pool.y, **options, key=KEY)
     config = config_of({"A": SYNC}, data={"kind": "digits"}, partition=cut, split={"test_share": 0.25})
     made = make_federation(config)
     assert_same_data(made, px.Federation.from_partition(pool.x, pool.y, *parts.split(0.25, key=KEY)))
@@ -424,7 +426,7 @@ def test_a_pool_with_a_published_test_set_is_cut_on_both_sides(tmp_path, monkeyp
     arrays = {"x": rng.integers(0, 256, (200, 28, 28)).astype(np.uint8), "y": np.repeat(np.arange(10), 20)}
     tests = {f"test_{name}": item[::2] for name, item in arrays.items()}
     pool = px.datasets.pool.Pool(*arrays.values(), *tests.values(), num_classes=10, name="Toy", citation="")
-    monkeypatch.setattr(datasets, "mnist", lambda: pool)
+    monkeypatch.setitem(DATASETS.kinds, "mnist", Kind("mnist", lambda: pool))
     cut = {"kind": "fallah_halves", "num_clients": 4, "num_each": 4, "test_each": 2}
     made = make_federation(config_of({"A": SYNC}, data={"kind": "mnist"}, partition=cut))
     train = partition.fallah_halves(pool.y, 4, 4, key=KEY)
@@ -545,7 +547,7 @@ def unhashable(num_outputs):
 
 
 def imported(path, **options):
-    config = config_of({"A": SYNC}, model={"kind": "import", "path": path, "options": options})
+    config = config_of({"A": SYNC}, model={"kind": "import", "path": path, **options})
     return make_task(config, outputs_of(config, federation_of([0, 2])))
 
 
@@ -558,14 +560,22 @@ def test_a_model_of_ones_own_is_imported_from_the_current_folder(here):
 @pytest.mark.parametrize(
     ("path", "options", "said"),
     [
-        ("my_models_of_another:broken", {}, "'my_models_of_another:broken' cannot be used: RuntimeError: out of order"),
-        ("my_models_of_another:wrong", {}, "'my_models_of_another:wrong' must return a personax.Model, got int. Use"),
-        ("my_models_of_another:absent", {}, "cannot be used: AttributeError: module"),
-        ("my_models_of_another:unhashable", {}, "cannot be used: TypeError: unhashable type"),
-        ("my_models_of_another:build", {"height": 3}, "cannot be used: TypeError: build() got an unexpected keyword"),
-        ("my_models_of_another:build", {"num_outputs": 3}, "cannot be used: TypeError"),
-        ("no_such_module_at_all:build", {}, "cannot be used: ModuleNotFoundError: No module named"),
-        ("...:build", {}, "cannot be used: "),
+        ("my_models_of_another:broken", {}, "my_models_of_another:broken failed: RuntimeError: out of order"),
+        ("my_models_of_another:wrong", {}, "`model` must give a personax.Model (got int). Use an adapter"),
+        (
+            "my_models_of_another:absent",
+            {},
+            "`model`: cannot import 'my_models_of_another:absent': AttributeError: module",
+        ),
+        ("my_models_of_another:unhashable", {}, "its functions must be hashable: unhashable type"),
+        ("my_models_of_another:build", {"height": 3}, "`model` has no setting `height`. There are: width."),
+        ("my_models_of_another:build", {"num_outputs": 3}, "`model` has no setting `num_outputs`"),
+        (
+            "no_such_module_at_all:build",
+            {},
+            "cannot import 'no_such_module_at_all:build': ModuleNotFoundError: No module named",
+        ),
+        ("...:build", {}, "cannot import '...:build': "),
     ],
 )
 def test_a_model_that_cannot_be_imported_says_why(here, path, options, said):
@@ -580,12 +590,12 @@ def test_a_model_that_cannot_be_imported_says_why(here, path, options, said):
 def test_rounds_for_servers_that_wait_and_as_many_updates_for_others():
     section = {"num_rounds": 4, "cohort_size": 3, "delays": "persafl"}
     config = config_of({"A": SYNC}, seeds=[3, 8], schedule=section)
-    waits, not_waits = px.fedavg(0.1, num_steps=1), px.fedasync(0.1, num_steps=1)
+    waits, not_waits = px.fedavg(lr=0.1, num_steps=1), px.fedasync(lr=0.1, num_steps=1)
     for seed, made, others in zip(
         [3, 8], make_schedules(config, waits, 6), make_schedules(config, not_waits, 6), strict=True
     ):
         key = jax.random.key(seed)
-        delays = px.persafl_delays(6, key=key)
+        delays = px.delays.persafl_delays(6, key=key)
         for one, wanted in (
             (made, px.rounds(6, 4, 3, key=key, delays=delays)),
             (others, px.arrivals(6, 12, delays=delays, key=key)),
@@ -596,14 +606,18 @@ def test_rounds_for_servers_that_wait_and_as_many_updates_for_others():
 
 def test_all_clients_as_a_cohort_and_rounds_without_delays():
     config = config_of({"A": SYNC}, seeds=1, schedule={"num_rounds": 2, "cohort_size": "all"})
-    (made,) = make_schedules(config, px.fedavg(0.1, num_steps=1), 5)
+    (made,) = make_schedules(config, px.fedavg(lr=0.1, num_steps=1), 5)
     assert made.num_events == 10 and sorted(made.client[:5]) == list(range(5)) and not made.time.any()
 
 
 def test_the_whole_plan_of_the_embedded_configuration():
     config = resolve(load(None), baselines=True)
     work = prepare(config)
-    assert isinstance(work.config, Config) and work.plan.local == "Local" and work.plan.together == "FedAvg"
+    assert (
+        isinstance(work.config, Config)
+        and work.plan.local_baseline == "Local"
+        and work.plan.global_baseline == "FedAvg"
+    )
     assert [t.name for t in work.plan.trainings] == list(config.algorithms) == list(work.schedules)
     assert work.plan.federation.num_clients == 60 and work.plan.federation.newcomers.num_clients == 6
     np.testing.assert_array_equal(

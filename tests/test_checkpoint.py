@@ -22,8 +22,9 @@ import pytest
 import safetensors.numpy
 
 import personax
-from personax.checkpoint import _sealed, export, load, read_model, save, write_atomically
+from personax.experiment.checkpoint import _sealed, export, load, read_model, save, write_atomically
 from tests import closed_forms
+from tests.options import grouped
 
 KEY = jax.random.key(0)
 ABOUT = {"algorithm": "fedavg", "seeds": [1, 2], "loss": 0.25}
@@ -150,7 +151,7 @@ def test_any_tree_comes_back_bit_for_bit(tree, about):
 def assert_continues(folder, algorithm, schedule, key, **options):
     fed, snapshots = closed_forms.federation()[0], []
     run = lambda **more: personax.simulate(
-        algorithm, closed_forms.TASK, fed, schedule, key=key, params={"w": jnp.ones(3)}, **options, **more
+        algorithm, closed_forms.TASK, fed, schedule, key=key, params={"w": jnp.ones(3)}, **grouped(**options, **more)
     )
     whole = run(every=2, observe=snapshots.append)
     cut = snapshots[len(snapshots) // 2]
@@ -163,7 +164,7 @@ def assert_continues(folder, algorithm, schedule, key, **options):
 
 
 def test_a_run_of_rounds_continues_as_if_it_had_not_stopped(tmp_path):
-    algorithm = personax.apfl(0.1, 0.5, num_steps=2, batch_size=4)
+    algorithm = personax.apfl(lr=0.1, mix=0.5, num_steps=2, batch_size=4)
     schedule = personax.rounds(4, 6, 2, key=KEY)
     assert_continues(tmp_path, algorithm, schedule, KEY, tracker=personax.WeightedAverage(1.0))
 
@@ -171,7 +172,7 @@ def test_a_run_of_rounds_continues_as_if_it_had_not_stopped(tmp_path):
 def test_a_run_of_arrivals_with_several_seeds_continues_as_if_it_had_not_stopped(tmp_path):
     server = personax.buffered(2, optimizer=personax.optimizer("adam"))
     algorithm = personax.Algorithm(personax.Scaffold(), personax.Local(0.1, num_steps=2, batch_size=4), server)
-    schedule = personax.arrivals(4, 15, delays=personax.persafl_delays(4, key=KEY), key=KEY)
+    schedule = personax.arrivals(4, 15, delays=personax.delays.persafl_delays(4, key=KEY), key=KEY)
     assert_continues(tmp_path, algorithm, schedule, jax.random.split(KEY, 2))
 
 

@@ -16,19 +16,20 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from personax import catalogue, cli
-from personax.build import resolve
-from personax.cli import app, plain_errors
-from personax.config import dump, load
-from personax.datasets import decode
-from personax.datasets.sources import SOURCES, Archive, Package
-from personax.folders import Folder
-from personax.progress import Bars
-from personax.records import read_results
-from personax.results import NonFiniteUpdate
-from personax.runs import start
+from personax.cli import FLAGS, app, console
+from personax.cli.errors import plain_errors
+from personax.cli.progress import Bars
+from personax.data.datasets import decode
+from personax.data.datasets.sources import SOURCES, Archive, Package
+from personax.experiment.build import resolve
+from personax.experiment.catalog import CATALOG
+from personax.experiment.config import dump, load, load_run
+from personax.experiment.folders import Folder
+from personax.experiment.records import read_results
+from personax.experiment.runs import start
+from personax.simulation.results import NonFiniteUpdate
 from tests.test_fetch import cifar_like, cifar_tar, closed_address, serving, source
-from tests.test_handover import patients, rows_of, table
+from tests.test_newcomers import patients, rows_of, table
 from tests.test_tuning import HUGE
 
 pytestmark = pytest.mark.xdist_group("small runs")
@@ -52,8 +53,8 @@ def untouched():
     """What the command line changes for its whole process stays in these tests."""
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", " ".join([os.environ["XLA_FLAGS"], *cli.FLAGS]))
-        patch.setattr(cli.out, "width", 120)
+        patch.setenv("XLA_FLAGS", " ".join([os.environ["XLA_FLAGS"], *FLAGS]))
+        patch.setattr(console.out, "width", 120)
         yield
     signal.signal(signal.SIGTERM, handler)
 
@@ -108,8 +109,8 @@ def test_ctrl_c_says_that_one_can_go_on(tiny, monkeypatch):
     ("name", "said"),
     [
         ("minst", "`name` must be one of 'mnist', 'cifar10', got 'minst'. Did you mean 'mnist'?"),
-        ("digits", "digits is not fetched (embedded). See `personax.datasets.digits`."),
-        ("femnist", "femnist is not fetched (needs a folder). See `personax.datasets.femnist`."),
+        ("digits", "digits is not fetched (comes with personax). See `personax.data.datasets.digits`."),
+        ("femnist", "femnist is not fetched (needs a path). See `personax.data.datasets.femnist`."),
     ],
 )
 def test_names_that_cannot_be_fetched(name, said):
@@ -121,7 +122,8 @@ def test_list_shows_what_is_here(tiny):
     rows = lambda: {line.split()[0]: line for line in personax("data", "list").stdout.splitlines() if line.strip()}
     before = rows()
     assert {"digits", "mnist", "cifar10", "synthetic", "femnist"} <= set(before)
-    assert " not here " in before["cifar10"] and " embedded " in before["digits"] and "Krizhevsky" in before["cifar10"]
+    assert " comes with personax " in before["digits"]
+    assert " not here " in before["cifar10"] and "Krizhevsky" in before["cifar10"]
     personax("data", "fetch", "cifar10")
     after = rows()
     assert " here " in after["cifar10"] and " not here " not in after["cifar10"] and " not here " in after["mnist"]
@@ -204,7 +206,7 @@ def test_compare_shows_the_table_and_where_the_rest_is(done):
 
 def test_the_configuration_in_the_folder_is_the_resolved_one(done, small):
     folder, _ = done
-    assert load(folder.config) == resolve(load(small), baselines=True)
+    assert load_run(folder.config) == resolve(load(small), baselines=True)
 
 
 def test_resume_of_a_finished_run_shows_it_again_and_mends_what_is_missing(done):
@@ -229,7 +231,7 @@ def test_run_trains_one_algorithm(small, place):
     assert ended.exit_code == 0, ended.stderr
     record = read_results(place / "one")
     assert [a.name for a in record.algorithms] == ["FedAvg"] and record.seeds == [1, 0]
-    assert record.local is None and record.together == "FedAvg"
+    assert record.local_baseline is None and record.global_baseline == "FedAvg"
 
 
 def test_a_run_without_a_folder_gets_one_of_its_own(small, place):
@@ -284,8 +286,8 @@ def test_cite_prints_bibtex_of_what_was_used(done):
 def test_list_shows_everything_with_its_source():
     ended = personax("list")
     shown = {line.split()[0] for line in ended.stdout.splitlines() if line.strip()}
-    for entries in (catalogue.ALGORITHMS, catalogue.OBJECTIVES, catalogue.PARTITIONS, catalogue.DATASETS):
-        assert {entry.name for entry in entries} <= shown
+    for axis in CATALOG.values():
+        assert set(axis.kinds) <= shown
     assert ended.exit_code == 0 and "Dinh 2020, Algorithm 1" in ended.stdout
 
 
@@ -379,9 +381,17 @@ def test_what_can_go_wrong_while_running_is_one_message(error, capsys):
     assert ended.value.exit_code == 1 and capsys.readouterr() == ("", "Error: too much\n")
 
 
-def test_mistakes_of_our_own_are_not_hidden():
-    with pytest.raises(KeyError), plain_errors():
-        raise KeyError
+@pytest.mark.parametrize("error", [KeyError(), ModuleNotFoundError("No module named 'x'", name="x")])
+def test_mistakes_of_our_own_are_not_hidden(error):
+    with pytest.raises(type(error)), plain_errors():
+        raise error
+
+
+def test_a_missing_package_of_the_live_extra_is_one_message(capsys):
+    with pytest.raises(typer.Exit) as ended, plain_errors():
+        raise ModuleNotFoundError("No module named 'google.protobuf'", name="google.protobuf")
+    expected = "Error: google.protobuf is not installed. Install it with: pip install 'personax[live]'\n"
+    assert ended.value.exit_code == 1 and capsys.readouterr() == ("", expected)
 
 
 def test_an_interrupt_has_a_message_and_a_status_of_its_own(capsys):
@@ -414,12 +424,12 @@ def test_a_bar_shows_rounds_speed_and_the_latest_numbers():
 
 
 def test_a_bar_says_where_a_run_was_resumed_and_what_it_cost():
-    text = shown(True, ("begin", NAME, 40, 20), ("end", NAME, SECONDS), ("say", "[file] is damaged"))
+    text = shown(True, ("begin", NAME, 40, 20), ("end", NAME, SECONDS), ("note", "[file] is damaged"))
     assert "20/40" in text and "resumed at 20" in text and "compile 1.5 s, train 0.2 s, evaluate 0.0 s" in text
     assert "[file] is damaged" in text
 
 
 def test_without_a_terminal_there_is_a_line_when_an_algorithm_ends():
-    calls = ("begin", NAME, 40, 0), ("advance", NAME, 10, "20.0"), ("end", NAME, SECONDS), ("say", "[file] is damaged")
+    calls = ("begin", NAME, 40, 0), ("advance", NAME, 10, "20.0"), ("end", NAME, SECONDS), ("note", "[file] is damaged")
     text = shown(False, *calls)
     assert text == f"{NAME}: compile 1.5 s, train 0.2 s, evaluate 0.0 s\n[file] is damaged\n"

@@ -7,18 +7,27 @@ import datetime
 import inspect
 import math
 import tomllib
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 import personax
-from personax.build import RECIPES, make_task, make_training, option_names, outputs_of, resolve
-from personax.config import Config, ConfigError, Imported, ScheduleSection, check_names, dump, load, parse
-from personax.runs import prepare
+from personax.experiment.build import make_task, make_training, outputs_of, resolve
+from personax.experiment.config import (
+    STARTER,
+    Config,
+    ConfigError,
+    ScheduleSection,
+    check_names,
+    dump,
+    load,
+    parse,
+)
+from personax.experiment.runs import prepare
+from personax.values import RECIPES
 
-DEFAULT = Path(personax.__file__).with_name("default.toml")
+DEFAULT = STARTER
 FEDAVG = {"A": {"recipe": "fedavg", "lr": 0.1, "num_steps": 1}}
 
 
@@ -60,13 +69,16 @@ SECTIONS = [
     ("data", {"kind": "file", "path": 'with "quotes" and \\.csv', "split": "part", "shape": [28, 28]}),
     ("partition", {"kind": "iid", "num_clients": 5}),
     ("partition", {"kind": "shards", "num_clients": 5, "num_shards_each": 1}),
-    ("partition", {"kind": "classes_per_client", "num_per_client": 20}),
+    ("partition", {"kind": "classes_per_client", "num_clients": 3, "num_classes_each": 2, "num_per_client": 20}),
     ("partition", {"kind": "dirichlet", "num_clients": 5, "concentration": 1, "num_per_client": 9}),
     ("partition", {"kind": "dirichlet_by_class", "num_clients": 5, "concentration": 0.5}),
     ("partition", {"kind": "fallah_halves", "num_clients": 4, "num_each": 10, "test_each": 2, "without_first": True}),
     ("model", {"kind": "mlp", "widths": [], "activation": "tanh"}),
     ("model", {"kind": "cnn2"}),
-    ("model", {"kind": "import", "path": "my.models:build", "options": {"depth": 2, "names": ["a", "b"]}}),
+    ("model", {"kind": "import", "path": "my.models:build", "depth": 2, "names": ["a", "b"]}),
+    ("partition", {"kind": "import", "path": "my.cuts:cut", "num_clients": 2}),
+    ("data", {"kind": "import", "path": "my.data:load"}),
+    ("schedule", {"delays": {"kind": "Delays", "upload": {"kind": "Gamma", "mean": 2.0}}}),
     ("task", {"kind": "regression", "l2": 1e-3}),
     ("schedule", {"cohort_size": "all", "num_rounds": 1, "delays": "persafl"}),
     ("evaluation", {"every": 3, "adaptation_steps": []}),
@@ -123,15 +135,15 @@ def test_the_options_of_an_algorithm_stand_beside_its_recipe():
         (with_section("task", l1=0.1), "`task` has no setting `l1`. Did you mean `l2`?"),
         (
             with_section("data", kind="synthetic", num_classs=3),
-            "`data` has no setting `num_classs`. Did you mean `num_classes`? There are: input_spread, kind,",
+            "`data` has no setting `num_classs`. Did you mean `num_classes`? There are: input_spread, model_spread,",
         ),
-        (with_section("data", kind="digits", path="x"), "`data` has no setting `path`. There are: kind."),
+        (with_section("data", kind="digits", path="x"), "`data` has no setting `path`. It takes none."),
         (
             with_section("partition", kind="shards", num_clients=2, num_shards=2),
-            "`partition` has no setting `num_shards`. Did you mean `num_shards_each`? There are: kind, num_clients,",
+            "`partition` has no setting `num_shards`. Did you mean `num_shards_each`? There are: num_clients,",
         ),
         (with_section("model", kind="mlp", width=[3]), "`model` has no setting `width`. Did you mean `widths`?"),
-        (with_section("model", kind="cnn2", widths=[3]), "`model` has no setting `widths`. There are: init, kind."),
+        (with_section("model", kind="cnn2", widths=[3]), "`model` has no setting `widths`. There are: dropout, init."),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_nearest(table, said):
@@ -148,7 +160,6 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(table, said):
         ({"algorithms": {"A": 3}}, "`algorithms.A`: input should be a dictionary"),
         ({"algorithms": {"A": {}}}, "`algorithms.A` needs `recipe`. Add it"),
         ({"algorithms": {"A": {"recipe": 3}}}, "`algorithms.A.recipe`: input should be a valid string, got 3."),
-        ({"algorithms": {"constrained-int": {"recipe": 3}}}, "`algorithms.constrained-int.recipe`: input should be"),
         ({"algorithms": {"A": {"recipe": "x", "scores": 3}}}, "`algorithms.A.scores`: input should be a valid dict"),
         ({"algorithms": {"": FEDAVG["A"]}}, "string should have at least 1 character, got ''."),
         ({"algorithms": {"A" * 81: FEDAVG["A"]}}, "string should have at most 80 characters"),
@@ -159,41 +170,29 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(table, said):
         ({"algorithms": FEDAVG, "seeds": True}, "`seeds`: input should be a valid integer, got True."),
         ({"algorithms": FEDAVG, "seeds": []}, "`seeds`: list should have at least 1 item"),
         ({"algorithms": FEDAVG, "seeds": [1, -1]}, "`seeds.1`: input should be greater than or equal to 0, got -1."),
-        ({"algorithms": FEDAVG, "data": 3}, "`data`: input should be a valid dictionary"),
-        ({"algorithms": FEDAVG, "data": {}}, "`data` needs a `kind`. Add it"),
-        (with_section("data", kind="digit"), "`data.kind` must be one of 'digits', 'mnist', 'cifar10', 'synthetic',"),
+        ({"algorithms": FEDAVG, "data": 3}, "`data`: input should be a dictionary"),
+        ({"algorithms": FEDAVG, "data": {}}, "`data` needs `kind`. Add it"),
+        (with_section("data", kind="digit"), "`data` has no kind `digit`. Did you mean `digits`?"),
         (with_section("data", kind="file"), "`data` needs `path`. Add it"),
-        (with_section("data", kind="file", path=3), "`data.path`: input should be a valid string, got 3."),
-        (with_section("data", kind="file", path="x", shape=[0]), "`data.shape.0`: input should be greater than"),
-        (with_section("data", kind="synthetic", num_samples=1), "`data.num_samples`: input should be greater than"),
-        (with_section("data", kind="synthetic", model_spread=-1), "`data.model_spread`: input should be greater"),
-        (with_section("data", kind="synthetic", model_spread=math.nan), "`data.model_spread`: input should be"),
+        (with_section("data", kind="file", path=3), "`data.path` must be a string or a path, got 3."),
+        (with_section("data", kind="file", path="x", shape=["a"]), "`data.shape.0` must be a whole number, got 'a'."),
         (
             with_section("data", kind="femnist", path="x", digits_only=1),
-            "`data.digits_only`: input should be a",
+            "`data.digits_only` must be true or false, got 1.",
         ),
         (with_section("partition", kind="iid"), "`partition` needs `num_clients`. Add it"),
-        (with_section("partition", num_clients=3), "`partition` needs a `kind`. Add it"),
-        (
-            with_section("partition", kind="dirichlet_by_class", num_clients=2, concentration=0),
-            "`partition.concentration`: input should be greater than 0, got 0.",
-        ),
+        (with_section("partition", num_clients=3), "`partition` needs `kind`. Add it"),
         (with_section("split", test_share=1.0), "`split.test_share`: input should be less than 1, got 1.0."),
         (with_section("split", test_share="half"), "`split.test_share`: input should be a valid number, got 'half'."),
         (with_section("split", seed=2**32), "`split.seed`: input should be less than 4294967296"),
-        (with_section("model", kind="mlp", widths=[4, "a"]), "`model.widths.1`: input should be a valid integer"),
-        (with_section("model", kind="mlp", activation="elo"), "`model.activation`: input should be 'elu', 'relu' or"),
-        (with_section("model", kind="import", path="no_colon"), "`model.path`: string should match pattern"),
-        (with_section("model", kind="import", path="a:b", options=3), "`model.options`: input should be a valid dict"),
+        (with_section("model", kind="mlp", widths=[4, "a"]), "`model.widths.1` must be a whole number, got 'a'."),
+        (with_section("model", kind="mlp", widths=3), "`model.widths` must be a list, got 3."),
         (with_section("task", l2=math.inf), "`task.l2`: input should be a finite number, got inf."),
         (with_section("schedule", cohort_size=0), "`schedule.cohort_size`: input should be greater than or equal to 1"),
         (with_section("schedule", cohort_size="most"), "`schedule.cohort_size`: input should be 'all', got 'most'."),
         (with_section("schedule", num_rounds=2.0), "`schedule.num_rounds`: input should be a valid integer, got 2.0."),
         (with_section("schedule", num_rounds=10**30), "`schedule.num_rounds`: input should be less than 2147483648"),
-        (
-            with_section("schedule", delays="some"),
-            "`schedule.delays`: input should be 'none' or 'persafl', got 'some'",
-        ),
+        (with_section("schedule", delays=3), "`schedule.delays`: input should be a valid string, got 3."),
         (with_section("evaluation", adaptation_steps=[-1]), "`evaluation.adaptation_steps.0`: input should be"),
         (with_section("tune", lr=[]), "`tune.lr`: list should have at least 1 item"),
         (with_section("tune", lr=0.1), "`tune.lr`: input should be a valid list, got 0.1."),
@@ -201,7 +200,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(table, said):
     ],
 )
 def test_a_wrong_type_or_range_says_what_got_and_do(table, said):
-    with refused(said, "needs" if "needs" in said else ", got "):
+    with refused(said):
         parse(table)
 
 
@@ -210,7 +209,7 @@ def test_every_mistake_is_told_at_once_and_long_ones_are_cut():
     with pytest.raises(ConfigError) as error:
         parse({**table, "sead": 1})
     lines = str(error.value).splitlines()
-    assert len(lines) == 4 and max(map(len, lines)) < 300
+    assert len(lines) == 5 and max(map(len, lines)) < 300
 
 
 def test_check_names_takes_what_is_known():
@@ -256,7 +255,7 @@ def test_a_file_that_is_not_there(tmp_path):
         ("name=two words", ["name"], "two words"),
         ("name='3'", ["name"], "3"),
         ("name=a=b", ["name"], "a=b"),
-        ("data.path=mine.csv", ["data", "path"], "mine.csv"),
+        ("data.path=mine.csv", ["data", "options", "path"], "mine.csv"),
         ("schedule.num_rounds=1_000", ["schedule", "num_rounds"], 1000),
         ("algorithms.Local.lr=1e-3", ["algorithms", "Local", "options", "lr"], 1e-3),
         ('algorithms."Per-FedAvg (HF)".adapt_lr=0.2', ["algorithms", "Per-FedAvg (HF)", "options", "adapt_lr"], 0.2),
@@ -296,7 +295,7 @@ NUMBERS = [0, 1, -1, 7, 2**31, 2**63, 2**64, 10**40, 0.5, -0.5, 1e-300, 1e300, m
 WORDS = ["", " ", "x", "exact", "all", "none", "adam", "synchronous", "fedavg", "Meta", "a\nb", "\0", "é"]
 DATES = [datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4), datetime.time(5, 6)]
 KINDS = ["Erm", "Meta", "Moreau", "Mixture", "Decay", "Polynomial", "Optimizer", "Server", "BatchSizes", "exact"]
-KINDS += ["Local", "buffered", "synthetic", "iid", "shards", "dirichlet", "cnn2", "import", "Algorithm", "Protocol"]
+KINDS += ["Local", "buffered", "synthetic", "iid", "shards", "dirichlet", "cnn2", "import", "Algorithm", "Scoring"]
 LEAVES = st.sampled_from([*NUMBERS, *WORDS, *DATES])
 JUNK = st.recursive(
     LEAVES,
@@ -362,7 +361,7 @@ FITTING = {
     "score_on": ["test", "training", "both"],
 }
 SWAPPED = st.sampled_from([item for items in FITTING.values() for item in items])  # what fits elsewhere
-PROTOCOL = [field.name for field in dataclasses.fields(personax.Protocol)]
+PROTOCOL = [field.name for field in dataclasses.fields(personax.Scoring)]
 
 
 @st.composite
@@ -376,7 +375,7 @@ def options(draw, names, needed=()):
 
 
 def needed_by(recipe):
-    parameters = inspect.signature(RECIPES[recipe]).parameters.values()
+    parameters = inspect.signature(RECIPES.kinds[recipe].make).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name != "lr"]
 
 
@@ -388,9 +387,13 @@ def composed(draw):
     table["schedule"] = {"num_rounds": draw(st.integers(1, 3)), "cohort_size": draw(st.sampled_from([1, 2, 61, "all"]))}
     table["schedule"]["delays"] = draw(st.sampled_from(["none", "persafl", "persafl"]))
     table["split"] = {"num_held_out": draw(st.sampled_from([0, 6, 6, 6, 65, 66]))}
-    recipes = draw(st.lists(st.sampled_from(sorted(RECIPES)), min_size=1, max_size=2))
+    recipes = draw(st.lists(st.sampled_from(sorted(RECIPES.kinds)), min_size=1, max_size=2))
     table["algorithms"] = {
-        f"{i}": {"recipe": recipe, **draw(options(option_names(recipe), needed_by(recipe))), "scores": draw(scores(i))}
+        f"{i}": {
+            "recipe": recipe,
+            **draw(options(list(RECIPES.parameters({"kind": recipe}, "")), needed_by(recipe))),
+            "scores": draw(scores(i)),
+        }
         for i, recipe in enumerate(recipes)
     }
     return table
@@ -406,7 +409,7 @@ def is_small(config: Config) -> bool:
     sizes = [config.schedule.num_rounds, len(config.seed_list) * 30, *getattr(config.model, "widths", [])]
     sizes += [item for part in (config.data, config.partition) for item in vars(part or config.split).values()]
     small = all(size <= 300 for size in sizes if isinstance(size, int))
-    return small and config.data.kind in ("digits", "synthetic") and not isinstance(config.model, Imported)
+    return small and config.data.kind in ("digits", "synthetic") and config.model.kind != "import"
 
 
 def build_all(table):

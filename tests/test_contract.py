@@ -10,17 +10,21 @@ import pytest
 import tomli_w
 
 import personax
-from personax import engine
 from personax import simulate as run
-from personax.engine import advance
-from personax.results import State
-from personax.values import KINDS, from_dict, to_dict
-from personax.waves import plan_arrivals
+from personax.client import optimizers
+from personax.simulation import engine
+from personax.simulation.engine import advance
+from personax.simulation.results import State
+from personax.simulation.waves import plan_arrivals
+from personax.values import OBJECTIVES, construct, to_dict
+from tests.options import grouped
 from tests.recipes import ASYNCHRONOUS, RECIPES
 
 # The tests of one recipe share its compiled program, so they run in one process.
 each = lambda names: pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
 
+MODULES = (personax, personax.step_sizes, personax.curvature, personax.discounts, optimizers)
+NAMES = {name: item for module in MODULES for name, item in vars(module).items()}
 TASK = personax.classification(personax.mlp((4,), 3))
 NUM = 5
 
@@ -37,14 +41,14 @@ FED = personax.Federation.from_clients([data(i) for i in range(NUM)], test=[data
 def schedule_for(name, seed=0, num=24):
     key = jax.random.key(seed)
     if name in ASYNCHRONOUS:
-        return personax.arrivals(NUM, num, delays=personax.persafl_delays(NUM, key=key), key=key)
+        return personax.arrivals(NUM, num, delays=personax.delays.persafl_delays(NUM, key=key), key=key)
     return personax.rounds(NUM, num // 3, 3, key=key, num_aggregated=2 if name == "pfedme" else None)
 
 
 def simulate(name, scale=1.0, seed=0, fed=FED, schedule=None, **options):
     options.setdefault("wave_width", 4)
     schedule = schedule_for(name, seed) if schedule is None else schedule
-    return run(RECIPES[name](scale), TASK, fed, schedule, key=jax.random.key(seed), **options)
+    return run(RECIPES[name](scale), TASK, fed, schedule, key=jax.random.key(seed), **grouped(**options))
 
 
 def end(result):
@@ -125,8 +129,7 @@ def test_seeds_together_in_chunks_of_a_cohort_equal_seeds_apart(name):
         FED,
         [schedule_for(name, seed) for seed in seeds],
         key=jnp.stack([jax.random.key(seed) for seed in seeds]),
-        wave_width=4,
-        cohort_chunk=2,
+        **grouped(wave_width=4, cohort_chunk=2),
     )
     for seed in seeds:
         assert_close(jax.tree.map(lambda leaf, s=seed: leaf[s], end(together)), end(simulate(name, seed=seed)))
@@ -158,8 +161,8 @@ def test_a_recipe_is_its_configuration(name):
     recipe = RECIPES[name](1.0)
     assert recipe == RECIPES[name](1.0) and hash(recipe) == hash(RECIPES[name](1.0))
     assert recipe != RECIPES[name](0.5)
-    assert from_dict(tomllib.loads(tomli_w.dumps(to_dict(recipe)))) == recipe
-    assert eval(repr(recipe), dict(KINDS)) == recipe
+    assert construct(personax.Algorithm, tomllib.loads(tomli_w.dumps(to_dict(recipe))), "algorithm") == recipe
+    assert eval(repr(recipe), NAMES) == recipe
 
 
 @each(RECIPES)
@@ -167,7 +170,13 @@ def test_evaluation_does_not_touch_the_run(name):
     """PFLlib's trap: measuring moves the model."""
     result = simulate(name)
     before = jax.tree.map(np.array, end(result))
-    protocol = personax.Protocol("adapted", num_steps=2)
-    scores = personax.evaluate(RECIPES[name](1.0), TASK, FED, result, protocol, key=jax.random.key(5))
-    assert scores.metrics["accuracy"].shape == (NUM,) and scores.protocol == protocol
+    scoring = personax.Scoring("adapted", num_steps=2)
+    scores = personax.evaluate(RECIPES[name](1.0), TASK, FED, result, scoring, key=jax.random.key(5))
+    assert scores.metrics["accuracy"].shape == (NUM,) and scores.scoring == scoring
     assert_same_bits(before, end(result))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES.kinds)
+def test_every_objective_has_a_row_above(name):
+    """A new objective is added to the table of recipes, so that every test of this file is a test of it."""
+    assert name in {type(make(1.0).objective).__name__ for make in RECIPES.values()}

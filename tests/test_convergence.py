@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import personax as px
-from personax.build import resolve
-from personax.config import parse
-from personax.convergence import Convergence, can_follow
-from personax.folders import Folder
+from personax.experiment.build import resolve
+from personax.experiment.config import parse
+from personax.experiment.convergence import Convergence, can_follow
+from personax.experiment.folders import Folder
+from personax.experiment.runs import execute, prepare, start
 from personax.report import write_report
-from personax.runs import execute, prepare, start
-from personax.simulate import initial_params
+from personax.simulation.simulate import initial_params
 from tests.test_runs import TINY, Stop
 
 pytestmark = pytest.mark.xdist_group("convergence")
@@ -60,7 +60,7 @@ def test_only_objectives_with_a_function_in_common_are_followed(whole):
     _, record = whole
     assert all(one.stationarity is None for one in evaluations(record, "APFL"))
     assert all(one.stationarity is not None for one in evaluations(record, "PersA-FL"))
-    assert not can_follow(px.apfl(0.1, num_steps=1)) and can_follow(px.per_fedavg(0.1, 0.1, num_steps=1))
+    assert not can_follow(px.apfl(lr=0.1, num_steps=1)) and can_follow(px.per_fedavg(adapt_lr=0.1, lr=0.1, num_steps=1))
 
 
 def test_random_iterates_are_those_of_synchronous_rounds(whole):
@@ -100,8 +100,8 @@ def test_a_bound_is_told_where_a_theorem_covers_the_run_and_else_why_not(whole, 
 def test_an_asynchronous_run_with_the_theorems_step_size_has_one_number(tmp_path, monkeypatch):
     """Theorem 1 of PersA-FL needs many updates: here the constants are small enough."""
     quiet = px.theory.Constants(smoothness=1e-3, gradient_noise=0.1, gradient_spread=0.1)
-    monkeypatch.setattr("personax.convergence.theory.constants_of", lambda measured: quiet)
-    lr = px.theory.persafl.local_lr(px.theory.persafl.Training(8, 2, 0), 1e-3)
+    monkeypatch.setattr("personax.experiment.convergence.theory.constants_of", lambda measured: quiet)
+    lr = px.theory.persafl.local_lr(px.theory.persafl.ArrivalTraining(8, 2, 0), 1e-3)
     entry = {"recipe": "fedasync", "lr": lr}
     _, record = done(tmp_path / "run", lr=lr, algorithms={"FedAsync": entry})
     bound = record.algorithms[0].bound
@@ -111,7 +111,7 @@ def test_an_asynchronous_run_with_the_theorems_step_size_has_one_number(tmp_path
     assert (len(bound.values) == 1) == (needed <= 8), bound.words
     assert bound.values or f"{needed:.6g}"[:3] in bound.words
     work = prepare(resolve(parse(tables(lr=lr, algorithms={"FedAsync": entry})), baselines=False))
-    other = Convergence(work.plan, px.fedasync(2 * lr, num_steps=2))
+    other = Convergence(work.plan, px.fedasync(lr=2 * lr, num_steps=2))
     end = initial_params(work.plan.task, work.plan.federation, key=work.plan.keys[0])
     assert "1 / (Q sqrt(L T))" in other.bound(work.schedules["FedAsync"][0], end, [4]).words
 
@@ -121,4 +121,4 @@ def test_a_run_without_it_measures_nothing(tmp_path):
     assert all(one.stationarity is None for one in evaluations(record, "FedAvg"))
     assert record.algorithms[0].bound is None
     plan = prepare(resolve(parse(tables()), baselines=False)).plan
-    assert Convergence(plan, px.fedavg(0.1, num_epochs=1)).tracker is None
+    assert Convergence(plan, px.fedavg(lr=0.1, num_epochs=1)).tracker is None

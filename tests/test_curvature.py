@@ -7,7 +7,11 @@ import personax
 from personax.typing import Batch
 from tests import closed_forms
 
-EXACT_ON_QUADRATICS = [personax.exact, personax.finite_difference(1e-2), personax.relative_difference(1e-2)]
+EXACT_ON_QUADRATICS = [
+    personax.curvature.exact,
+    personax.curvature.finite_difference(1e-2),
+    personax.curvature.relative_difference(1e-2),
+]
 
 
 def network(dtype=jnp.float64, batch_size=8):
@@ -36,14 +40,14 @@ def test_exact_is_the_hessian_of_a_network():
     loss, params, vector, batch = network()
     flat, restore = jax.flatten_util.ravel_pytree(params)
     hessian = jax.hessian(lambda w: loss(restore(w), batch))(flat)
-    product = jax.flatten_util.ravel_pytree(personax.exact(loss, params, vector, batch))[0]
+    product = jax.flatten_util.ravel_pytree(personax.curvature.exact(loss, params, vector, batch))[0]
     np.testing.assert_allclose(product, hessian @ jax.flatten_util.ravel_pytree(vector)[0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("make", [personax.finite_difference, personax.relative_difference])
+@pytest.mark.parametrize("make", [personax.curvature.finite_difference, personax.curvature.relative_difference])
 def test_the_error_of_a_difference_falls_as_the_radius_squared(make):
     loss, params, vector, batch = network()
-    truth = personax.exact(loss, params, vector, batch)
+    truth = personax.curvature.exact(loss, params, vector, batch)
     radii = np.array([0.08, 0.04, 0.02, 0.01])
     errors = [distance(make(float(r))(loss, params, vector, batch), truth) for r in radii]
     orders = np.diff(np.log(errors)) / np.diff(np.log(radii))
@@ -53,22 +57,22 @@ def test_the_error_of_a_difference_falls_as_the_radius_squared(make):
 def test_a_difference_is_divided_by_twice_the_radius():
     """Fallah (119) and gMeta (34), against the slip of Fallah section 5 and PersA-FL (D1)."""
     loss, params, vector, batch = network()
-    truth = personax.exact(loss, params, vector, batch)
-    found = personax.finite_difference(1e-4)(loss, params, vector, batch)
+    truth = personax.curvature.exact(loss, params, vector, batch)
+    found = personax.curvature.finite_difference(1e-4)(loss, params, vector, batch)
     doubled = jax.tree.map(lambda leaf: 2 * leaf, found)
     assert distance(found, truth) < 1e-6 * distance(doubled, truth)
 
 
 def test_first_order_is_zero_and_needs_no_batch():
     loss, params, vector, batch = network()
-    product = personax.first_order(loss, params, vector, batch)
+    product = personax.curvature.first_order(loss, params, vector, batch)
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(product))
-    assert not personax.first_order.needs_batch
+    assert not personax.curvature.first_order.needs_batch
 
 
 def test_relative_difference_of_a_zero_vector_is_zero():
     loss, params, vector, batch = network()
-    product = personax.relative_difference(1e-2)(loss, params, jax.tree.map(jnp.zeros_like, vector), batch)
+    product = personax.curvature.relative_difference(1e-2)(loss, params, jax.tree.map(jnp.zeros_like, vector), batch)
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(product))
 
 
@@ -76,8 +80,8 @@ def test_relative_difference_of_a_zero_vector_is_zero():
 def test_relative_difference_in_float32_does_not_care_how_long_the_vector_is(scale):
     loss, params, vector, batch = network(jnp.float32)
     vector = jax.tree.map(lambda leaf: leaf * np.float32(scale), vector)
-    truth = personax.exact(loss, params, vector, batch)
-    assert distance(personax.relative_difference(1e-2)(loss, params, vector, batch), truth) < 0.01 * distance(
+    truth = personax.curvature.exact(loss, params, vector, batch)
+    assert distance(personax.curvature.relative_difference(1e-2)(loss, params, vector, batch), truth) < 0.01 * distance(
         truth, jax.tree.map(jnp.zeros_like, truth)
     )
 
@@ -87,12 +91,12 @@ def test_a_fixed_radius_fails_in_float32_where_the_relative_one_does_not(scale):
     """FL-bench's trap: a fixed radius on an unnormalised vector drowns in rounding, or leaves the neighbourhood."""
     loss, params, vector, batch = network(jnp.float32)
     vector = jax.tree.map(lambda leaf: leaf * np.float32(scale), vector)
-    truth = personax.exact(loss, params, vector, batch)
+    truth = personax.curvature.exact(loss, params, vector, batch)
     error = {
         make: distance(make(1e-2)(loss, params, vector, batch), truth)
-        for make in (personax.finite_difference, personax.relative_difference)
+        for make in (personax.curvature.finite_difference, personax.curvature.relative_difference)
     }
-    assert error[personax.finite_difference] > 10 * error[personax.relative_difference]
+    assert error[personax.curvature.finite_difference] > 10 * error[personax.curvature.relative_difference]
 
 
 def test_both_ends_of_a_difference_see_the_same_dropout_mask():
@@ -101,12 +105,12 @@ def test_both_ends_of_a_difference_see_the_same_dropout_mask():
     x, y = jax.random.normal(jax.random.key(1), (6, 8, 8)), jnp.arange(6) % 3
     batch = Batch(x, y, jnp.ones(6), jax.random.key(2))
     params, vector = (task.model.init(jax.random.key(seed), x) for seed in (3, 4))
-    truth = personax.exact(task.loss, params, vector, batch)
-    found = personax.relative_difference(1e-4)(task.loss, params, vector, batch)
+    truth = personax.curvature.exact(task.loss, params, vector, batch)
+    found = personax.curvature.relative_difference(1e-4)(task.loss, params, vector, batch)
     assert distance(found, truth) < 1e-2 * distance(truth, jax.tree.map(jnp.zeros_like, truth))
 
 
-@pytest.mark.parametrize("make", [personax.finite_difference, personax.relative_difference])
+@pytest.mark.parametrize("make", [personax.curvature.finite_difference, personax.curvature.relative_difference])
 @pytest.mark.parametrize("radius", [0.0, -1e-3, float("nan")])
 def test_a_radius_must_be_positive(make, radius):
     with pytest.raises(ValueError, match=r"`radius` must be positive, got .*first_order"):

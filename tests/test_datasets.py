@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 from scipy import stats
 
-from personax.datasets import Pool, digits, femnist, read_leaf, read_table, synthetic
-from personax.datasets.synthetic import MAX_SAMPLES, draw_client
+from personax.data.datasets import Pool, digits, femnist, read_leaf, read_table, synthetic
+from personax.data.datasets.synthetic import MAX_SAMPLES, draw_client
 
 KEY = jax.random.key(0)
 
@@ -488,7 +488,7 @@ def test_categories_of_pandas(tmp_path):
 
 @tables
 def test_many_blocks_are_one_table(tmp_path, suffix, monkeypatch):
-    from personax.datasets import tables as module
+    from personax.data.datasets import tables as module
 
     monkeypatch.setattr(module, "_BLOCK", 4096)
     x, y, client = table([5, 6, 7], num=3000)
@@ -581,7 +581,7 @@ def test_a_broken_line_far_down_a_csv(tmp_path):
 
 
 def test_nulls_of_parquet_are_found_in_any_block(tmp_path, monkeypatch):
-    from personax.datasets import tables as module
+    from personax.data.datasets import tables as module
 
     monkeypatch.setattr(module, "_BLOCK", 4096)
     column = pa.array([1.0] * 2999 + [None])
@@ -660,7 +660,7 @@ def test_a_split_of_arrays_must_say_it_for_each_sample(tmp_path):
 SCRIPT = """
 import sys, time
 import pyarrow.csv, pyarrow.parquet
-from personax.datasets import read_table
+from personax.data.datasets import read_table
 peak = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])  # not its parent's, too
 before, began = peak(), time.perf_counter()
 made = read_table(sys.argv[1])

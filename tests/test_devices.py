@@ -15,6 +15,7 @@ if len(sys.argv) > 1:
 import numpy as np
 import personax as px
 from tests.recipes import RECIPES
+from tests.options import grouped
 from tests.test_contract import FED, TASK, assert_close, end, schedule_for
 
 assert jax.device_count() == 8, jax.devices()
@@ -30,7 +31,9 @@ local = lambda tree: jax.tree.map(np.asarray, tree)
 for name, options in cases:
     options = {"key": jax.random.key(0), "schedule": schedule_for(name), **options}
     schedule = options.pop("schedule")
-    run = lambda **more: px.simulate(RECIPES[name](1.0), TASK, FED, schedule, wave_width=4, **{**options, **more})
+    run = lambda **more: px.simulate(
+        RECIPES[name](1.0), TASK, FED, schedule, **grouped(wave_width=4, **{**options, **more})
+    )
     snapshots = []
     many = run(devices=jax.devices(), every=6, observe=snapshots.append)
     resumed = run(devices=jax.devices(), start=snapshots[1])
@@ -39,7 +42,7 @@ for name, options in cases:
     assert_close(local(end(one)), local(end(many)), rtol=1e-10)
     assert_close(local(end(one)), local(end(resumed)), rtol=1e-10)
     score = lambda result: px.evaluate(
-        RECIPES[name](1.0), TASK, FED, result, px.Protocol("adapted", num_steps=2), key=jax.random.key(1)
+        RECIPES[name](1.0), TASK, FED, result, px.Scoring("adapted", num_steps=2), key=jax.random.key(1)
     )
     assert_close(score(one).metrics, score(many).metrics, rtol=1e-10)
     print(name, "agrees")

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import personax
-from personax import engine
-from personax.engine import advance
-from personax.results import State
+from personax.fast import backends
+from personax.simulation import engine
+from personax.simulation.engine import advance
+from personax.simulation.results import State
 
 COHORT, BATCH = 8, 64
 
@@ -29,7 +30,7 @@ def lowered():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "advance", take)
         key = jax.random.key(0)
-        algorithm = personax.fedavg(0.1, num_steps=2, batch_size=BATCH)
+        algorithm = personax.fedavg(lr=0.1, num_steps=2, batch_size=BATCH)
         personax.simulate(algorithm, task, fed, personax.rounds(COHORT, 1, key=key), key=key)
     return seen[0]
 
@@ -57,7 +58,7 @@ def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatc
         return fresh.lower(*arguments).compile()
 
     whole = compiled()
-    monkeypatch.setattr(engine, "LARGE_MODEL", 0)
+    monkeypatch.setattr(backends, "LARGE_MODEL", 0)
     divided = compiled()
     memory = lambda program: program.memory_analysis().temp_size_in_bytes
     assert memory(divided) < 0.35 * memory(whole)
@@ -66,9 +67,8 @@ def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatc
         np.testing.assert_allclose(one_by_one, all_at_once, rtol=1e-10, atol=1e-12)
 
 
-def pretend(monkeypatch, backend):
-    """Trace programs as for this backend, and without the options of an accelerator."""
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+def retrace(monkeypatch):
+    """Trace programs again, without the options of an accelerator."""
     # A function of its own: JAX remembers what it has traced by the function, and the backend is asked while tracing.
     fresh = lambda program, *given: engine._advance(program, *given)
     monkeypatch.setattr(engine, "advance", jax.jit(fresh, static_argnums=0))
@@ -78,8 +78,9 @@ def ends_on_each_backend(monkeypatch, *given, **options):
     """The models that a run ends at with the program for a CPU and with that for an accelerator."""
     ends = []
     for backend in ("cpu", "gpu"):
-        pretend(monkeypatch, backend)
-        ends.append(jax.tree.leaves(personax.simulate(*given, **options).params))
+        retrace(monkeypatch)
+        with backends.pretend(backend):
+            ends.append(jax.tree.leaves(personax.simulate(*given, **options).params))
     return zip(*ends, strict=True)
 
 
@@ -88,8 +89,8 @@ def test_arrivals_are_applied_on_an_accelerator_as_on_a_cpu(monkeypatch):
     clients = [(rng.normal(size=(9, 4)), rng.integers(0, 3, 9)) for _ in range(12)]
     fed, key = personax.Federation.from_clients(clients), jax.random.key(0)
     task = personax.classification(personax.mlp((5,), 3))
-    algorithm = personax.fedbuff(0.1, 3, num_steps=2, batch_size=4)
-    schedule = personax.arrivals(12, 50, delays=personax.persafl_delays(12, key=key), key=key)
+    algorithm = personax.fedbuff(lr=0.1, buffer_size=3, num_steps=2, batch_size=4)
+    schedule = personax.arrivals(12, 50, delays=personax.delays.persafl_delays(12, key=key), key=key)
     for plain, unrolled in ends_on_each_backend(monkeypatch, algorithm, task, fed, schedule, key=key):
         np.testing.assert_allclose(unrolled, plain, rtol=1e-10)
 
@@ -101,7 +102,15 @@ def test_batches_are_read_on_an_accelerator_as_on_a_cpu(sampling, monkeypatch):
     fed, key = personax.Federation.from_clients(clients), jax.random.key(0)
     task = personax.classification(personax.mlp((5,), 3))
     sizes = personax.BatchSizes(outer=4, adapt=3, curvature=2)
-    algorithm = personax.per_fedavg(0.1, 0.05, personax.exact, 3, num_steps=2, batch_size=sizes, sampling=sampling)
+    algorithm = personax.per_fedavg(
+        adapt_lr=0.1,
+        lr=0.05,
+        hvp=personax.curvature.exact,
+        num_adapt_steps=3,
+        num_steps=2,
+        batch_size=sizes,
+        sampling=sampling,
+    )
     schedule = personax.rounds(3, 2, 2, key=key)
     for at_once, by_role in ends_on_each_backend(monkeypatch, algorithm, task, fed, schedule, key=key):
         np.testing.assert_allclose(by_role, at_once, rtol=1e-12)
@@ -118,7 +127,7 @@ def test_a_loss_of_ones_own_sees_samples_as_they_are_stored(backend, monkeypatch
 
     task = personax.Task(model, loss, lambda params, batch: {})
     fed = personax.Federation.from_clients([(np.arange(8, dtype=np.uint8).reshape(4, 2), np.zeros(4, np.int32))])
-    pretend(monkeypatch, backend)
+    retrace(monkeypatch)
     key = jax.random.key(0)
-    personax.simulate(personax.fedavg(0.1, num_steps=1), task, fed, personax.rounds(1, 1, 1, key=key), key=key)
+    personax.simulate(personax.fedavg(lr=0.1, num_steps=1), task, fed, personax.rounds(1, 1, 1, key=key), key=key)
     assert set(seen) == {np.dtype(np.uint8)}

@@ -36,80 +36,83 @@ def setting(algorithm, seeds=None):
 LOCAL = {"num_steps": 2, "batch_size": 4}
 
 
-def score(algorithm, fed, result, protocol):
-    return personax.evaluate(algorithm, TASK, fed, result, protocol, key=jax.random.key(9)).metrics["loss"]
+def score(algorithm, fed, result, scoring):
+    return personax.evaluate(algorithm, TASK, fed, result, scoring, key=jax.random.key(9)).metrics["loss"]
 
 
 def test_the_global_model_is_scored_as_it_is():
-    algorithm = personax.fedavg(0.1, **LOCAL)
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
-    found = score(algorithm, fed, result, personax.Protocol("global"))
+    found = score(algorithm, fed, result, personax.Scoring("global"))
     np.testing.assert_allclose(found, losses(fed, [result.params["w"]] * 4), rtol=1e-10)
 
 
 def test_adaptation_uses_each_clients_own_training_data_and_never_what_is_scored():
     """The traps of CharlieDinh/pFedMe (test batches) and FedBABU (one client's data for all)."""
-    algorithm = personax.per_fedavg(0.1, 0.1, **LOCAL)
+    algorithm = personax.per_fedavg(adapt_lr=0.1, lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     problems = [closed_forms.quadratic(*fed.client(i)) for i in range(4)]
-    found = score(algorithm, fed, result, personax.Protocol("adapted", lr=0.2, **WHOLE))
+    found = score(algorithm, fed, result, personax.Scoring("adapted", lr=0.2, **WHOLE))
     adapted = [problem.descend(np.asarray(result.params["w"]), 0.2, 1) for problem in problems]
     np.testing.assert_allclose(found, losses(fed, adapted), rtol=1e-10)
 
 
 def test_the_personal_model_of_pfedme_is_theta():
     """The trap of pFedMe and PFLlib: scoring w in place of theta, or parameters that never move."""
-    algorithm = personax.pfedme(2.0, 0.1, 0.1, 50, **LOCAL)
+    algorithm = personax.pfedme(strength=2.0, lr=0.1, prox_lr=0.1, num_prox_steps=50, **LOCAL)
     fed, result = setting(algorithm)
-    stored = score(algorithm, fed, result, personax.Protocol("personal"))
+    stored = score(algorithm, fed, result, personax.Scoring("personal"))
     np.testing.assert_allclose(stored, losses(fed, result.personal["w"]), rtol=1e-10)
     problems = [closed_forms.quadratic(*fed.client(i)) for i in range(4)]
-    recomputed = score(algorithm, fed, result, personax.Protocol("recomputed", **WHOLE))
+    recomputed = score(algorithm, fed, result, personax.Scoring("recomputed", **WHOLE))
     thetas = [problem.prox(np.asarray(result.params["w"]), 2.0) for problem in problems]
     np.testing.assert_allclose(recomputed, losses(fed, thetas), rtol=1e-4)
     assert np.all(stored != losses(fed, [result.params["w"]] * 4))
 
 
 def test_the_personal_model_of_apfl_is_the_mixture():
-    algorithm = personax.apfl(0.1, 0.4, **LOCAL)
+    algorithm = personax.apfl(lr=0.1, mix=0.4, **LOCAL)
     fed, result = setting(algorithm)
     mix, v, w = result.personal.mix[:, None], result.personal.model["w"], np.asarray(result.params["w"])[None]
-    found = score(algorithm, fed, result, personax.Protocol("personal"))
+    found = score(algorithm, fed, result, personax.Scoring("personal"))
     np.testing.assert_allclose(found, losses(fed, mix * v + (1 - mix) * w), rtol=1e-10)
 
 
 def test_seeds_are_scored_together():
-    algorithm = personax.fedavg(0.1, **LOCAL)
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm, seeds=3)
-    found = score(algorithm, fed, result, personax.Protocol("global"))
+    found = score(algorithm, fed, result, personax.Scoring("global"))
     for seed in range(3):
         np.testing.assert_allclose(found[seed], losses(fed, [result.params["w"][seed]] * 4), rtol=1e-10)
 
 
 def test_a_newcomer_gets_the_model_that_evaluation_scores():
-    recipes = (personax.per_fedavg(0.1, 0.1, **LOCAL), personax.pfedme(2.0, 0.1, 0.1, 50, **LOCAL))
+    recipes = (
+        personax.per_fedavg(adapt_lr=0.1, lr=0.1, **LOCAL),
+        personax.pfedme(strength=2.0, lr=0.1, prox_lr=0.1, num_prox_steps=50, **LOCAL),
+    )
     for algorithm, model in itertools.product(recipes, ("adapted", "recomputed")):
         fed, result = setting(algorithm)
-        protocol = personax.Protocol(model, lr=0.2, **WHOLE)
-        newcomer = partial(personax.personalize, algorithm, TASK, result.params, protocol=protocol, key=KEY)
+        scoring = personax.Scoring(model, lr=0.2, **WHOLE)
+        newcomer = partial(personax.personalize, algorithm, TASK, result.params, scoring=scoring, key=KEY)
         models = [newcomer(fed.client(i))["w"] for i in range(4)]
-        np.testing.assert_allclose(score(algorithm, fed, result, protocol), losses(fed, models), rtol=1e-9)
+        np.testing.assert_allclose(score(algorithm, fed, result, scoring), losses(fed, models), rtol=1e-9)
 
 
 # localized models
 
 
 def test_a_localized_model_is_the_clients_own_iterate_before_averaging():
-    algorithm = personax.fedavg(0.1, num_steps=3, **closed_forms.FULL_BATCH)
+    algorithm = personax.fedavg(lr=0.1, num_steps=3, **closed_forms.FULL_BATCH)
     fed, result = setting(algorithm)
     problems = [closed_forms.quadratic(*fed.client(i)) for i in range(4)]
     iterates = [problem.descend(np.asarray(result.params["w"]), 0.1, 3) for problem in problems]
-    found = score(algorithm, fed, result, personax.Protocol("localized"))
+    found = score(algorithm, fed, result, personax.Scoring("localized"))
     np.testing.assert_allclose(found, losses(fed, iterates), rtol=1e-10)
 
 
 def test_a_localized_scaffold_model_has_its_corrections():
-    algorithm = personax.scaffold(0.1, num_steps=2, **closed_forms.FULL_BATCH)
+    algorithm = personax.scaffold(lr=0.1, num_steps=2, **closed_forms.FULL_BATCH)
     fed, result = setting(algorithm)
     iterates = []
     for i in range(4):
@@ -118,17 +121,17 @@ def test_a_localized_scaffold_model_has_its_corrections():
             w = w - 0.1 * (problem.gradient(w) - result.personal["w"][i] + result.shared["w"])
         iterates.append(w)
     assert np.abs(result.personal["w"]).min() > 1e-3
-    found = score(algorithm, fed, result, personax.Protocol("localized"))
+    found = score(algorithm, fed, result, personax.Scoring("localized"))
     np.testing.assert_allclose(found, losses(fed, iterates), rtol=1e-10)
 
 
 def test_with_the_runs_key_a_localized_model_is_what_the_next_visit_uploads():
     """One client, so that the average is its iterate: its localized model now is the shared model a round later."""
-    lr = personax.Decay(0.3, 0.2)
-    algorithm = personax.fedavg(lr, num_steps=3, batch_size=2)
+    lr = personax.step_sizes.Decay(0.3, 0.2)
+    algorithm = personax.fedavg(lr=lr, num_steps=3, batch_size=2)
     fed = personax.Federation.from_clients(closed_forms.clients(1), test=closed_forms.clients(1, seed=1))
     run = lambda num: personax.simulate(algorithm, TASK, fed, personax.rounds(1, num, key=KEY), key=KEY)
-    evaluated = partial(personax.evaluate, algorithm, TASK, fed, protocol=personax.Protocol("localized"))
+    evaluated = partial(personax.evaluate, algorithm, TASK, fed, scoring=personax.Scoring("localized"))
     now = evaluated(run(2), key=KEY).metrics["loss"]
     np.testing.assert_allclose(now, losses(fed, [run(3).params["w"]]), rtol=1e-10)
     assert evaluated(run(2), key=jax.random.key(5)).metrics["loss"] != now
@@ -138,13 +141,13 @@ def test_with_the_runs_key_a_localized_model_is_what_the_next_visit_uploads():
 
 
 def test_the_cohort_is_that_of_the_last_round_of_each_seed():
-    algorithm, keys = personax.fedavg(0.1, **LOCAL), jax.random.split(KEY, 3)
+    algorithm, keys = personax.fedavg(lr=0.1, **LOCAL), jax.random.split(KEY, 3)
     fed = personax.Federation.from_clients(
         closed_forms.clients(), test=closed_forms.clients(seed=1), ids=[10, 11, 12, 13]
     )
     schedules = [personax.rounds(4, 5, 2, key=key) for key in keys]
     result = personax.simulate(algorithm, TASK, fed, schedules, key=keys)
-    run = lambda who: personax.evaluate(algorithm, TASK, fed, result, personax.Protocol("global", clients=who), key=KEY)
+    run = lambda who: personax.evaluate(algorithm, TASK, fed, result, personax.Scoring("global", clients=who), key=KEY)
     everyone, cohort = run("all"), run("cohort")
     expected = np.stack([np.sort(schedule.client[-2:]) for schedule in schedules])
     np.testing.assert_array_equal(cohort.clients, 10 + expected)
@@ -154,12 +157,12 @@ def test_the_cohort_is_that_of_the_last_round_of_each_seed():
 
 
 def test_arrivals_have_no_cohort():
-    algorithm = personax.fedasync(0.1, **LOCAL)
+    algorithm = personax.fedasync(lr=0.1, **LOCAL)
     fed, _ = closed_forms.federation()
     schedule = personax.uniform_arrivals(4, 6, max_staleness=1, key=KEY)
     result = personax.simulate(algorithm, TASK, fed, schedule, key=KEY)
     with pytest.raises(ValueError, match="A cohort is of a round"):
-        score(algorithm, fed, result, personax.Protocol("global", clients="cohort"))
+        score(algorithm, fed, result, personax.Scoring("global", clients="cohort"))
 
 
 def newcomers_setting(algorithm):
@@ -171,29 +174,29 @@ def newcomers_setting(algorithm):
 
 def test_newcomers_adapt_in_a_few_steps():
     """Fallah: a few gradient steps from the shared model, each on the newcomer's own data."""
-    algorithm = personax.per_fedavg(0.1, 0.1, **LOCAL)
+    algorithm = personax.per_fedavg(adapt_lr=0.1, lr=0.1, **LOCAL)
     fed, new, result, w = newcomers_setting(algorithm)
-    protocol = personax.Protocol(clients="held_out", lr=0.2, batch_size=16)
-    curve = personax.adaptation_curve(algorithm, TASK, fed, result, protocol, (0, 1, 4), key=KEY)
+    scoring = personax.Scoring(clients="held_out", lr=0.2, batch_size=16)
+    curve = personax.adaptation_curve(algorithm, TASK, fed, result, scoring, (0, 1, 4), key=KEY)
     problems = [closed_forms.quadratic(*new.client(i)) for i in range(2)]
     for num, found in curve.items():
         expected = losses(new, [problem.descend(w, 0.2, num) for problem in problems])
         np.testing.assert_allclose(found.metrics["loss"], expected, rtol=1e-10)
-    assert curve[4].protocol.num_steps == 4 and "held out" in curve[4].protocol.describe()
+    assert curve[4].scoring.num_steps == 4 and "held out" in curve[4].scoring.describe()
 
 
 def test_newcomers_of_apfl_step_their_own_part_of_the_mixture():
     """APFL (7): v starts at the shared model, the slope carries the mixing weight, w stands still."""
-    algorithm = personax.apfl(0.1, 0.4, "never", **LOCAL)
+    algorithm = personax.apfl(lr=0.1, mix=0.4, update_mix="never", **LOCAL)
     fed, new, result, w = newcomers_setting(algorithm)
-    protocol = personax.Protocol("recomputed", 3, lr=0.2, batch_size=16, clients="held_out")
+    scoring = personax.Scoring("recomputed", 3, lr=0.2, batch_size=16, clients="held_out")
     models = []
     for i in range(2):
         v, problem = w, closed_forms.quadratic(*new.client(i))
         for _ in range(3):
             v = v - 0.2 * 0.4 * problem.gradient(0.4 * v + 0.6 * w)
         models.append(0.4 * v + 0.6 * w)
-    np.testing.assert_allclose(score(algorithm, fed, result, protocol), losses(new, models), rtol=1e-10)
+    np.testing.assert_allclose(score(algorithm, fed, result, scoring), losses(new, models), rtol=1e-10)
 
 
 # which data
@@ -201,32 +204,32 @@ def test_newcomers_of_apfl_step_their_own_part_of_the_mixture():
 
 def test_adaptation_by_default_never_sees_what_is_scored():
     """Other test data gives other scores, but the same adapted model: its training scores do not move."""
-    algorithm = personax.per_fedavg(0.1, 0.1, **LOCAL)
+    algorithm = personax.per_fedavg(adapt_lr=0.1, lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     other = personax.Federation.from_clients(closed_forms.clients(), test=closed_forms.clients(seed=7))
     for model in ("adapted", "recomputed", "localized"):
-        protocol = personax.Protocol(model, 3, 0.2, 4, score_on="both")
-        run = lambda fed, protocol=protocol: personax.evaluate(algorithm, TASK, fed, result, protocol, key=KEY).metrics
+        scoring = personax.Scoring(model, 3, 0.2, 4, score_on="both")
+        run = lambda fed, scoring=scoring: personax.evaluate(algorithm, TASK, fed, result, scoring, key=KEY).metrics
         np.testing.assert_array_equal(run(fed)["train_loss"], run(other)["train_loss"])
         assert np.all(run(fed)["loss"] != run(other)["loss"])
 
 
 def test_fallahs_protocol_adapts_on_the_scored_data_and_says_so():
-    algorithm = personax.fedavg(0.1, **LOCAL)
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
-    protocol = personax.fallah_protocol(lr=0.2, batch_size=140)
+    scoring = personax.fallah_scoring(lr=0.2, batch_size=140)
     w = np.asarray(result.params["w"])
     adapted = [closed_forms.quadratic(*fed.client_test(i)).descend(w, 0.2, 1) for i in (0, 2, 3)]
-    found = personax.evaluate(algorithm, TASK, fed, result, protocol, key=KEY)
+    found = personax.evaluate(algorithm, TASK, fed, result, scoring, key=KEY)
     np.testing.assert_allclose(found.metrics["loss"][[0, 2, 3]], losses(fed.select([0, 2, 3]), adapted), rtol=1e-9)
-    assert "adapted on the data that is scored" in str(found) and protocol.flag
-    assert not personax.Protocol().flag and "NOTE" not in personax.Protocol().describe()
+    assert "adapted on the data that is scored" in str(found) and scoring.flag
+    assert not personax.Scoring().flag and "NOTE" not in personax.Scoring().describe()
 
 
 def test_training_data_is_scored_under_its_own_name():
-    algorithm = personax.fedavg(0.1, **LOCAL)
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
-    run = lambda on: personax.evaluate(algorithm, TASK, fed, result, personax.Protocol("global", score_on=on), key=KEY)
+    run = lambda on: personax.evaluate(algorithm, TASK, fed, result, personax.Scoring("global", score_on=on), key=KEY)
     both, train, test = run("both"), run("training"), run("test")
     as_test = personax.Federation.from_clients(closed_forms.clients(), test=closed_forms.clients())
     np.testing.assert_allclose(both.metrics["train_loss"], losses(as_test, [result.params["w"]] * 4), rtol=1e-10)
@@ -237,11 +240,11 @@ def test_training_data_is_scored_under_its_own_name():
 
 
 def test_training_scores_need_no_test_data():
-    algorithm = personax.fedavg(0.1, **LOCAL)
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     bare = personax.Federation.from_clients(closed_forms.clients())
-    on_training = personax.Protocol(lr=0.2, score_on="training")
-    evaluated = partial(personax.evaluate, algorithm, TASK, result=result, protocol=on_training, key=KEY)
+    on_training = personax.Scoring(lr=0.2, score_on="training")
+    evaluated = partial(personax.evaluate, algorithm, TASK, result=result, scoring=on_training, key=KEY)
     np.testing.assert_array_equal(
         evaluated(federation=bare).metrics["train_loss"], evaluated(federation=fed).metrics["train_loss"]
     )
@@ -257,19 +260,21 @@ def test_evaluating_never_moves_the_run(name):
     fed, alone = setting(algorithm)
     before = jax.tree.map(np.array, alone.snapshot.state)
     for model in ("global", "localized", "adapted", "recomputed"):
-        score(algorithm, fed, alone, personax.Protocol(model, 2, 0.2, 3, score_on="both"))
+        score(algorithm, fed, alone, personax.Scoring(model, 2, 0.2, 3, score_on="both"))
     jax.tree.map(np.testing.assert_array_equal, before, alone.snapshot.state)
-    watch = personax.observer(algorithm, TASK, fed, personax.Protocol("localized"), key=KEY)
+    watch = personax.observer(algorithm, TASK, fed, personax.Scoring("localized"), key=KEY)
     schedule, first = personax.rounds(4, 2, key=KEY), {"w": jnp.asarray(W)}
-    watched = personax.simulate(algorithm, TASK, fed, schedule, key=KEY, params=first, every=1, observe=watch)
+    watched = personax.simulate(
+        algorithm, TASK, fed, schedule, key=KEY, params=first, monitor=personax.Monitor(every=1, observe=watch)
+    )
     jax.tree.map(np.testing.assert_array_equal, alone.snapshot.state, watched.snapshot.state)
     assert len(personax.Trajectory(watched.history).means("loss")) == 3
 
 
 def test_a_key_for_each_seed_or_one_for_all():
-    algorithm, keys = personax.fedavg(0.1, **LOCAL), jax.random.split(KEY, 2)
+    algorithm, keys = personax.fedavg(lr=0.1, **LOCAL), jax.random.split(KEY, 2)
     fed, result = setting(algorithm, seeds=2)
-    evaluated = partial(personax.evaluate, algorithm, TASK, fed, result, personax.Protocol(lr=0.2, batch_size=2))
+    evaluated = partial(personax.evaluate, algorithm, TASK, fed, result, personax.Scoring(lr=0.2, batch_size=2))
     each = evaluated(key=keys).metrics["loss"]
     for seed in range(2):
         np.testing.assert_allclose(each[seed], evaluated(key=keys[seed]).metrics["loss"][seed], rtol=1e-12)
@@ -278,11 +283,11 @@ def test_a_key_for_each_seed_or_one_for_all():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: personax.Protocol("mine"), "`model` must be one of 'global', 'localized'"),
-        (lambda: personax.Protocol(num_steps=-1), "`num_steps` must be a whole number of at least 0, got -1"),
-        (lambda: personax.Protocol("global", adapt_on="test"), "`adapt_on` is for models that are adapted"),
-        (lambda: personax.Protocol("personal", clients="held_out"), "keep no 'personal' model. Score one"),
-        (lambda: personax.Protocol(weighting="size"), "`weighting` must be one of 'uniform', 'samples'"),
+        (lambda: personax.Scoring("mine"), "`model` must be one of 'global', 'localized'"),
+        (lambda: personax.Scoring(num_steps=-1), "`num_steps` must be a whole number of at least 0, got -1"),
+        (lambda: personax.Scoring("global", adapt_on="test"), "`adapt_on` is for models that are adapted"),
+        (lambda: personax.Scoring("personal", clients="held_out"), "keep no 'personal' model. Score one"),
+        (lambda: personax.Scoring(weighting="size"), "`weighting` must be one of 'uniform', 'samples'"),
     ],
 )
 def test_protocols_that_make_no_sense_are_refused(make, message):
@@ -292,62 +297,62 @@ def test_protocols_that_make_no_sense_are_refused(make, message):
 
 def test_no_steps_leave_a_client_where_it_begins():
     """The personal state it keeps, for a newcomer the initial one: the first point of a curve is no jump."""
-    for algorithm in (personax.apfl(0.1, 0.4, **LOCAL), personax.local_only(0.1, **LOCAL)):
+    for algorithm in (personax.apfl(lr=0.1, mix=0.4, **LOCAL), personax.local_only(lr=0.1, **LOCAL)):
         fed, result = setting(algorithm)
-        begins = score(algorithm, fed, result, personax.Protocol("recomputed", 0))
-        np.testing.assert_allclose(begins, score(algorithm, fed, result, personax.Protocol("personal")), rtol=1e-12)
-    algorithm = personax.pfedme(2.0, 0.1, 0.1, 50, **LOCAL)
+        begins = score(algorithm, fed, result, personax.Scoring("recomputed", 0))
+        np.testing.assert_allclose(begins, score(algorithm, fed, result, personax.Scoring("personal")), rtol=1e-12)
+    algorithm = personax.pfedme(strength=2.0, lr=0.1, prox_lr=0.1, num_prox_steps=50, **LOCAL)
     fed, result = setting(algorithm)
-    begins = score(algorithm, fed, result, personax.Protocol("recomputed", 0))
+    begins = score(algorithm, fed, result, personax.Scoring("recomputed", 0))
     np.testing.assert_allclose(begins, losses(fed, [result.params["w"]] * 4), rtol=1e-10)
 
 
 def test_the_batches_of_a_newcomer_follow_its_id():
-    algorithm = personax.fedavg(0.1, **LOCAL)
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
-    protocol = personax.Protocol(num_steps=3, lr=0.2, batch_size=2)
-    make = partial(personax.personalize, algorithm, TASK, result.params, protocol=protocol, key=jax.random.key(9))
+    scoring = personax.Scoring(num_steps=3, lr=0.2, batch_size=2)
+    make = partial(personax.personalize, algorithm, TASK, result.params, scoring=scoring, key=jax.random.key(9))
     models = [make(fed.client(i), id=i)["w"] for i in range(4)]
-    np.testing.assert_allclose(score(algorithm, fed, result, protocol), losses(fed, models), rtol=1e-9)
+    np.testing.assert_allclose(score(algorithm, fed, result, scoring), losses(fed, models), rtol=1e-9)
 
 
 def test_a_run_is_scored_on_the_clients_that_it_trained():
     """Personal states belong to clients, not to places: a federation in another order would score the wrong model."""
-    algorithm = personax.apfl(0.1, 0.4, **LOCAL)
+    algorithm = personax.apfl(lr=0.1, mix=0.4, **LOCAL)
     fed, result = setting(algorithm)
     for model in ("personal", "recomputed", "localized"):
         with pytest.raises(ValueError, match="Score it on the federation that it was trained on"):
-            score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Protocol(model))
-    shared = score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Protocol("global"))
-    np.testing.assert_allclose(shared[::-1], score(algorithm, fed, result, personax.Protocol("global")), rtol=1e-12)
+            score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Scoring(model))
+    shared = score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Scoring("global"))
+    np.testing.assert_allclose(shared[::-1], score(algorithm, fed, result, personax.Scoring("global")), rtol=1e-12)
 
 
 def test_labels_of_newcomers_are_checked_before_anything_runs():
     task = personax.classification(personax.mlp((3,), 2))
     good, bad = (np.ones((4, 2)), np.array([0, 1, 0, 1])), (np.ones((4, 2)), np.array([0, 7, 0, 1]))
     fed = personax.Federation.from_clients([good, bad], test=[good, good]).hold_out([1])
-    algorithm, schedule = personax.fedavg(0.1, **LOCAL), personax.rounds(1, 1, key=KEY)
+    algorithm, schedule = personax.fedavg(lr=0.1, **LOCAL), personax.rounds(1, 1, key=KEY)
     with pytest.raises(ValueError, match=r"client 1: the training labels must lie in 0\.\.1, got 7"):
         personax.simulate(algorithm, task, fed, schedule, key=KEY)
     params = task.model.init(KEY, jnp.ones((1, 2)))
     with pytest.raises(ValueError, match=r"labels must lie in 0\.\.1, got 7"):
-        personax.personalize(algorithm, task, params, bad, personax.Protocol(), key=KEY)
+        personax.personalize(algorithm, task, params, bad, personax.Scoring(), key=KEY)
 
 
 def test_what_cannot_be_evaluated_says_so():
-    algorithm = personax.fedavg(0.1, **LOCAL)
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     with pytest.raises(ValueError, match="keeps no 'personal' model"):
-        score(algorithm, fed, result, personax.Protocol("personal"))
+        score(algorithm, fed, result, personax.Scoring("personal"))
     with pytest.raises(ValueError, match="holds no clients out"):
-        score(algorithm, fed, result, personax.Protocol(clients="held_out"))
+        score(algorithm, fed, result, personax.Scoring(clients="held_out"))
     with pytest.raises(ValueError, match="Only 'adapted' or 'recomputed' models"):
-        personax.adaptation_curve(algorithm, TASK, fed, result, personax.Protocol("global"), key=KEY)
+        personax.adaptation_curve(algorithm, TASK, fed, result, personax.Scoring("global"), key=KEY)
     with pytest.raises(ValueError, match="got a protocol that scores the shared model as it is"):
-        personax.personalize(algorithm, TASK, result.params, fed.client(0), personax.Protocol("global"), key=KEY)
+        personax.personalize(algorithm, TASK, result.params, fed.client(0), personax.Scoring("global"), key=KEY)
     bare = personax.Federation.from_clients(closed_forms.clients())
     with pytest.raises(ValueError, match="no test data"):
-        score(algorithm, bare, result, personax.Protocol("global"))
-    for key, message in ((0, "one of JAX's"), (jax.random.split(KEY, 2), "one for each of the run's seeds")):
+        score(algorithm, bare, result, personax.Scoring("global"))
+    for key, message in ((0, "must be a JAX key"), (jax.random.split(KEY, 2), "one for each of the run's seeds")):
         with pytest.raises(ValueError, match=message):
-            personax.evaluate(algorithm, TASK, fed, result, personax.Protocol(), key=key)
+            personax.evaluate(algorithm, TASK, fed, result, personax.Scoring(), key=key)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from personax.federation import Federation
-from personax.partition import Partition
+from personax.data.federation import Federation
+from personax.data.partition import Partition
 
 
 def pair(num=3, width=2, seed=0, dtype=np.float32):

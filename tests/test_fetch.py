@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from personax.datasets import CannotFetch, cifar10, decode, fetch, mnist
-from personax.datasets.fetch import fetch_source, folder, load
-from personax.datasets.sources import CIFAR10, MNIST, SOURCES, Archive, Expected, Package, Source
+from personax.data.datasets import CannotFetch, cifar10, decode, fetch, mnist
+from personax.data.datasets.fetch import fetch_source, folder, load
+from personax.data.datasets.sources import CIFAR10, MNIST, SOURCES, Archive, Expected, Package, Source
 
 USERS_PATH = os.environ.get("PATH", os.defpath)
 PATIENCE = 60.0  # seconds before a test that hangs fails
@@ -446,9 +446,9 @@ def test_fetches_at_the_same_time_take_turns(web, tiny, place, arrays):
 SCRIPT = """
 import sys
 from pathlib import Path
-from personax.datasets import decode
-from personax.datasets.fetch import fetch_source
-from personax.datasets.sources import Archive, Expected, Source
+from personax.data.datasets import decode
+from personax.data.datasets.fetch import fetch_source
+from personax.data.datasets.sources import Archive, Expected, Source
 arrays = eval(sys.argv[2])
 source = Source("tiny", "Tiny", "", arrays, (Archive((sys.argv[1],), decode.cifar_archive),))
 fetch_source(source, Path(sys.argv[3]), lambda *now: None)

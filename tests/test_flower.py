@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from personax import arrivals, persafl_delays, simulate
+from personax import arrivals, simulate
 from personax.cli import app
-from personax.config import load
+from personax.experiment.config import load
 from personax.flower import channel
 from personax.flower.arrays import to_arrays, to_tree
 from personax.flower.channel import PROTOCOL, WorkerFailed, ask, private_folder, receive, send, socket_of
@@ -30,6 +30,7 @@ from personax.flower.node import read_node
 from personax.flower.template import PACKAGE, write_app
 from personax.flower.worker import Worker, limits_of, read_samples
 from personax.live.messages import Layout
+from personax.schedules import persafl_delays
 from tests.live_parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
 
 pytestmark = pytest.mark.xdist_group("flower")

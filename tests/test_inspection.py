@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 import personax as px
 from personax import theory
-from personax.build import build, make_schedules, resolve
 from personax.cli import app
-from personax.config import dump, parse
+from personax.experiment.build import build, make_schedules, resolve
+from personax.experiment.config import dump, parse
 from personax.inspection import INSPECTION, Effort, inspect_federation, measure
 from personax.inspection.advice import advise, limits_of
 from personax.inspection.measure import MIXES, measure_federation
-from personax.results import NonFiniteUpdate
+from personax.simulation.results import NonFiniteUpdate
 
 pytestmark = pytest.mark.xdist_group("inspection")
 
@@ -186,8 +186,8 @@ def accuracy(config, name):
     training = next(one for one in plan.trainings if one.name == name)
     schedules = make_schedules(config, training.algorithm, plan.federation.num_clients)
     result = px.simulate(training.algorithm, plan.task, plan.federation, schedules, key=plan.keys)
-    protocol = list(training.protocols.values())[-1]
-    found = px.evaluate(training.algorithm, plan.task, plan.federation, result, protocol, key=plan.keys)
+    scoring = list(training.scorings.values())[-1]
+    found = px.evaluate(training.algorithm, plan.task, plan.federation, result, scoring, key=plan.keys)
     return float(np.mean(found.mean("accuracy")))
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from personax.config import Terms
+from personax.experiment.config import Terms
 from personax.live import certificates, gate, service, wire
 from personax.live.certificates import read_credentials
 from personax.live.connection import Connection, RefusedByServer, Unreachable
@@ -248,11 +248,13 @@ def test_a_replayed_upload_is_applied_once(running, mallory):
 def test_a_truncated_stream_is_refused(running, mallory):
     content = encoded(running)
     head = upload_of(running, mallory, content)
-    send = lambda: list(mallory.calls["Exchange"](iter([wire.Part(head, content[: len(content) // 2])]), timeout=5))
+    send = lambda: list(
+        mallory.calls["Exchange"](iter([wire.MessagePart(head, content[: len(content) // 2])]), timeout=5)
+    )
     words = refused(send, grpc.StatusCode.DATA_LOSS)
     assert "the stream was cut" in words
     spoiled = content[:-1] + bytes([content[-1] ^ 1])
-    send = lambda: list(mallory.calls["Exchange"](iter([wire.Part(head, spoiled)]), timeout=5))
+    send = lambda: list(mallory.calls["Exchange"](iter([wire.MessagePart(head, spoiled)]), timeout=5))
     assert "checksum" in refused(send, grpc.StatusCode.DATA_LOSS)
     assert running.service.gate.refusals["mallory", "broken"] == 2
 
@@ -262,7 +264,7 @@ def test_a_stalled_stream_is_let_go_and_blocks_nobody(running, mallory):
     head = upload_of(running, mallory, content)
 
     def slowly():
-        yield wire.Part(head, content[:10])
+        yield wire.MessagePart(head, content[:10])
         time.sleep(3)
 
     stalled = mallory.calls["Exchange"](slowly(), timeout=10)
@@ -295,16 +297,16 @@ def test_a_gigantic_announcement_is_refused_before_anything_is_kept(running, mal
     content, before = encoded(running), running.service.gate.refusals["mallory", "size"]
     head = upload_of(running, mallory, content, num_bytes=2**50)
     words = refused(
-        lambda: list(mallory.calls["Exchange"](iter([wire.Part(head, content)]), timeout=5)),
+        lambda: list(mallory.calls["Exchange"](iter([wire.MessagePart(head, content)]), timeout=5)),
         grpc.StatusCode.INVALID_ARGUMENT,
     )
     assert str(2**50) in words and running.service.gate.refusals["mallory", "size"] == before + 1
     more = upload_of(running, mallory, content, num_bytes=10)
     refused(
-        lambda: list(mallory.calls["Exchange"](iter([wire.Part(more, content)]), timeout=5)),
+        lambda: list(mallory.calls["Exchange"](iter([wire.MessagePart(more, content)]), timeout=5)),
         grpc.StatusCode.INVALID_ARGUMENT,
     )
-    huge = wire.Part(head, bytes(6 << 20))  # longer than any message may be
+    huge = wire.MessagePart(head, bytes(6 << 20))  # longer than any message may be
     refused(
         lambda: list(mallory.calls["Exchange"](iter([huge]), timeout=5)),
         grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from personax.config import Terms
+from personax.experiment.config import Terms
 from personax.live import journal as journal_module
 from personax.live.book import Arrived
 from personax.live.journal import Journal, read_lines
@@ -291,8 +291,8 @@ def test_counts_beside_the_delta_must_be_counts(tmp_path):
 
 
 def recipe_of_aruba():
-    from personax.build import Outputs, resolve
-    from personax.config import parse
+    from personax.experiment.build import Outputs, resolve
+    from personax.experiment.config import parse
     from personax.live.recipe import Spec, make_recipe
 
     entry = {"recipe": "aruba", "num_steps": 1, "server": {"kind": "asynchronous"}}

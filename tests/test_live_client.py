@@ -17,17 +17,17 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from personax import personalize
-from personax.config import Terms
+from personax.evaluation.scoring import Scoring
+from personax.experiment.config import Terms
+from personax.experiment.records import read_results
 from personax.live import wire
-from personax.live.client import Client, Habits, personalize_only, read_data, take_part
+from personax.live.client import Habits, LiveClient, personalize_only, read_data, take_part
 from personax.live.connection import RefusedByServer, Unreachable
 from personax.live.journal import read_lines
 from personax.live.messages import ALIGNMENT, Collector, Layout, Mismatch, checksum, checksum_of, pieces
 from personax.live.recipe import Limits, Refused, read_recipe
 from personax.live.results import open_run, write_results
 from personax.live.visits import compiled_visit
-from personax.protocol import Protocol
-from personax.records import read_results
 from personax.report import write_report
 from tests.live_parts import FEDERATION, NAMES, assert_same, clients_of, data_of, recipe, serving
 
@@ -128,10 +128,10 @@ def test_a_newcomer_gets_a_model_without_training(tmp_path):
         found = personalize_only(connection, data_of(1), tmp_path / "bert")
         assert "bert" not in running.book.ledger.seats and found.num_updates == 0
         assert sum(map(len, tap.sent)) < 200  # a greeting and a question
-        protocol = Protocol("adapted", 1, 0.1, next(iter(given.training.protocols.values())).batch_size)
+        scoring = Scoring("adapted", 1, 0.1, next(iter(given.training.scorings.values())).batch_size)
         shown = {"key": given.key, "shared": ()}
         params = jax.tree.map(np.asarray, running.book.state.params)
-        expected = personalize(given.algorithm, given.task, params, FEDERATION.client(1), protocol, **shown)
+        expected = personalize(given.algorithm, given.task, params, FEDERATION.client(1), scoring, **shown)
         model = load_file(found.model)
         for array, leaf in zip(model.values(), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(array, leaf, rtol=1e-9)
@@ -147,7 +147,7 @@ def test_a_client_that_vanishes_comes_back_with_its_personal_state(tmp_path):
             kept = client.holding.personal
         told = []
         with clients_of(running, tmp_path, NAMES[:1]) as (again,):
-            again.told = told.append
+            again.notify = told.append
             again.enter()
             assert_same(again.holding.personal, kept, 0.0)
             assert running.book.ledger.seats["anna"].last_upload == upload["id"] and again.holding.update == 2
@@ -225,7 +225,7 @@ def test_no_name_that_a_server_sends_is_imported(change, monkeypatch):
     asked = []
     real = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *rest: asked.append(name) or real(name, *rest))
-    with pytest.raises(Refused, match=r"imported from a package|optimizer must be one of"):
+    with pytest.raises(Refused, match=r"recipe imports|optimizer must be one of"):
         read_recipe(changed(given.to_text(), change), given.layout_text(), Limits())
     assert not {"os", "subprocess"} & set(asked)
 
@@ -258,7 +258,9 @@ def test_another_clients_folder_is_not_used(tmp_path):
         with clients_of(running, tmp_path, NAMES[:1]) as (client,):
             client.enter()
             client.send(client.train())
-        other = Client(running.connect("bert"), data_of(1), tmp_path / "anna", Limits(), Habits(), lambda text: None)
+        other = LiveClient(
+            running.connect("bert"), data_of(1), tmp_path / "anna", Limits(), Habits(), lambda text: None
+        )
         with pytest.raises(ValueError, match="is of the client anna with number 0"):
             other.enter()
 
@@ -391,14 +393,14 @@ def test_a_file_of_samples_becomes_a_client(tmp_path):
 
 def test_messages_are_protobuf():
     """Data comes first, where it is found without reading the rest; protobuf reads and writes the same."""
-    part = wire.Part(wire.Upload(run="r", id="i", version=3, checksum=2**63), bytes(range(256)) * 3)
+    part = wire.MessagePart(wire.Upload(run="r", id="i", version=3, checksum=2**63), bytes(range(256)) * 3)
     packed = wire.pack(part)
     plain = wire.Upload.FromString(packed)
     assert plain.data == part.data and (plain.id, plain.version, plain.checksum) == ("i", 3, 2**63)
     for content in (packed, plain.SerializeToString()):
         found = wire.unpack(wire.Upload, content)
         assert found.data == part.data and found.about == part.about
-    assert wire.unpack(wire.Upload, wire.pack(wire.Part(part.about))) == wire.Part(part.about)
+    assert wire.unpack(wire.Upload, wire.pack(wire.MessagePart(part.about))) == wire.MessagePart(part.about)
     for cut in (1, 2, 3, 400):
         with pytest.raises(DecodeError):
             wire.unpack(wire.Upload, packed[:cut])

@@ -4,10 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from personax import arrivals, persafl_delays, rounds, simulate
-from personax.config import Terms
+from personax import arrivals, rounds, simulate
+from personax.experiment.config import Terms
 from personax.live.journal import read_lines
 from personax.live.results import journal_schedule
+from personax.schedules import persafl_delays
 from tests.live_parts import FEDERATION, NAMES, assert_same, clients_of, follow, recipe, serving
 
 pytestmark = pytest.mark.xdist_group("live")

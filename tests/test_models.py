@@ -12,8 +12,19 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from personax import models
-from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
+from personax.fast.backends import pretend
+from personax.models import (
+    cnn,
+    cnn2,
+    cnn3,
+    from_equinox,
+    from_flax,
+    from_nnx,
+    logistic_regression,
+    mlp,
+    networks,
+    standardized,
+)
 
 NETWORKS = {
     "mlp": lambda: mlp((7, 5), 3),
@@ -181,13 +192,13 @@ def test_an_image_without_a_channel_axis_has_one_channel():
 
 
 @pytest.mark.parametrize("pooling", ["each", "last"])
-def test_channels_first_and_last_are_the_same_network(pooling, monkeypatch):
+def test_channels_first_and_last_are_the_same_network(pooling):
     model, x = cnn((2, 3), (6,), 3, kernel_size=3, padding="VALID", pooling=pooling), images()
     params = start(model, x)
     found = []
     for backend in ("cpu", "gpu"):
-        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        found.append(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply(p, x))))(params))
+        with pretend(backend):
+            found.append(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply(p, x))))(params))
     assert_trees_close(*found)
 
 
@@ -248,7 +259,7 @@ def test_dropout_is_off_without_a_key_and_a_function_of_the_key():
 
 def test_dropout_keeps_the_share_and_the_scale():
     x = jnp.ones((200, 500))
-    dropped = np.asarray(models._drop(x, 0.2, jax.random.key(0)))
+    dropped = np.asarray(networks._drop(x, 0.2, jax.random.key(0)))
     kept = dropped > 0
     np.testing.assert_allclose(dropped[kept], 1 / 0.8)
     assert abs(kept.mean() - 0.8) < 5 * sqrt(0.8 * 0.2 / x.size)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import personax
+from personax.client.step_sizes import Clock
+from personax.fast.backends import pretend, unroll_length
 from personax.objectives import Visit
 from personax.objectives.mixture import Mixed, mix_models
-from personax.objectives.objective import unrolled
-from personax.step_sizes import Clock
 from personax.typing import Batch
 from tests import closed_forms
 from tests.closed_forms import TASK, quadratic, whole
@@ -32,7 +32,7 @@ def direction(objective, params=None, memory=(), anchor=None, loss=TASK.loss, ba
 
 
 @pytest.mark.parametrize("num_adapt_steps", [0, 1, 2, 5])
-@pytest.mark.parametrize("hvp", [personax.exact, personax.finite_difference(1e-3)], ids=str)
+@pytest.mark.parametrize("hvp", [personax.curvature.exact, personax.curvature.finite_difference(1e-3)], ids=str)
 def test_the_meta_gradient_of_a_quadratic(num_adapt_steps, hvp):
     found, _ = direction(personax.Meta(0.3, num_adapt_steps, hvp))
     np.testing.assert_allclose(found["w"], Q.meta_gradient(W, 0.3, num_adapt_steps), rtol=1e-8)
@@ -40,7 +40,7 @@ def test_the_meta_gradient_of_a_quadratic(num_adapt_steps, hvp):
 
 @pytest.mark.parametrize("num_adapt_steps", [1, 3])
 def test_the_first_order_gradient_is_the_gradient_at_the_adapted_model(num_adapt_steps):
-    found, _ = direction(personax.Meta(0.3, num_adapt_steps, personax.first_order))
+    found, _ = direction(personax.Meta(0.3, num_adapt_steps, personax.curvature.first_order))
     np.testing.assert_allclose(found["w"], Q.gradient(Q.descend(W, 0.3, num_adapt_steps)), rtol=1e-12)
 
 
@@ -68,11 +68,13 @@ def test_exact_first_order_and_hessian_free_are_three_things():
     assert jnp.linalg.norm(exact - free) < 1e-5 * jnp.linalg.norm(exact)
 
 
-HVPS = (personax.exact, personax.first_order, personax.finite_difference(1e-4))
+HVPS = (personax.curvature.exact, personax.curvature.first_order, personax.curvature.finite_difference(1e-4))
 
 
 @pytest.mark.parametrize(
-    ("hvp", "num_curvature"), [(personax.exact, 3), (personax.first_order, 0), (HVPS[2], 3)], ids=str
+    ("hvp", "num_curvature"),
+    [(personax.curvature.exact, 3), (personax.curvature.first_order, 0), (HVPS[2], 3)],
+    ids=str,
 )
 def test_the_number_of_batches_of_gmeta(hvp, num_curvature):
     assert personax.Meta(0.1, 3, hvp).roles() == {"adapt": 3, "outer": 1, "curvature": num_curvature}
@@ -129,12 +131,12 @@ def test_a_prox_that_cannot_reach_its_tolerance_stops_at_its_steps():
 
 
 @pytest.mark.parametrize("num", [5, 8, 9])
-def test_inner_steps_unrolled_as_on_a_gpu_end_where_a_loop_ends(num, monkeypatch):
+def test_inner_steps_unrolled_as_on_a_gpu_end_where_a_loop_ends(num):
     prox = lambda: personax.Moreau(2.0, 0.05, num).prox(TASK.loss, {"w": W}, whole(X, Y))["w"]
     looped = prox()
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    np.testing.assert_allclose(prox(), looped, rtol=1e-12)
-    assert unrolled(num) == (num if num <= 8 else 1)
+    with pretend("gpu"):
+        np.testing.assert_allclose(prox(), looped, rtol=1e-12)
+        assert unroll_length(num) == (num if num <= 8 else 1)
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
@@ -200,7 +202,7 @@ def test_scaffold_corrects_by_the_control_variates():
 def test_scaffold_keeps_its_control_variate():
     """FL-bench's trap: the client's control variate stays 0 while the server's grows."""
     fed, problems = closed_forms.federation()
-    algorithm = personax.scaffold(0.1, num_steps=3, **closed_forms.FULL_BATCH)
+    algorithm = personax.scaffold(lr=0.1, num_steps=3, **closed_forms.FULL_BATCH)
     schedule = personax.rounds(fed.num_clients, 1, key=jax.random.key(0))
     result = personax.simulate(algorithm, TASK, fed, schedule, key=jax.random.key(0), params={"w": W})
     variates = np.stack([problem.gradient(W) for problem in problems])
@@ -211,7 +213,7 @@ def test_scaffold_keeps_its_control_variate():
 def test_scaffold_option_2_of_one_full_step_is_option_1():
     fed, _ = closed_forms.federation()
     run = lambda option: personax.simulate(
-        personax.scaffold(0.1, option, num_steps=1, **closed_forms.FULL_BATCH),
+        personax.scaffold(lr=0.1, option=option, num_steps=1, **closed_forms.FULL_BATCH),
         TASK,
         fed,
         personax.rounds(fed.num_clients, 5, 2, key=jax.random.key(1)),

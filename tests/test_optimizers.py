@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from personax.optimizers import Optimizer, optimizer
+from personax.client.optimizers import Optimizer, optimizer
 
 PARAMS = {"w": np.array([1.0, -2.0, 3.0]), "b": np.array(0.5)}
 GRADIENTS = {"w": np.array([0.3, 0.1, -0.7]), "b": np.array(2.0)}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personax.partition import (
+from personax.data.partition import (
     Partition,
     classes_per_client,
     dirichlet,
@@ -67,7 +67,7 @@ def assert_all_used_once(partition, num_samples):
 
 LABELS = pool(SMALL)
 RANDOM = {
-    "iid": lambda key: iid(len(LABELS), 7, key=key),
+    "iid": lambda key: iid(range(len(LABELS)), 7, key=key),
     "shards": lambda key: shards(LABELS, 7, key=key),
     "classes per client": lambda key: classes_per_client(LABELS, 7, 2, key=key),
     "classes per client, fixed size": lambda key: classes_per_client(LABELS, 7, 2, num_per_client=13, key=key),
@@ -82,7 +82,7 @@ each_random = pytest.mark.parametrize("make", RANDOM.values(), ids=list(RANDOM))
 
 
 def test_iid_gives_100_clients_600_images_of_mnist():
-    partition = iid(60_000, 100, key=KEY)
+    partition = iid(range(60_000), 100, key=KEY)
     assert partition.counts.tolist() == [600] * 100
     assert_all_used_once(partition, 60_000)
 
@@ -389,11 +389,11 @@ def test_proportions_of_a_class_vary_as_a_dirichlet_does():
 @given(st.integers(1, 400), st.data(), seeds)
 def test_iid_of_any_size(num_samples, data, key):
     num_clients = data.draw(st.integers(1, num_samples))
-    partition = iid(num_samples, num_clients, key=key)
+    partition = iid(range(num_samples), num_clients, key=key)
     assert np.ptp(partition.counts) <= 1 and partition.num_clients == num_clients
     assert_all_used_once(partition, num_samples)
     each = data.draw(st.integers(1, num_samples // num_clients))
-    partition = iid(num_samples, num_clients, num_per_client=each, key=key)
+    partition = iid(range(num_samples), num_clients, num_per_client=each, key=key)
     assert partition.counts.tolist() == [each] * num_clients
     assert_disjoint(partition, num_samples)
 
@@ -515,7 +515,7 @@ def test_natural_partitions_group_by_id(ids):
 @small
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=8), st.floats(0.01, 0.99), seeds)
 def test_a_split_divides_each_client(counts, share, key):
-    whole = iid(300, len(counts), num_per_client=30, key=KEY)
+    whole = iid(range(300), len(counts), num_per_client=30, key=KEY)
     rows = [whole.client(i)[:count] for i, count in enumerate(counts)]
     partition = Partition(np.concatenate(rows), np.cumsum([0, *counts]))
     train, test = partition.split(share, key=key)
@@ -525,7 +525,7 @@ def test_a_split_divides_each_client(counts, share, key):
 
 
 def test_a_split_does_not_depend_on_the_order_of_the_rows():
-    partition = iid(200, 5, key=KEY)
+    partition = iid(range(200), 5, key=KEY)
     backwards = dataclasses.replace(partition, rows=np.concatenate([rows[::-1] for rows in partition]))
     for one, other in zip(partition.split(key=KEY), backwards.split(key=KEY), strict=True):
         assert [set(rows) for rows in one] == [set(rows) for rows in other]
@@ -560,7 +560,7 @@ def test_many_clients_are_quick():
     """100,000 clients of 10 samples: no Python work for each of them, and all of it checked."""
     num_clients, num_samples = 100_000, 1_000_000
     ids = np.arange(num_samples) * 7919 % num_clients
-    for partition in (iid(num_samples, num_clients, key=KEY), natural(ids)):
+    for partition in (iid(range(num_samples), num_clients, key=KEY), natural(ids)):
         assert partition.counts.min() == partition.counts.max() == 10
         train, test = partition.split(key=KEY)
         assert train.counts.max() == 8 and test.counts.min() == 2 and partition.num_shared == 0
@@ -573,12 +573,15 @@ def test_many_clients_are_quick():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: iid(0, 1, key=KEY), "`num_samples` must be a whole number of at least 1, got 0"),
-        (lambda: iid(5, 0, key=KEY), "`num_clients` must be a whole number of at least 1, got 0"),
-        (lambda: iid(5, 6, key=KEY), r"at least 6 clients x 1 = 6 samples, got 5\. Lower `num_clients`"),
-        (lambda: iid(5, 2, num_per_client=3, key=KEY), "at least 2 clients x 3 = 6 samples, got 5"),
-        (lambda: iid(5, 2, num_per_client=0, key=KEY), "`num_per_client` must be a whole number of at least 1, got 0"),
-        (lambda: iid(5, 2, key=jax.random.split(KEY, 2)), "take one key, got 2"),
+        (lambda: iid(range(0), 1, key=KEY), "`number of labels` must be a whole number of at least 1, got 0"),
+        (lambda: iid(range(5), 0, key=KEY), "`num_clients` must be a whole number of at least 1, got 0"),
+        (lambda: iid(range(5), 6, key=KEY), r"at least 6 clients x 1 = 6 samples, got 5\. Lower `num_clients`"),
+        (lambda: iid(range(5), 2, num_per_client=3, key=KEY), "at least 2 clients x 3 = 6 samples, got 5"),
+        (
+            lambda: iid(range(5), 2, num_per_client=0, key=KEY),
+            "`num_per_client` must be a whole number of at least 1, got 0",
+        ),
+        (lambda: iid(range(5), 2, key=jax.random.split(KEY, 2)), "take a single key"),
         (lambda: shards(LABELS, 100, 4, key=KEY), "100 clients x 4 = 400 samples, got 307.*`num_shards_each`"),
         (lambda: shards(LABELS, 3, 0, key=KEY), "`num_shards_each` must be a whole number of at least 1, got 0"),
         (lambda: classes_per_client(LABELS, 3, 7, key=KEY), "at most the 6 classes of the pool, got 7"),
@@ -631,8 +634,11 @@ def test_many_clients_are_quick():
             lambda: Partition(np.arange(4), np.array([0, 2, 3, 4])).split(key=KEY),
             r"at least 1 \+ 1 samples.*got 1 for client 1 and fewer than 2 for 2 of 3 clients",
         ),
-        (lambda: iid(9, 3, key=KEY).split(1.0, key=KEY), "`share` must lie between 0 and 1, both excluded, got 1.0"),
-        (lambda: iid(9, 3, key=KEY).split(0, key=KEY), "`share` must lie between 0 and 1, both excluded, got 0"),
+        (
+            lambda: iid(range(9), 3, key=KEY).split(1.0, key=KEY),
+            "`share` must lie between 0 and 1, both excluded, got 1.0",
+        ),
+        (lambda: iid(range(9), 3, key=KEY).split(0, key=KEY), "`share` must lie between 0 and 1, both excluded, got 0"),
         (lambda: Partition(np.arange(4), np.array([0, 3])), r"`offsets` must run from 0 to the 4 rows.*got \[0 3\]"),
         (lambda: Partition(np.arange(0), np.array([0])), "`offsets` must run from 0 to the 0 rows"),
         (lambda: Partition(np.arange(4), np.array([0, 3, 2, 4])), "`offsets` must not decrease"),

@@ -10,6 +10,7 @@ import pytest
 
 import personax
 from personax import BatchSizes, Local, Meta, Moreau, asynchronous, synchronous
+from tests.options import grouped
 from tests.reference import apfl, baselines, fallah, gmeta, persafl
 from tests.reference.problem import COUNTS, FEDERATION, TASK, W0, N, Samples, data, flat, grad, hvp, tree
 
@@ -27,7 +28,7 @@ def all_train(key):
 
 
 def arrivals(key):
-    return personax.arrivals(N, 24, delays=personax.persafl_delays(N, key=key), key=key)
+    return personax.arrivals(N, 24, delays=personax.delays.persafl_delays(N, key=key), key=key)
 
 
 def uniform(key):
@@ -66,10 +67,10 @@ def read_aruba(result):
 
 ALPHA, BETA, DELTA = 0.5, 0.3, 1.0
 HVPS = {
-    "exact": personax.exact,
-    "first-order": personax.first_order,
-    "Hessian-free": personax.finite_difference(DELTA),
-    "relative": personax.relative_difference(DELTA),
+    "exact": personax.curvature.exact,
+    "first-order": personax.curvature.first_order,
+    "Hessian-free": personax.curvature.finite_difference(DELTA),
+    "relative": personax.curvature.relative_difference(DELTA),
 }
 FALLAH = {
     "exact": fallah.exact,
@@ -85,7 +86,7 @@ GMETA = {
 
 
 def per_fedavg(name, **local):
-    algorithm = personax.per_fedavg(ALPHA, BETA, HVPS[name], num_steps=TAU, batch_size=SIZES, **local)
+    algorithm = personax.per_fedavg(adapt_lr=ALPHA, lr=BETA, hvp=HVPS[name], num_steps=TAU, batch_size=SIZES, **local)
     twin = partial(fallah.per_fedavg, estimate=FALLAH[name], alpha=ALPHA, beta=lambda k: BETA, tau=TAU)
     return Case(algorithm, twin)
 
@@ -93,7 +94,7 @@ def per_fedavg(name, **local):
 def generalized_meta(name):
     local = {"num_adapt_steps": 3, "num_steps": TAU, "batch_size": SIZES}
     twin = partial(gmeta.generalized_meta, update=GMETA[name], alpha=ALPHA, beta=BETA, tau=TAU, nu=3)
-    return Case(personax.per_fedavg(ALPHA, BETA, HVPS[name], **local), twin)
+    return Case(personax.per_fedavg(adapt_lr=ALPHA, lr=BETA, hvp=HVPS[name], **local), twin)
 
 
 ADAPTS = {
@@ -108,7 +109,7 @@ RADIUS = 2.0
 
 def mixture(mix, update_mix, lr, eta, radius=None):
     project = apfl.everywhere if radius is None else apfl.ball(radius)
-    algorithm = personax.apfl(lr, mix, update_mix, radius, num_steps=TAU, batch_size=4)
+    algorithm = personax.apfl(lr=lr, mix=mix, update_mix=update_mix, radius=radius, num_steps=TAU, batch_size=4)
     twin = partial(apfl.apfl, alpha=mix, eta=eta, tau=TAU, adapts=ADAPTS[update_mix], project=project)
     return Case(algorithm, twin, read=read_mixed)
 
@@ -142,7 +143,9 @@ CASES = {
     "gMeta Algorithm 4": generalized_meta("Hessian-free"),
     "APFL, fixed": mixture(0.3, "never", 0.3, lambda t: 0.3),
     "APFL, per round": mixture(0.3, "round", 0.3, lambda t: 0.3),
-    "APFL, per step, decaying": mixture(0.6, "step", personax.Decay(0.4, 0.1), lambda t: 0.4 * 0.9 ** (t - 1)),
+    "APFL, per step, decaying": mixture(
+        0.6, "step", personax.step_sizes.Decay(0.4, 0.1), lambda t: 0.4 * 0.9 ** (t - 1)
+    ),
     "APFL, per step, projected": mixture(0.6, "step", 0.3, lambda t: 0.3, RADIUS),
     "PersA-FL, Option A": asynchronously(personax.Erm(), persafl.option_a),
     "PersA-FL, Option B": asynchronously(Meta(ALPHA), persafl.option_b(ALPHA)),
@@ -156,19 +159,19 @@ CASES = {
         persafl.option_c(STRENGTH, persafl.up_to(PROX_LR, NU, PROX_COUNTS)),
         read_own("theta"),
     ),
-    "FedAvg": Case(personax.fedavg(LR, **STEPS), partial(baselines.fedavg, **FIXED)),
+    "FedAvg": Case(personax.fedavg(lr=LR, **STEPS), partial(baselines.fedavg, **FIXED)),
     "FedAvg, by samples, epochs": Case(
-        personax.fedavg(LR, synchronous(weighting="samples"), **EPOCHS),
+        personax.fedavg(lr=LR, server=synchronous(weighting="samples"), **EPOCHS),
         partial(baselines.fedavg, **RAGGED, weights=lambda i: COUNTS[i]),
     ),
-    "FedProx": Case(personax.fedprox(0.7, LR, **STEPS), partial(baselines.fedprox, **FIXED, mu=0.7)),
+    "FedProx": Case(personax.fedprox(strength=0.7, lr=LR, **STEPS), partial(baselines.fedprox, **FIXED, mu=0.7)),
     "SCAFFOLD, Option I": Case(
-        personax.scaffold(LR, 1, synchronous(0.7), **STEPS),
+        personax.scaffold(lr=LR, option=1, server=synchronous(0.7), **STEPS),
         partial(baselines.scaffold, **FIXED, global_lr=0.7, option=1),
         read=read_scaffold,
     ),
     "SCAFFOLD, Option II": Case(
-        personax.scaffold(LR, 2, synchronous(0.7), **EPOCHS),
+        personax.scaffold(lr=LR, option=2, server=synchronous(0.7), **EPOCHS),
         partial(baselines.scaffold, **RAGGED, global_lr=0.7, option=2),
         read=read_scaffold,
     ),
@@ -179,18 +182,22 @@ CASES = {
         read_own("theta"),
     ),
     "FedAsync, polynomial": Case(
-        personax.fedasync_mixing(LR, 0.6, 0.7, personax.Polynomial(0.8), **STEPS),
+        personax.fedasync_mixing(lr=LR, mixing=0.6, strength=0.7, discount=personax.discounts.Polynomial(0.8), **STEPS),
         partial(baselines.fedasync, **FIXED, rho=0.7, alpha=0.6, s=baselines.polynomial(0.8)),
         ASYNC,
     ),
     "FedAsync, hinge, bounded": Case(
-        personax.fedasync_mixing(LR, 0.6, 0.7, personax.Hinge(1.5, 2), max_staleness=4, **STEPS),
+        personax.fedasync_mixing(
+            lr=LR, mixing=0.6, strength=0.7, discount=personax.discounts.Hinge(1.5, 2), max_staleness=4, **STEPS
+        ),
         partial(baselines.fedasync, **FIXED, rho=0.7, alpha=0.6, s=baselines.hinge(1.5, 2), max_staleness=4),
         ASYNC,
         read_dropped,
     ),
     "FedBuff": Case(
-        personax.fedbuff(LR, 3, 0.9, **STEPS), partial(baselines.fedbuff, **FIXED, global_lr=0.9, K=3), ASYNC
+        personax.fedbuff(lr=LR, buffer_size=3, server_lr=0.9, **STEPS),
+        partial(baselines.fedbuff, **FIXED, global_lr=0.9, K=3),
+        ASYNC,
     ),
     "ARUBA": Case(
         personax.aruba(personax.Aruba(ARUBA["epsilon"], ARUBA["zeta"], ARUBA["p"]), **STEPS),
@@ -198,14 +205,14 @@ CASES = {
         read=read_aruba,
     ),
     "local training": Case(
-        personax.local_only(LR, **EPOCHS), partial(baselines.local_only, **RAGGED), read=read_own("v")
+        personax.local_only(lr=LR, **EPOCHS), partial(baselines.local_only, **RAGGED), read=read_own("v")
     ),
 }
 ALONE = ("PersA-FL, Option C, tolerance", "SCAFFOLD, Option II")
 
 
 def simulate(case, schedule, key, **options):
-    return personax.simulate(case.algorithm, TASK, FEDERATION, schedule, key=key, params=tree(W0), **options)
+    return personax.simulate(case.algorithm, TASK, FEDERATION, schedule, key=key, params=tree(W0), **grouped(**options))
 
 
 def run_twin(case, schedule, key, **options):
@@ -239,7 +246,7 @@ def test_one_seed_agrees_with_the_twin(name):
 def test_apfl_theorem_2(key):
     """The step size 16 / (mu (t + a)) and the average iterate of every client, selected or not."""
     mu, a, mix = 4.0, 10.0, 0.7
-    case = mixture(mix, "never", personax.StronglyConvex(mu, a), lambda t: 16 / (mu * (t + a)))
+    case = mixture(mix, "never", personax.step_sizes.StronglyConvex(mu, a), lambda t: 16 / (mu * (t + a)))
     tracker, schedule = personax.WeightedAverage(a), rounds(key)
     result = simulate(case, schedule, key, tracker=tracker)
     fast = case.read(result) | {"v_hat": flat(tracker.read(result.tracked))}
@@ -250,8 +257,8 @@ def test_fallah_remark_4_7():
     """The tracked model is the cohort's mean at a step t_k < tau of the last round; every t_k occurs for some seed."""
     keys = jax.random.split(jax.random.key(0), 16)
     schedules = [rounds(key) for key in keys]
-    local = Local(personax.InverseSqrt(), num_steps=TAU, batch_size=SIZES)
-    meta = Meta(ALPHA, hvp=personax.first_order)
+    local = Local(personax.step_sizes.InverseSqrt(), num_steps=TAU, batch_size=SIZES)
+    meta = Meta(ALPHA, hvp=personax.curvature.first_order)
     case = per_fedavg("first-order")._replace(algorithm=personax.Algorithm(meta, local, synchronous()))
     result = simulate(case, schedules, keys, tracker=personax.RandomIterate())
     found = set()

@@ -9,6 +9,7 @@ import subprocess
 import time
 from html import unescape
 from html.parser import HTMLParser
+from importlib.metadata import version
 
 import jsonschema
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from plotly.offline import get_plotlyjs
 
-from personax.records import RUN, read_results
+from personax.experiment.records import RUN, read_results
 from personax.report import write_report
 from tests.fake_runs import FULL, edit_results, write_full, write_minimal, write_regression, write_run
 
@@ -95,7 +96,7 @@ def minimal(tmp_path_factory):
 def hostile(tmp_path_factory):
     """A run in which every name is an attack."""
     entries = tuple(e._replace(score=f"{e.score} {HOSTILE}", algorithm=f"{e.algorithm} {HOSTILE}") for e in FULL)
-    names = {"local": entries[0].score, "together": entries[1].score, "client_name": f"{{}} {HOSTILE}"}
+    names = {"local_baseline": entries[0].score, "global_baseline": entries[1].score, "client_name": f"{{}} {HOSTILE}"}
     folder = tmp_path_factory.mktemp("hostile")
     write_run(folder, f"run {HOSTILE}", entries, (0, 1), num_held_out=5, config=f"# {HOSTILE}\n", **names)
 
@@ -122,7 +123,9 @@ def test_the_folders_that_tests_read_are_what_a_run_writes(kind, request):
     run, table = read_results(folder), pq.read_table(folder / "clients.parquet")
     num_scores = sum(len(algorithm.scores) for algorithm in run.algorithms)
     assert len(table) == num_scores * len(run.seeds) * run.federation.num_clients
-    assert {"algorithm", "score", "seed", "client", "name", "num_samples", "mix", *run.metrics} == {*table.column_names}
+    assert {"algorithm", "score", "seed", "client", "name", "num_samples", "personal_number", *run.metrics} == {
+        *table.column_names
+    }
 
 
 def test_every_number_of_the_table_is_the_runs(full, page):
@@ -182,7 +185,7 @@ def test_scores_of_other_clients_are_not_ranked_nor_paired(full, tmp_path):
     shutil.copytree(full, tmp_path / "run")
 
     def hold_out(run):
-        run["algorithms"][4]["scores"][0]["protocol"]["clients"] = "held_out"
+        run["algorithms"][4]["scores"][0]["scoring"]["clients"] = "held_out"
 
     edit_results(tmp_path / "run", hold_out)
     page = page_of(tmp_path / "run")
@@ -258,7 +261,7 @@ def test_what_a_run_has_is_drawn_and_nothing_else(page, minimal, regression):
         "dinh2020",
     ):
         assert told in words_of(page)
-    for told in ("5 March 2026, 14:07 UTC", "NVIDIA H200", "0.1.0"):
+    for told in ("5 March 2026, 14:07 UTC", "NVIDIA H200", version("personax")):
         assert told in words_of(page).split("<main>")[0]
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import personax as px
-from personax.datasets import stand_in
+from personax.data.datasets import stand_in
+from personax.experiment.tuning import validation_of
 from personax.report import write_reproduction
 from personax.reproduce import EXPERIMENTS, gmeta, markdown, persafl
 from personax.reproduce.apfl import figures, setting
-from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, Training, beats
+from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, PaperTraining, beats
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ReadingRecord
 from personax.reproduce.run import _judged, reproduce
-from personax.tuning import validation_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
@@ -28,19 +28,19 @@ def tiny(num_rounds=3, **changes):
     """Two algorithms on a small synthetic federation."""
     make = lambda: px.datasets.synthetic(0.5, 0.5, num_clients=4, num_samples=20, num_features=3, key=jax.random.key(0))
     local = {"num_steps": 2, "batch_size": 5}
-    readings = {"training": px.Protocol(lr=0.1), "test": px.fallah_protocol(0.1, batch_size=5)}
+    readings = {"training": px.Scoring(lr=0.1), "test": px.fallah_scoring(0.1, batch_size=5)}
     rates = {
-        "0.05": px.fedavg(0.05, **local),
-        "0.2": px.fedavg(0.2, **local),
-        "huge": px.fedavg(1.7e308, num_steps=30, batch_size=5),
+        "0.05": px.fedavg(lr=0.05, **local),
+        "0.2": px.fedavg(lr=0.2, **local),
+        "huge": px.fedavg(lr=1.7e308, num_steps=30, batch_size=5),
     }
     task = px.classification(px.logistic_regression(10))
     schedule = partial(px.rounds, 4, num_rounds, 2)
-    loss = {"training": px.Protocol("global", score_on="training")}
+    loss = {"training": px.Scoring("global", score_on="training")}
     first = (Cell("row", "FedAvg", readings, (50.0, 0.5)), Cell("loss", "FedAvg", loss, metric="train_loss"))
     trainings = (
-        Training("made", task, px.fedavg(0.1, **local), schedule, first, every=1),
-        Training("made", task, rates, schedule, (Cell("row", "searched", readings),)),
+        PaperTraining("made", task, px.fedavg(lr=0.1, **local), schedule, first, every=1),
+        PaperTraining("made", task, rates, schedule, (Cell("row", "searched", readings),)),
     )
     made = Experiment(
         name="tiny",
@@ -74,10 +74,10 @@ def test_a_cell_is_what_the_library_gives(done):
     result = px.simulate(algorithm, task, federation, schedules, key=keys)
     for cell, made in zip(training.cells, record.cells[:2], strict=True):
         scale = 1 if cell.metric == "train_loss" else 100
-        for name, reading in zip(cell.protocols, made.readings, strict=True):
-            found = px.evaluate(algorithm, task, federation, result, cell.protocols[name], key=keys)
+        for name, reading in zip(cell.scorings, made.readings, strict=True):
+            found = px.evaluate(algorithm, task, federation, result, cell.scorings[name], key=keys)
             np.testing.assert_allclose(reading.of_seeds, scale * found.mean(cell.metric), rtol=1e-6)
-            assert reading.flag == cell.protocols[name].flag
+            assert reading.flag == cell.scorings[name].flag
         curve = made.curve
         assert curve.rounds == [0, 1, 2, 3] and curve.of_seeds[-1] == made.readings[0].of_seeds
         assert curve.seconds == sorted(curve.seconds) and curve.times == []
@@ -107,8 +107,8 @@ def test_a_training_that_diverges_leaves_its_updates_out_and_says_so(tmp_path):
 
 def test_numbers_that_are_not_finite_are_kept_and_shown_and_decide_nothing(tmp_path):
     base = tiny()
-    far = {"far": px.Protocol("adapted", 30, 1.7e308, 5)}
-    cells = (base.trainings[0].cells[0], Cell("loss", "near", {"near": px.Protocol()}, metric="loss"))
+    far = {"far": px.Scoring("adapted", 30, 1.7e308, 5)}
+    cells = (base.trainings[0].cells[0], Cell("loss", "near", {"near": px.Scoring()}, metric="loss"))
     training = dataclasses.replace(
         base.trainings[0], cells=(*cells, Cell("loss", "far", far, metric="loss")), every=None
     )
@@ -124,7 +124,9 @@ def test_numbers_that_are_not_finite_are_kept_and_shown_and_decide_nothing(tmp_p
 def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
     base = tiny(num_rounds=40)
     local = {"num_steps": 2, "batch_size": 5}
-    training = dataclasses.replace(base.trainings[1], algorithm={str(lr): px.fedavg(lr, **local) for lr in (0.05, 1.0)})
+    training = dataclasses.replace(
+        base.trainings[1], algorithm={str(lr): px.fedavg(lr=lr, **local) for lr in (0.05, 1.0)}
+    )
     chosen = {}
     for name, search in {"whole": None, "short": partial(px.rounds, 4, 2, 1)}.items():
         one = dataclasses.replace(training, search=search)
@@ -132,7 +134,7 @@ def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
         chosen[name] = record.cells[0].chosen
         assert len(record.cells[0].readings[0].of_seeds) == 2
     held = validation_of(base.federations["made"](), jax.random.key(0))
-    reading = training.cells[0].protocols["training"]  # the other one adapts on what it scores
+    reading = training.cells[0].scorings["training"]  # the other one adapts on what it scores
     for name, num_rounds, cohort, num_seeds in (("whole", 40, 2, 2), ("short", 2, 1, 1)):
         keys = jax.numpy.stack([jax.random.key(seed) for seed in range(num_seeds)])
         schedules = [px.rounds(4, num_rounds, cohort, key=key) for key in keys]
@@ -147,7 +149,7 @@ def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
 def test_cells_that_have_ended_are_kept_unless_the_experiment_changed(done, tmp_path):
     record, seen = done[1], []
     folder = shutil.copytree(done[0], tmp_path / "again")
-    again = reproduce(tiny(), folder, told=seen.append)
+    again = reproduce(tiny(), folder, notify=seen.append)
     assert again.cells == record.cells and len(seen) == 2  # to the seconds that the cells took
     longer = reproduce(tiny(num_rounds=4), folder)
     assert longer.cells[0].readings != record.cells[0].readings
@@ -177,7 +179,7 @@ def test_an_interrupted_reproduction_goes_on_where_it_was(done, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(tiny(), tmp_path, told=stop)
+        reproduce(tiny(), tmp_path, notify=stop)
     (kept,) = (tmp_path / "trainings").iterdir()  # the second training was not begun
     written = kept.stat().st_mtime_ns
     again = reproduce(tiny(), tmp_path)
@@ -365,7 +367,7 @@ def test_the_settings_of_persafl():
         10
     }
     assert {float(one.objective.adapt_lr) for one in searched["PersA-FL-MAML"].values()} == {0.002, 0.005, 0.01}
-    scored = [one for cell in figure.cells for one in cell.protocols.values() if cell.metric == "accuracy"]
+    scored = [one for cell in figure.cells for one in cell.scorings.values() if cell.metric == "accuracy"]
     budgets = {(one.num_steps, one.batch_size) for one in scored}
     assert len(budgets) == 1  # the same for all
 
@@ -373,9 +375,9 @@ def test_the_settings_of_persafl():
 def test_a_run_of_arrivals_is_followed_along_virtual_time(tmp_path):
     base = tiny()
     same = jax.random.key(0)
-    arriving = lambda *, key: px.arrivals(4, 9, delays=px.persafl_delays(4, key=same), key=same)
+    arriving = lambda *, key: px.arrivals(4, 9, delays=px.delays.persafl_delays(4, key=same), key=same)
     cells = (*base.trainings[0].cells[:1], Cell("active", "FedAsync", {"mean": ActiveShare()}, metric="active_share"))
-    algorithm = px.fedasync(0.1, num_steps=2, batch_size=5)
+    algorithm = px.fedasync(lr=0.1, num_steps=2, batch_size=5)
     training = dataclasses.replace(base.trainings[0], algorithm=algorithm, schedule=arriving, cells=cells, every=2)
     record = reproduce(dataclasses.replace(base, trainings=(training,), claims=()), tmp_path)
     accuracy, active = record.cells

@@ -19,21 +19,22 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from safetensors.numpy import load_file
 
-from personax import runs
-from personax.build import resolve
-from personax.checkpoint import read_model
-from personax.citations import cite
+import personax as px
 from personax.cli import FLAGS
-from personax.config import ConfigError, dump, load, parse
-from personax.folders import Folder, slug, tidy
-from personax.protocol import Protocol
-from personax.records import RUN, EvaluationRecord, read_results
-from personax.results import NonFiniteUpdate
-from personax.runs import Silent, execute, prepare, start
-from personax.scores import Evaluation
-from personax.summarise import client_rows, score_record, table_rows
-from personax.tensorboard import Events
-from personax.values import from_dict
+from personax.evaluation.scores import Evaluation
+from personax.evaluation.scoring import Scoring
+from personax.experiment import runs
+from personax.experiment.build import resolve
+from personax.experiment.checkpoint import read_model
+from personax.experiment.citations import cite
+from personax.experiment.config import ConfigError, dump, load, load_run, parse
+from personax.experiment.folders import Folder, slug, tidy
+from personax.experiment.loggers import Events
+from personax.experiment.records import RUN, EvaluationRecord, read_results
+from personax.experiment.runs import Silent, execute, prepare, start
+from personax.experiment.summaries import client_rows, score_record, table_rows
+from personax.simulation.results import NonFiniteUpdate
+from personax.values import construct
 from tests.test_config import refused
 
 pytestmark = pytest.mark.xdist_group("runs")  # which share their compiled programs
@@ -158,7 +159,7 @@ def assert_same_end(folder, whole):
 def test_the_results_fit_their_schema(whole, record):
     content = json_of(whole.results)
     jsonschema.validate(content, RUN.json_schema())
-    assert content["schema_version"] == 1 and RUN.validate_python(content) == record
+    assert content["schema_version"] == 2 and RUN.validate_python(content) == record
     del content["table"][0]["mean"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(content, RUN.json_schema())
@@ -167,7 +168,7 @@ def test_the_results_fit_their_schema(whole, record):
 def test_the_record_says_what_was_run(record, work):
     assert [algorithm.name for algorithm in record.algorithms] == NAMES
     assert [score.name for algorithm in record.algorithms for score in algorithm.scores] == SCORES
-    assert (record.name, record.seeds, record.headline, record.local, record.together) == (
+    assert (record.name, record.seeds, record.headline, record.local_baseline, record.global_baseline) == (
         "tiny",
         [0, 1],
         "accuracy",
@@ -179,8 +180,10 @@ def test_the_record_says_what_was_run(record, work):
     assert (fed.num_clients, fed.num_held_out, fed.num_samples, fed.num_test_samples) == (6, 2, 6 * 16, 6 * 4)
     assert fed.summary == str(work.plan.federation)
     for algorithm, training in zip(record.algorithms, work.plan.trainings, strict=True):
-        assert from_dict(algorithm.definition) == training.algorithm
-        assert [from_dict(score.protocol) for score in algorithm.scores] == list(training.protocols.values())
+        assert construct(px.Algorithm, algorithm.definition, "it") == training.algorithm
+        assert [construct(px.Scoring, score.scoring, "it") for score in algorithm.scores] == list(
+            training.scorings.values()
+        )
         assert (algorithm.num_rounds, algorithm.num_events) == (4, 8)
         assert algorithm.num_dropped == algorithm.num_skipped == [0, 0]
         assert set(algorithm.seconds) == {"compile", "train", "evaluate"} and min(algorithm.seconds.values()) >= 0
@@ -280,13 +283,16 @@ def test_the_best_round_of_each_seed_stands_beside_the_last(record):
 
 
 def test_mixing_weights_are_told_where_there_are_any(whole, record):
-    weights = of_clients(whole, "APFL", "mix").astype(float)
+    weights = of_clients(whole, "APFL", "personal_number").astype(float)
     assert np.all((weights >= 0) & (weights <= 1)) and np.any(weights != 0.5)
     history = record.algorithms[1].scores[0].evaluations
-    assert history[-1].mix == pytest.approx(weights.mean(axis=1)) and history[0].mix == [0.5, 0.5]
+    assert history[-1].personal_number == pytest.approx(weights.mean(axis=1)) and history[0].personal_number == [
+        0.5,
+        0.5,
+    ]
     assert (
-        set(of_clients(whole, "FedAvg", "mix").ravel()) == {None}
-        and record.algorithms[0].scores[0].evaluations[0].mix is None
+        set(of_clients(whole, "FedAvg", "personal_number").ravel()) == {None}
+        and record.algorithms[0].scores[0].evaluations[0].personal_number is None
     )
 
 
@@ -422,7 +428,9 @@ def test_less_is_evaluated_and_no_newcomers_adapt_where_none_is_asked_for(tmp_pa
     _, record = run(tmp_path / "run", config)
     (algorithm,) = record.algorithms
     assert [one.round for one in algorithm.scores[1].evaluations] == [0, 3, 4]
-    assert algorithm.scores[1].newcomers is None and record.local is None and record.together == "FedAvg"
+    assert (
+        algorithm.scores[1].newcomers is None and record.local_baseline is None and record.global_baseline == "FedAvg"
+    )
     assert {row.over_local for row in record.table} == {None} and None not in {row.over_global for row in record.table}
 
 
@@ -452,7 +460,7 @@ class Stop(Silent):
     def end(self, name, seconds):
         self._count("end")
 
-    def say(self, text):
+    def note(self, text):
         self.said.append(text)
 
 
@@ -594,16 +602,16 @@ def test_tensorboard_gets_a_run_for_each_score(tmp_path, whole):
 # Parts of it, without training
 
 
-def evaluation(protocol, ids=(0, 1, 2), **metrics):
+def evaluation(scoring, ids=(0, 1, 2), **metrics):
     """Made-up numbers of clients of these ids, two seeds."""
     given = {name: np.asarray(values, float) for name, values in metrics.items()}
     counts = np.full((2, len(ids)), 4)
-    return Evaluation(protocol, given, np.tile(ids, (2, 1)), counts, counts, np.zeros(2), np.zeros(2))
+    return Evaluation(scoring, given, np.tile(ids, (2, 1)), counts, counts, np.zeros(2), np.zeros(2))
 
 
 def test_a_score_of_other_metrics_does_not_empty_the_table():
-    test = evaluation(Protocol("global"), accuracy=[[0.5, 0.6, 0.7]] * 2)
-    train = evaluation(Protocol("global", score_on="training"), train_accuracy=[[0.9, 0.8, 0.9]] * 2)
+    test = evaluation(Scoring("global"), accuracy=[[0.5, 0.6, 0.7]] * 2)
+    train = evaluation(Scoring("global", score_on="training"), train_accuracy=[[0.9, 0.8, 0.9]] * 2)
     rows = table_rows({"a": "A", "b": "B", "c": "C"}, {"a": test, "b": test, "c": train}, "a", None)
     assert [(row.score, row.metric) for row in rows] == [("a", "accuracy"), ("b", "accuracy"), ("c", "train_accuracy")]
     assert rows[1].over_local == 0 and rows[2].over_local is None and rows[2].over_global is None
@@ -612,10 +620,10 @@ def test_a_score_of_other_metrics_does_not_empty_the_table():
 def test_only_scores_of_the_same_clients_are_compared():
     numbers = [[0.5, 0.6, 0.7]] * 2
     found = {
-        "local": evaluation(Protocol("personal"), accuracy=numbers),
-        "same": evaluation(Protocol("global"), accuracy=numbers),
-        "others": evaluation(Protocol("global", clients="cohort"), ids=(1, 2, 3), accuracy=numbers),
-        "new": evaluation(Protocol("global", clients="held_out"), ids=(7, 8, 9), accuracy=numbers),
+        "local": evaluation(Scoring("personal"), accuracy=numbers),
+        "same": evaluation(Scoring("global"), accuracy=numbers),
+        "others": evaluation(Scoring("global", clients="cohort"), ids=(1, 2, 3), accuracy=numbers),
+        "new": evaluation(Scoring("global", clients="held_out"), ids=(7, 8, 9), accuracy=numbers),
     }
     rows = table_rows(dict.fromkeys(found, "A"), found, "local", None)
     assert {row.score: row.over_local for row in rows} == {"local": 0, "same": 0, "others": None, "new": None}
@@ -623,12 +631,12 @@ def test_only_scores_of_the_same_clients_are_compared():
 
 def test_newcomers_have_no_mixing_weight(work):
     federation, mix = work.plan.federation, np.arange(12.0).reshape(2, 6) / 12
-    rows = lambda protocol, ids: client_rows(
-        "A", "S", [0, 1], federation, evaluation(protocol, ids, accuracy=np.ones((2, 2))), mix
+    rows = lambda scoring, ids: client_rows(
+        "A", "S", [0, 1], federation, evaluation(scoring, ids, accuracy=np.ones((2, 2))), mix
     )
-    assert rows(Protocol("recomputed", clients="held_out"), federation.newcomers.ids)["mix"].null_count == 4
-    cohort = rows(Protocol("personal", clients="cohort"), federation.ids[[4, 1]])
-    assert cohort["mix"].to_pylist() == [mix[0, 4], mix[0, 1], mix[1, 4], mix[1, 1]]
+    assert rows(Scoring("recomputed", clients="held_out"), federation.newcomers.ids)["personal_number"].null_count == 4
+    cohort = rows(Scoring("personal", clients="cohort"), federation.ids[[4, 1]])
+    assert cohort["personal_number"].to_pylist() == [mix[0, 4], mix[0, 1], mix[1, 4], mix[1, 1]]
     assert cohort["name"].to_pylist() == [federation.names[i] for i in (4, 1, 4, 1)]
 
 
@@ -636,7 +644,7 @@ def test_the_best_is_a_number_where_there_is_one():
     zero = {"accuracy": [0.0, 0.0]}
     made = lambda at, *means: EvaluationRecord(at, [at, at], [0.0, 0.0], 0.0, {"accuracy": [*means]}, zero, zero, zero)
     history = [made(0, 0.5, np.nan), made(1, np.nan, np.nan), made(2, 0.4, 0.1)]
-    best = score_record("S", Protocol(), history, None).best["accuracy"]
+    best = score_record("S", Scoring(), history, None).best["accuracy"]
     assert best.mean == [0.5, 0.1] and best.events == [0, 2]
 
 
@@ -646,7 +654,11 @@ def test_results_that_cannot_be_read_are_errors(tmp_path, whole):
     ):
         read_results(tmp_path)
     content = json_of(whole.results)
-    for change, said in (({"schema_version": 2}, "schema_version"), ({"extra": 1}, "extra"), ({"seeds": "x"}, "seeds")):
+    old = {"schema_version": 1, "personax": "0.1.0"}
+    (tmp_path / "results.json").write_text(json.dumps({**content, **old}))
+    with refused("was written by personax 0.1.0", "Run it again, or install personax 0.1.0.", kind=ValueError):
+        read_results(tmp_path)
+    for change, said in (({"schema_version": 3}, "schema_version"), ({"extra": 1}, "extra"), ({"seeds": "x"}, "seeds")):
         (tmp_path / "results.json").write_text(json.dumps({**content, **change}))
         with refused("is not what a run writes", said, kind=ValueError):
             read_results(tmp_path)
@@ -663,7 +675,8 @@ def test_what_cannot_be_run_is_said_when_it_is_prepared():
 COMMAND = """
 import functools, sys
 import personax.cli
-personax.cli.execute = functools.partial(personax.cli.execute, checkpoint_seconds=0.0)
+from personax.cli import runs
+runs.execute = functools.partial(runs.execute, checkpoint_seconds=0.0)
 personax.cli.app()
 """
 
@@ -715,7 +728,7 @@ def assert_whole_files(folder):
             pq.read_table(path)
         if path.suffix == ".safetensors":
             load_file(path)
-    assert load(folder.config) == tiny()
+    assert load_run(folder.config) == tiny()
 
 
 @pytest.fixture

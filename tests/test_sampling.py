@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personax.federation import Federation
-from personax.keys import INIT, run_stream
-from personax.sampling import (
+from personax.client.sampling import (
     ROLES,
     BatchSizes,
-    Client,
+    ClientRows,
     Draw,
     _scaled,
     batch_indices,
     draw_rows,
     permute,
 )
+from personax.data.federation import Federation
+from personax.keys import RunStream, run_stream
 
 KEY = jax.random.key(11)
 COUNTS = [40, 1, 1000, 7, 300]
@@ -41,7 +41,7 @@ FEDERATION = federation_of(COUNTS, IDS)
 
 @partial(jax.jit, static_argnames=("draws", "sampling", "parted"))
 def _rows(key, count, ident, update, draws, sampling, share, parted):
-    client = Client(jnp.int32(0), count, ident, update)
+    client = ClientRows(jnp.int32(0), count, ident, update)
     return draw_rows(run_stream(key), client, jnp.arange(STEPS), draws, sampling, share if parted else None)
 
 
@@ -138,7 +138,7 @@ def test_dropout_keys_are_all_different():
     keys, stream, (start, count) = [], run_stream(KEY), jnp.asarray([0, 9], jnp.int32)
     draws = tuple(Draw(role, index, 12) for role in ROLES for index in range(3))
     for update, ident in itertools.product(range(2), range(2)):
-        client = Client(start, count, jnp.asarray(ident, jnp.uint32), jnp.asarray(update))
+        client = ClientRows(start, count, jnp.asarray(ident, jnp.uint32), jnp.asarray(update))
         *_, key = draw_rows(stream, client, jnp.arange(4), draws, "replacement")
         assert key.shape == (4, 9)
         keys += [tuple(pair) for pair in np.asarray(jax.random.key_data(key)).reshape(-1, 2).tolist()]
@@ -146,14 +146,14 @@ def test_dropout_keys_are_all_different():
 
 
 def test_a_model_is_not_initialised_from_the_key_of_batches():
-    keys = (KEY, run_stream(KEY), run_stream(KEY, INIT))
+    keys = (KEY, run_stream(KEY), run_stream(KEY, RunStream.INIT))
     assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == 3
 
 
 @pytest.mark.parametrize("num_draws", [85, 90])
 def test_all_batches_of_two_steps_are_different(num_draws):
     draws = tuple(Draw(role, index, 12) for index in range(num_draws) for role in ROLES)
-    client = Client(jnp.int32(0), jnp.int32(10**6), jnp.uint32(0), jnp.int32(0))
+    client = ClientRows(jnp.int32(0), jnp.int32(10**6), jnp.uint32(0), jnp.int32(0))
     rows, *_ = draw_rows(run_stream(KEY), client, jnp.arange(2), draws, "replacement")
     batches = [tuple(batch) for batch in np.asarray(rows).reshape(-1, 12).tolist()]
     assert len(set(batches)) == len(batches) == 2 * 3 * num_draws

@@ -9,18 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personax.schedules import (
-    Delays,
-    Exponential,
-    Fixed,
-    Gamma,
-    Given,
-    LogNormal,
-    arrivals,
-    persafl_delays,
-    rounds,
-    uniform_arrivals,
-)
+from personax.schedules import Delays, arrivals, persafl_delays, rounds, uniform_arrivals
+from personax.schedules.delays import Exponential, Fixed, Gamma, Given, LogNormal
 
 KEY = jax.random.key(7)
 COLUMNS = ("client", "started_at", "requested", "time", "aggregated", "round_ends")
@@ -312,7 +302,7 @@ def test_given_times_are_read_round_by_round():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: rounds(3, 1, key=jax.random.split(KEY, 2)), "take one key, got 2"),
+        (lambda: rounds(3, 1, key=jax.random.split(KEY, 2)), "take a single key"),
         (
             lambda: dataclasses.replace(rounds(3, 2, key=KEY), num_clients=2),
             r"`client` must lie in 0\.\.1, got up to 2",

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from personax.protocol import Protocol
-from personax.scores import Comparison, Evaluation, Trajectory, interval, show
+from personax.evaluation.scores import Comparison, Evaluation, Trajectory, interval, show
+from personax.evaluation.scoring import Scoring
 
 ACCURACY = np.random.default_rng(0).uniform(0.2, 1.0, size=(5, 23))
 T_OF_4 = 2.7764451051977987  # the 97.5 % quantile of Student's t with 4 degrees of freedom, from a table
 
 
-def evaluation(numbers=ACCURACY, name="accuracy", num_events=7, counts=None, **protocol):
+def evaluation(numbers=ACCURACY, name="accuracy", num_events=7, counts=None, **scoring):
     numbers = np.asarray(numbers)
     clients = np.broadcast_to(np.arange(numbers.shape[-1]), numbers.shape)
     counts = np.arange(1, numbers.shape[-1] + 1) if counts is None else np.asarray(counts)
     events = np.full(numbers.shape[:-1], num_events)
     counts = np.broadcast_to(counts, numbers.shape)
-    return Evaluation(Protocol(**protocol), {name: numbers}, clients, counts, 2 * counts[..., ::-1], events, 0.0)
+    return Evaluation(Scoring(**scoring), {name: numbers}, clients, counts, 2 * counts[..., ::-1], events, 0.0)
 
 
 def test_the_interval_is_students():
@@ -104,11 +104,11 @@ def test_the_best_round_stands_beside_the_last():
 
 def test_a_comparison_always_has_local_training_and_the_global_model():
     found = {"alone": evaluation(ACCURACY, model="personal"), "FedAvg": evaluation(ACCURACY - 0.1, model="global")}
-    for wrong in ({"local": "Local", "together": "FedAvg"}, {"local": "alone", "together": "shared"}):
+    for wrong in ({"local": "Local", "shared": "FedAvg"}, {"local": "alone", "shared": "shared"}):
         with pytest.raises(ValueError, match=r"always has (local training|the global model) in it, got alone, FedAvg"):
             Comparison(found, **wrong)
     with pytest.raises(ValueError, match="got 'global' of FedAvg and 'global' of FedAvg"):
-        Comparison(found, local="FedAvg", together="FedAvg")
+        Comparison(found, local="FedAvg", shared="FedAvg")
 
 
 def test_a_comparison_says_what_each_row_measured():
@@ -117,7 +117,7 @@ def test_a_comparison_says_what_each_row_measured():
         "FedAvg": evaluation(ACCURACY - 0.1, model="global"),
         "Fallah": evaluation(ACCURACY + 0.1, model="adapted", adapt_on="test"),
     }
-    comparison = Comparison(found, local="alone", together="FedAvg")
+    comparison = Comparison(found, local="alone", shared="FedAvg")
     last = comparison.rows()[-1]
     np.testing.assert_allclose((last.over_local.mean, last.over_global.mean), (0.1, 0.2), rtol=1e-9)
     assert (last.better_than_local, last.better_than_global) == (1.0, 1.0) and last.flag

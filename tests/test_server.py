@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personax.algorithms import Algorithm, fedasync_mixing
-from personax.federation import Federation
-from personax.local import Local
+from personax.client.local import Local
+from personax.client.optimizers import optimizer
+from personax.data.federation import Federation
 from personax.models import logistic_regression
+from personax.models.tasks import classification
 from personax.objectives import Erm, Scaffold
-from personax.optimizers import optimizer
-from personax.schedules import Delays, Exponential, arrivals
-from personax.server import Constant, Hinge, Polynomial, Server, Upload, asynchronous, buffered, synchronous
-from personax.simulate import simulate
-from personax.tasks import classification
+from personax.schedules import Delays, arrivals
+from personax.schedules.delays import Exponential
+from personax.server import Server, Upload, asynchronous, buffered, synchronous
+from personax.server.discounts import Constant, Hinge, Polynomial
+from personax.simulation.simulate import simulate
 
 DISCOUNTS = [Constant(), Polynomial(0.5), Polynomial(2.0), Hinge(0.1, 3.0), Hinge(10.0, 0.0)]
 SHAPES = {"matrix": (2, 3), "scalar": ()}
@@ -408,7 +410,9 @@ def test_three_names_for_one_server():
     assert synchronous(0.5) == Server(0.5, buffer_size=None)
     assert buffered(4, 0.5) == Server(0.5, buffer_size=4)
     assert asynchronous(0.5) == Server(0.5, buffer_size=1)
-    assert fedasync_mixing(0.1, 0.6, num_steps=1).server == Server(0.6, 1, discount=Polynomial(0.5), applies="models")
+    assert fedasync_mixing(lr=0.1, mixing=0.6, num_steps=1).server == Server(
+        0.6, 1, discount=Polynomial(0.5), applies="models"
+    )
 
 
 @pytest.mark.parametrize(

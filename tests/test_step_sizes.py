@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personax.step_sizes import (
+from personax.client.step_sizes import (
     Clock,
     Decay,
     InverseDecay,

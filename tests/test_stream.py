@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 import personax
-from personax import Stream, simulate, stream
-from personax.build import make_federation, resolve
-from personax.config import ConfigError, parse
-from personax.results import State
-from personax.runs import execute, start
-from personax.store import Kept
+from personax import Stream, simulate
+from personax.experiment.build import make_federation, resolve
+from personax.experiment.config import ConfigError, parse
+from personax.experiment.runs import execute, start
+from personax.simulation import engine, stream
+from personax.simulation.results import State
+from personax.simulation.store import Kept
 from tests import closed_forms
+from tests.options import grouped
 from tests.recipes import RECIPES, STEPS
 from tests.test_contract import FED, NUM, TASK, assert_close, assert_same_bits, data, end, schedule_for
 from tests.test_runs import Stop
@@ -36,7 +38,7 @@ SOME = [
 def run(name, streams=None, fed=FED, seed=0, schedule=None, **options):
     schedule = schedule_for(name, seed) if schedule is None else schedule
     options.setdefault("key", jax.random.key(seed))
-    return simulate(RECIPES[name](1.0), TASK, fed, schedule, stream=streams, wave_width=4, **options)
+    return simulate(RECIPES[name](1.0), TASK, fed, schedule, **grouped(stream=streams, wave_width=4, **options))
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -122,23 +124,23 @@ def test_a_mapped_federation_streams_by_itself(mapped, monkeypatch):
 
 
 PROTOCOLS = [
-    personax.Protocol("personal"),
-    personax.Protocol("localized", clients="cohort", score_on="both"),
-    personax.Protocol("adapted", num_steps=2, clients="cohort"),
-    personax.Protocol("recomputed", num_steps=2, score_on="training"),
+    personax.Scoring("personal"),
+    personax.Scoring("localized", clients="cohort", score_on="both"),
+    personax.Scoring("adapted", num_steps=2, clients="cohort"),
+    personax.Scoring("recomputed", num_steps=2, score_on="training"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("protocol", "num_seeds"), [(PROTOCOLS[0], 2), (PROTOCOLS[1], 2), (PROTOCOLS[2], 0), (PROTOCOLS[3], 0)]
+    ("scoring", "num_seeds"), [(PROTOCOLS[0], 2), (PROTOCOLS[1], 2), (PROTOCOLS[2], 0), (PROTOCOLS[3], 0)]
 )
-def test_scores_of_mapped_and_resident_federations_agree(protocol, num_seeds, mapped, monkeypatch):
+def test_scores_of_mapped_and_resident_federations_agree(scoring, num_seeds, mapped, monkeypatch):
     key = jax.random.split(KEY, num_seeds) if num_seeds else KEY
     schedule = [schedule_for("apfl", seed) for seed in range(num_seeds)] if num_seeds else schedule_for("apfl")
     plain = run("apfl", key=key, schedule=schedule)
-    monkeypatch.setattr(sys.modules["personax.evaluate"], "_MOST_MAPPED", 2)
+    monkeypatch.setattr(sys.modules["personax.evaluation.evaluate"], "_MOST_MAPPED", 2)
     streamed = run("apfl", fed=mapped, key=key, schedule=schedule)
-    score = lambda fed, result: personax.evaluate(RECIPES["apfl"](1.0), TASK, fed, result, protocol, key=KEY)
+    score = lambda fed, result: personax.evaluate(RECIPES["apfl"](1.0), TASK, fed, result, scoring, key=KEY)
     here, there = score(FED, plain), score(mapped, streamed)
     assert_close(here.metrics, there.metrics, rtol=1e-10)
     for name in ("clients", "num_samples", "num_train_samples"):
@@ -149,9 +151,9 @@ def test_updates_that_are_not_finite_are_named_and_skipped():
     data = closed_forms.clients()
     data[2] = (data[2][0] * 1e200, data[2][1])
     fed = personax.Federation.from_clients(data, names=["ada", "bob", "cyd", "dan"])
-    algorithm, schedule = personax.apfl(0.05, 0.5, **STEPS), personax.rounds(4, 5, 2, key=KEY)
+    algorithm, schedule = personax.apfl(lr=0.05, mix=0.5, **STEPS), personax.rounds(4, 5, 2, key=KEY)
     attempt = lambda streams, how: simulate(
-        algorithm, closed_forms.TASK, fed, schedule, key=KEY, stream=streams, on_nonfinite=how
+        algorithm, closed_forms.TASK, fed, schedule, key=KEY, **grouped(stream=streams, on_nonfinite=how)
     )
     event = int(np.flatnonzero(schedule.client == 2)[0])
     with pytest.raises(personax.NonFiniteUpdate, match=f"The update of cyd at event {event} is not finite"):
@@ -177,11 +179,11 @@ def test_a_snapshot_continues_in_the_way_it_was_made():
 
 
 def test_blocks_of_a_run_share_one_program():
-    compiled = personax.engine.advance._cache_size()
+    compiled = personax.simulation.engine.advance._cache_size()
     run("fedprox", Stream())
-    assert personax.engine.advance._cache_size() == compiled + 1
+    assert personax.simulation.engine.advance._cache_size() == compiled + 1
     run("fedprox", Stream(), seed=1)
-    assert personax.engine.advance._cache_size() == compiled + 1
+    assert personax.simulation.engine.advance._cache_size() == compiled + 1
 
 
 @pytest.mark.parametrize("num", [1, 2, 15, 16, 17, 100, 1000, 12345])
@@ -235,12 +237,12 @@ def test_what_is_on_the_device_does_not_depend_on_the_number_of_clients(monkeypa
     """A million clients, whose data is one row seen ten million times: nothing is computed, and the inputs counted."""
     seen = []
     state_of = lambda inputs: next(one for one in inputs if isinstance(one, State))
-    monkeypatch.setattr(personax.engine, "advance", lambda *inputs: seen.append(inputs) or state_of(inputs))
+    monkeypatch.setattr(engine, "advance", lambda *inputs: seen.append(inputs) or state_of(inputs))
     num, cohort = 1_000_000, 20
     x, y = np.broadcast_to(np.zeros((1, 6), np.uint8), (10 * num, 6)), np.broadcast_to(np.zeros(1, int), 10 * num)
     fed = personax.Federation(x, y, np.arange(0, 10 * num + 1, 10))
     schedule = personax.rounds(num, 40, cohort, key=KEY)
-    simulate(RECIPES["fedavg"](1.0), TASK, fed, schedule, key=KEY, stream=Stream())
+    simulate(RECIPES["fedavg"](1.0), TASK, fed, schedule, key=KEY, **grouped(stream=Stream()))
     most = stream.roomy(stream._BLOCK_WAVES * cohort)
     for inputs in seen:
         arrays = [leaf.shape for leaf in jax.tree.leaves(inputs[1:]) if np.ndim(leaf)]
@@ -252,5 +254,5 @@ def test_what_is_on_the_device_does_not_depend_on_the_number_of_clients(monkeypa
 def test_a_folder_that_is_not_there_is_refused_before_a_run(tmp_path):
     with pytest.raises(ValueError, match="`folder` must be a folder that exists"):
         Stream(folder=str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="`devices` must have at least one device, got none"):
+    with pytest.raises(ValueError, match="`devices` is empty"):
         run("fedavg", devices=[])

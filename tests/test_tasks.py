@@ -9,7 +9,7 @@ import pytest
 
 from personax.curvature import exact
 from personax.models import cnn, logistic_regression, mlp
-from personax.tasks import classification, regression, rematerialize
+from personax.models.tasks import classification, regression, rematerialize
 from personax.typing import Batch, Model
 
 # A model whose outputs are its only parameter: the loss as a function of the outputs.

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from personax.client.sampling import BatchSizes
 from personax.curvature import exact, finite_difference, first_order
 from personax.objectives import Meta, Moreau
-from personax.sampling import BatchSizes
 from personax.theory import Constants, EstimatorError, apfl, fallah, gmeta, persafl
 from tests import theory_problems as problems
 from tests.theory_problems import SIZES, every_draw, meta_gradient, moments, random_waves, spreads_along, wave_constants
@@ -363,7 +363,7 @@ def test_corollary_1_is_theorem_1_minus_the_lower_bound_and_prints_half_a_term()
     assert printed < worst <= found * (1 + 1e-12)
 
 
-SETTING = apfl.Setting(4.0, 0.5, 0.3, 0.2, 1.6, 0.7, 400, 5, 4, 8)
+SETTING = apfl.MixtureSetting(4.0, 0.5, 0.3, 0.2, 1.6, 0.7, 400, 5, 4, 8)
 TERMS = {
     "2": lambda s, m: apfl.personal_terms(s, m),
     "3": lambda s, m: apfl.personal_terms_nonconvex(s, m, 2.0),
@@ -449,13 +449,13 @@ def test_remark_5_of_apfl_draws_too_slow_a_rate():
         ),
         (lambda: fallah.exact_error(SOME, -0.1, BatchSizes(1)), "`adapt_lr` must not be negative, got -0.1"),
         (lambda: fallah.hessian_free_error(SOME, 0.1, BatchSizes(1), 0.0), "`radius` must be positive"),
-        (lambda: fallah.Training(0.1, 1, 1, 5, 4), "`cohort_size` must be at most the 4 clients, got 5"),
+        (lambda: fallah.RoundTraining(0.1, 1, 1, 5, 4), "`cohort_size` must be at most the 4 clients, got 5"),
         (lambda: gmeta.meta_spread(SOME, 0.1, -1), "`num_adapt_steps` must be a whole number of at least 0, got -1"),
         (lambda: persafl.moreau_smoothness(SOME, 0.5), "`strength` must be above the smoothness, 0.7, got 0.5"),
         (lambda: persafl.moreau_spread(SOME, 4.0), r"`strength` must be at least 7 times the smoothness, 4.9, got 4.0"),
         (lambda: apfl.risk_bound(RISK, 1.5, 1.0), "`mix` must lie between 0 and 1, got 1.5"),
         (
-            lambda: apfl.personal_terms(apfl.Setting(1, 0, 0, 0, 0, 0, 1, 1, 1, 1), 0.5),
+            lambda: apfl.personal_terms(apfl.MixtureSetting(1, 0, 0, 0, 0, 0, 1, 1, 1, 1), 0.5),
             "`strong_convexity` must be positive",
         ),
         (lambda: Constants(smoothness=-1.0), "`smoothness` must not be negative, got -1.0"),

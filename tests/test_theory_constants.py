@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 import personax
 from personax import theory
-from personax.federation import Federation
+from personax.data.federation import Federation
 from personax.objectives import Erm, Meta, Mixture, Moreau
 from personax.theory import region as regions
 from personax.theory.spectrum import cubic_norm, extremes
@@ -71,7 +71,7 @@ def test_gradient_bound_is_the_largest_gradient(dense):
     norms = np.linalg.norm(dense["gradients"], axis=2)
     np.testing.assert_allclose(found.value, norms.max())
     assert (found.model, found.client) == np.unravel_index(norms.argmax(), norms.shape)
-    assert found.region == REGION.told and "radius 2" in found.region and found.error == 0
+    assert found.region == REGION.description and "radius 2" in found.region and found.error == 0
 
 
 def test_smoothness_and_strong_convexity_are_the_extreme_eigenvalues(dense):
@@ -318,7 +318,7 @@ def test_stationarity_of_meta_is_the_closed_form(num_steps):
     w, lr = WS[0], 0.2
     gradients = np.array([curve.meta_gradient(w, lr, num_steps) for curve in CURVES])
     # whatever Hessians it trains with, the objective's own gradient is exact
-    for hvp in (personax.exact, personax.first_order):
+    for hvp in (personax.curvature.exact, personax.curvature.first_order):
         found = theory.stationarity(Meta(lr, num_steps, hvp), square_loss, {"w": jnp.asarray(w)}, SQUARES)
         np.testing.assert_allclose(found.squared_norm, (gradients.mean(axis=0) ** 2).sum(), rtol=1e-9)
         spread = ((gradients - gradients.mean(axis=0)) ** 2).sum(axis=1).mean()
@@ -329,7 +329,7 @@ def test_gradients_as_trained_are_those_of_the_estimator():
     """First-order ones lack the factors (I - lr H)."""
     w, lr = WS[0], 0.2
     found = theory.client_gradients(
-        Meta(lr, 1, personax.first_order), square_loss, {"w": jnp.asarray(w)}, SQUARES, as_trained=True
+        Meta(lr, 1, personax.curvature.first_order), square_loss, {"w": jnp.asarray(w)}, SQUARES, as_trained=True
     )
     np.testing.assert_allclose(found["w"], [curve.gradient(curve.descend(w, lr, 1)) for curve in CURVES], rtol=1e-9)
 
@@ -345,7 +345,9 @@ def test_stationarity_of_moreau_and_of_plain_averaging():
 
 
 def test_objectives_without_a_function_of_the_shared_model_are_refused():
-    with pytest.raises(ValueError, match="`objective` must be Erm, Meta or Moreau, got Mixture"):
+    with pytest.raises(
+        ValueError, match="`objective` must have clients that minimize one function, such as Erm, Meta or Moreau"
+    ):
         theory.stationarity(Mixture(0.5), square_loss, {"w": jnp.asarray(WS[0])}, SQUARES)
 
 

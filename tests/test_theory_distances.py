@@ -13,7 +13,7 @@ from scipy.stats import wasserstein_distance
 
 import personax
 from personax import theory
-from personax.federation import Federation
+from personax.data.federation import Federation
 from personax.theory import distances, fallah
 from tests import closed_forms
 

@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
+from personax.client.sampling import BatchSizes
 from personax.objectives import Moreau
-from personax.sampling import BatchSizes
 from personax.theory import Constants, EstimatorError, apfl, fallah, gmeta, persafl
 from tests.theory_problems import estimates, meta_gradient
 from tests.theory_runs import Linear, asynchronous_stationarity, long_run, synchronous_stationarity
@@ -40,7 +40,7 @@ TWO = Constants(smoothness=1.0, gradient_spread=1.0)
 def test_fallahs_theorem_4_5_forgets_that_the_mean_iterate_depends_on_the_cohort(
     num_steps, lr, meta_smoothness, meta_spread
 ):
-    training = fallah.Training(lr, num_steps, 10**9, cohort_size=1, num_clients=2)
+    training = fallah.RoundTraining(lr, num_steps, 10**9, cohort_size=1, num_clients=2)
     truth = long_run(lr, num_steps)
     bounds = (meta_smoothness, EXACTLY, meta_spread)
     assert truth > 2 * printed_noise_floor(training, *bounds) > 0
@@ -50,13 +50,13 @@ def test_fallahs_theorem_4_5_forgets_that_the_mean_iterate_depends_on_the_cohort
 
 def test_the_long_run_of_the_counter_example_is_that_of_a_run():
     clients = Linear(np.ones(2), np.array([-1.0, 1.0]), np.zeros(2))
-    training = fallah.Training(0.004, 20, 3000, 1, 2)
+    training = fallah.RoundTraining(0.004, 20, 3000, 1, 2)
     np.testing.assert_allclose(synchronous_stationarity(clients, training), long_run(0.004, 20), rtol=0.01)
 
 
 @pytest.mark.parametrize("cohort_size, num_steps", [(2, 20), (1, 1)])
 def test_with_everyone_or_one_step_theorem_4_5_stands_as_printed(cohort_size, num_steps):
-    training = fallah.Training(1e-4, num_steps, 100, cohort_size, 2)
+    training = fallah.RoundTraining(1e-4, num_steps, 100, cohort_size, 2)
     given = (training, 1.0, EstimatorError(0.1, 0.2), 1.0)
     np.testing.assert_allclose(fallah.noise_floor(*given), printed_noise_floor(*given))
 
@@ -168,7 +168,7 @@ def test_persafls_theorem_3_goes_to_zero_where_the_run_does_not():
     stays = estimate(REST, BOTH)[0] ** 2
     # Iterates stay between -1 and 1, where the noise |2 - w| is at most 3, and f is (w^2 - w), least -1/4.
     constants = Constants(smoothness=3.0, gradient_noise=3.0)
-    training = persafl.Training(10**12, 1, 0)
+    training = persafl.ArrivalTraining(10**12, 1, 0)
     gap = REST**2 - REST + 0.25
     given = (training, gap, constants, STRENGTH, 0.0, 1)
     assert printed_theorem_3(*given) < stays / 5
@@ -187,7 +187,7 @@ def test_theorem_3_needs_the_third_power_of_the_staleness():
     assert left(288 * level * (steps + 7) * (tau + 1) ** 2) < 0.5 <= left(288 * level * (steps + 7) * (tau + 1) ** 3)
     constants = Constants(smoothness=6 / 7, gradient_spread=0.1)
     np.testing.assert_allclose(persafl.moreau_smoothness(constants, 6.0), level)
-    few = persafl.Training(288 * 8 * 21**2, steps, tau)
+    few = persafl.ArrivalTraining(288 * 8 * 21**2, steps, tau)
     with pytest.raises(ValueError, match="`num_updates` must be at least"):
         persafl.persafl_moreau_bound(few, 1.0, constants, 6.0, 0.0, 1)
 
@@ -227,7 +227,7 @@ def test_lemma_7_of_persafl_is_4_to_24_times_the_sharp_bound():
 def test_apfls_proof_of_theorem_2_needs_nearly_all_clients():
     """(29) divides by 1 - 8 (m - m^2 K / n), for weights that the theorem allows."""
     divisor = lambda mix, share: 1 - 8 * (mix - mix**2 * share)
-    least = lambda cohort_size: apfl.least_mix(apfl.Setting(2.0, 1.0, 0, 0, 0, 0, 1, 1, cohort_size, 8))
+    least = lambda cohort_size: apfl.least_mix(apfl.MixtureSetting(2.0, 1.0, 0, 0, 0, 0, 1, 1, cohort_size, 8))
     assert divisor(least(8), 8 / 8) > 0 > divisor(least(4), 4 / 8)
     assert divisor(1.0, 7 / 8) == 0 > divisor(1.0, 6 / 8)
 
@@ -235,7 +235,7 @@ def test_apfls_proof_of_theorem_2_needs_nearly_all_clients():
 def test_asynchronous_moments_are_those_of_runs():
     """The exact recursion of tests/theory_problems.py against sampled runs."""
     clients = Linear(np.array([0.5, 1.5]), np.array([-1.0, 2.0]), np.array([0.3, 0.1]))
-    training, lr, rng = persafl.Training(30, 2, 2), 0.1, np.random.default_rng(0)
+    training, lr, rng = persafl.ArrivalTraining(30, 2, 2), 0.1, np.random.default_rng(0)
     models = [np.zeros(40_000)]
     for t in range(30):
         i = rng.integers(0, 2, 40_000)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import personax
 from personax import theory
-from personax.sampling import BatchSizes
+from personax.client.sampling import BatchSizes
 from personax.theory import Constants, EstimatorError, fallah, gmeta, persafl
 from tests import closed_forms, theory_runs
 
@@ -51,7 +51,7 @@ def test_persafl_theorem_3_as_corrected_holds(seed, scale, staleness, num_local_
 def test_formulas_of_the_theorems():
     """Fallah (108) and (111), PersA-FL Theorems 1 to 3, written out."""
     beta, tau, K, LF, s2, g, mF, q = 0.01, 4, 50, 2.0, 0.3, 0.7, 0.1, 6 / (2 * 7)
-    training = fallah.Training(beta, tau, K, 2, 8)
+    training = fallah.RoundTraining(beta, tau, K, 2, 8)
     assert training.sampling_share == pytest.approx(q)
     floor = 280 * (beta * LF) ** 2 * tau * (tau - 1) * (2 * s2 + g**2) + beta * LF * (2 * s2 + q * g**2) + mF**2
     floor += 1.2 * q * beta * LF * g * (35 * tau * (tau - 1) * (2 * s2 + g**2)) ** 0.5
@@ -70,7 +70,7 @@ def test_formulas_of_the_theorems():
         }
     )
     c, T, Q, t, b, a = Constants(1.3, 0.7, 0.4, 0.9, 0.6, 0, 0, 0.5, 0.3), 10**6, 3, 2, 4, 0.8
-    run = persafl.Training(T, Q, t)
+    run = persafl.ArrivalTraining(T, Q, t)
     s = 0.9**2 / b + 0.5**2
     expected = 4 * 0.7**0.5 * 5 / 1000 + 8 * 0.7**0.5 * s / 1000 + 80 * 0.7 * (1 + Q) * (t**2 + 1) * s / T
     assert persafl.fedasync_bound(run, 5.0, c, b) == pytest.approx(expected)
@@ -102,7 +102,7 @@ def test_how_large_a_local_step_may_be():
     largest = fallah.largest_local_lr(2.0, 5)
     assert largest == 0.01
     with pytest.raises(ValueError, match=r"`local_lr` must be at most 1 / \(10 tau L_F\) = 0.01, got 0.011"):
-        fallah.noise_floor(fallah.Training(0.011, 5, 1, 1, 1), 2.0, EstimatorError(0, 0), 0.0)
+        fallah.noise_floor(fallah.RoundTraining(0.011, 5, 1, 1, 1), 2.0, EstimatorError(0, 0), 0.0)
 
 
 def test_a_run_of_per_fedavg_keeps_to_the_bound_with_measured_constants():
@@ -120,9 +120,9 @@ def test_a_run_of_per_fedavg_keeps_to_the_bound_with_measured_constants():
         fallah.exact_error(constants, adapt_lr, sizes),
         gmeta.meta_spread(constants, adapt_lr, 1),
     )
-    training = fallah.Training(fallah.largest_local_lr(lemma[0], num_steps), num_steps, num_rounds, 2, 4)
+    training = fallah.RoundTraining(fallah.largest_local_lr(lemma[0], num_steps), num_steps, num_rounds, 2, 4)
     algorithm = personax.per_fedavg(
-        training.local_lr, adapt_lr, num_steps=num_steps, batch_size=sizes, hvp=personax.exact
+        adapt_lr=adapt_lr, lr=training.local_lr, num_steps=num_steps, batch_size=sizes, hvp=personax.curvature.exact
     )
     objective = algorithm.objective
     models, tracked = [], []
@@ -133,9 +133,14 @@ def test_a_run_of_per_fedavg_keeps_to_the_bound_with_measured_constants():
 
     schedule = personax.rounds(4, num_rounds, 2, key=jax.random.key(3))
     personax.simulate(
-        algorithm, closed_forms.TASK, federation, schedule, key=jax.random.key(4), params=params, every=1,
-        observe=watch, tracker=personax.RandomIterate(),
-    )  # fmt: skip
+        algorithm,
+        closed_forms.TASK,
+        federation,
+        schedule,
+        key=jax.random.key(4),
+        params=params,
+        monitor=personax.Monitor(watch, every=1, tracker=personax.RandomIterate()),
+    )
     found = theory.stationarity_along(objective, loss, theory.path(models[:-1]), batches).squared_norm
     chosen = theory.stationarity_along(objective, loss, theory.path(tracked[1:]), batches).squared_norm
     adapted = [curve.descend(params["w"], adapt_lr, 1) for curve in curves]

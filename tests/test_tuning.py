@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import personax as px
-from personax.build import build, make_schedules, make_training, resolve
-from personax.config import Entry, dump, parse
-from personax.tuning import Trial, _with, _with_best, run_all, tune, validation_of
+from personax.experiment.build import build, make_schedules, make_training, resolve
+from personax.experiment.config import AlgorithmSection, dump, parse
+from personax.experiment.tuning import Trial, _with, _with_best, run_all, tune, validation_of
 from tests.test_config import refused
 from tests.test_contract import assert_close
 
@@ -88,10 +88,10 @@ def test_a_trial_is_a_run_on_the_rest_scored_on_the_validation_data(data):
     plan = build(config)
     federation = validation_of(plan.federation, jax.random.key(config.split.seed))
     for trial in trials:
-        algorithm = px.fedavg(trial.options["lr"], num_steps=2, batch_size=4)
+        algorithm = px.fedavg(lr=trial.options["lr"], num_steps=2, batch_size=4)
         schedules = make_schedules(config, algorithm, NUM_CLIENTS)
         result = px.simulate(algorithm, plan.task, federation, schedules, key=plan.keys)
-        found = px.evaluate(algorithm, plan.task, federation, result, px.Protocol("global"), key=plan.keys)
+        found = px.evaluate(algorithm, plan.task, federation, result, px.Scoring("global"), key=plan.keys)
         assert trial.score == np.mean(found.mean("accuracy")) and trial.metric == "accuracy"
     best = max(trials, key=lambda trial: trial.score)
     assert chosen.algorithms["A"].options == {**config.algorithms["A"].options, **best.options}
@@ -127,10 +127,15 @@ def test_options_that_diverge_are_passed_over(data):
 def test_runs_of_a_search_together_are_those_one_by_one(data):
     plan = build(config_of(data, {}))
     local = {"num_steps": 2, "batch_size": 4}
-    algorithms = [px.fedavg(0.1, **local), px.fedavg(HUGE, **local), px.scaffold(0.1, **local), px.fedavg(0.5, **local)]
+    algorithms = [
+        px.fedavg(lr=0.1, **local),
+        px.fedavg(lr=HUGE, **local),
+        px.scaffold(lr=0.1, **local),
+        px.fedavg(lr=0.5, **local),
+    ]
     schedules = lambda algorithm: [px.rounds(NUM_CLIENTS, 3, 2, key=key) for key in plan.keys]
     run = partial(run_all, algorithms, plan.task, plan.federation, schedules, plan.keys)
-    for one, apart in zip(run(together=True), run(together=False), strict=True):
+    for one, apart in zip(run(side_by_side=True), run(side_by_side=False), strict=True):
         assert (one is None) == (apart is None)
         if one is not None:
             assert_close((one.params, one.personal), (apart.params, apart.personal))
@@ -154,7 +159,7 @@ def test_every_combination_is_tried_and_recorded(data):
 def test_an_algorithm_takes_the_options_that_are_its_own(data):
     config = config_of(data, {"mix": [0.2, 0.4]})
     both = dataclasses.replace(
-        config, algorithms={**config.algorithms, "B": Entry("apfl", config.algorithms["A"].options)}
+        config, algorithms={**config.algorithms, "B": AlgorithmSection("apfl", config.algorithms["A"].options)}
     )
     chosen, trials = tune(resolve(both, baselines=False))
     assert [(trial.algorithm, trial.options) for trial in trials] == [("B", {"mix": 0.2}), ("B", {"mix": 0.4})]
@@ -165,9 +170,9 @@ def test_an_algorithm_takes_the_options_that_are_its_own(data):
     ("tuned", "said"),
     [
         ({}, "There is nothing to tune. Add a table `[tune]`"),
-        ({"mix": [0.5]}, "`tune.mix` is an option of none of fedavg. Remove it."),
+        ({"mix": [0.5]}, "`tune.mix` is an option of none of A. Remove it."),
         ({"lr": [0.1, -0.1]}, "`algorithms.A`: `lr` must be positive, got -0.1."),
-        ({"lr": [0.1, "x"]}, "`algorithms.A`: `lr` must be positive, got x."),
+        ({"lr": [0.1, "x"]}, "`algorithms.A.lr` must be a number, got 'x'."),
         ({"num_epochs": [1]}, "`algorithms.A`: Give either `num_steps` or `num_epochs`"),
     ],
 )
@@ -177,14 +182,14 @@ def test_what_cannot_be_tuned_is_said_before_the_first_trial(data, tuned, said):
 
 
 def test_the_best_is_the_highest_accuracy_or_the_lowest_error():
-    entry = Entry("fedavg", {"lr": 1.0, "num_steps": 1}, {"A": {"model": "global"}})
+    entry = AlgorithmSection("fedavg", {"lr": 1.0, "num_steps": 1}, {"A": {"model": "global"}})
     for metric, best in (("accuracy", 0.3), ("error", 0.1), ("loss", 0.1)):
         trials = [Trial("A", {"lr": lr}, metric, score) for lr, score in ((0.1, 0.2), (0.2, None), (0.3, 0.9))]
         assert _with_best("A", entry, trials, lambda text: None).options["lr"] == best
 
 
 def test_of_equals_the_first_is_chosen():
-    entry = Entry("fedavg", {"lr": 1.0, "num_steps": 1}, {"A": {"model": "global"}})
+    entry = AlgorithmSection("fedavg", {"lr": 1.0, "num_steps": 1}, {"A": {"model": "global"}})
     trials = [Trial("A", {"lr": lr}, "accuracy", 0.5) for lr in (0.3, 0.1, 0.2)]
     assert _with_best("A", entry, trials, lambda text: None).options["lr"] == 0.3
 
@@ -195,6 +200,6 @@ def test_scores_that_options_implied_follow_them_and_others_do_not():
     config = resolve(parse({"algorithms": {"A": implied, "B": given}}), baselines=False)
     options = {"adapt_lr": 0.7, "num_adapt_steps": 3}
     followed, stayed = (_with(name, entry, options) for name, entry in config.algorithms.items())
-    assert make_training("A", followed).protocols == {"A": px.Protocol("adapted", 3, 0.7)}
-    assert make_training("B", stayed).protocols == {"B": px.Protocol("adapted", lr=0.3)}
+    assert make_training("A", followed).scorings == {"A": px.Scoring("adapted", 3, 0.7)}
+    assert make_training("B", stayed).scorings == {"B": px.Scoring("adapted", lr=0.3)}
     assert followed.options == {**config.algorithms["A"].options, **options} and dump(config)

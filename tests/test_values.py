@@ -2,15 +2,24 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import personax as px
 from personax.values import (
+    DELAY_TIMES,
+    DISCOUNTS,
+    Axis,
+    ConfigError,
+    Kind,
     Static,
-    from_dict,
+    construct,
+    imports_in,
     require,
     require_count,
     require_nonnegative,
@@ -97,18 +106,127 @@ def test_values_are_frozen_and_replaced():
 
 
 def test_values_survive_as_plain_tables():
-    for one in (Outer(0.1, 3, Inner(4.0), 1.5, "a"), Outer((0.1, 0.2)), Outer(1, inner=Inner(Inner(2)))):
+    for one in (Outer(0.1, 3, Inner(4.0), 1.5, "a"), Outer(0.2), Outer(1, inner=Inner(2))):
         plain = json.loads(json.dumps(to_dict(one)))
-        assert from_dict(plain) == one
-    assert to_dict(Outer(0.1, 3)) == {"kind": "Outer", "lr": 0.1, "num": 3, "inner": {"kind": "Inner", "scale": 2.0}}
+        assert construct(Outer, plain, "outer") == one
+    inner = {"kind": "import", "path": f"{__name__}:Inner", "scale": 2.0}
+    outer = {"kind": "import", "path": f"{__name__}:Outer", "lr": 0.1, "num": 3, "inner": inner}
+    assert to_dict(Outer(0.1, 3)) == outer
     assert to_dict(Outer(np.array([0.1, 0.2])))["lr"] == [0.1, 0.2]
 
 
 def test_tables_are_validated():
-    with pytest.raises(ValueError, match=r"`lr` must be positive, got -1"):
-        from_dict({"kind": "Outer", "lr": -1})
-    with pytest.raises(ValueError, match=r"`kind` must be one of .*Inner.*, got 'Iner'"):
-        from_dict({"kind": "Iner"})
+    with pytest.raises(ConfigError, match=r"`outer`: `lr` must be positive, got -1"):
+        construct(Outer, {"lr": -1}, "outer")
+    with pytest.raises(ConfigError, match=r"`outer` has no setting `lrr`. Did you mean `lr`?"):
+        construct(Outer, {"lrr": 1}, "outer")
+
+
+def test_values_are_final():
+    """A class that inherits would inherit facts that need not hold for it."""
+    with pytest.raises(TypeError, match="Inner is final"):
+        type("Sub", (Inner,), {})
+
+
+# axes
+
+
+def test_a_name_is_taken_once_on_an_axis_and_may_be_used_on_another():
+    shapes, sizes = Axis("shape"), Axis("size")
+
+    @shapes.register()
+    @sizes.register()
+    def big(by: int = 1) -> int:
+        return by
+
+    with pytest.raises(ValueError, match=r"There are two kinds of shape called `big`. Rename one of them."):
+        shapes.register()(big)
+    with pytest.raises(ValueError, match="The name `import` is reserved"):
+        shapes.register("import")(big)
+    assert shapes.make("big", "here") == sizes.make({"kind": "big", "by": 1}, "here") == 1
+
+
+def test_a_discount_and_a_delay_of_one_name_do_not_replace_each_other(monkeypatch):
+    """All axes once shared one table: a discount called `Exponential` replaced the delay of that name."""
+    monkeypatch.setattr(DISCOUNTS, "kinds", dict(DISCOUNTS.kinds))
+
+    @DISCOUNTS.register()
+    @value
+    class Exponential:
+        rate: float = 1.0
+
+    assert DISCOUNTS.make("Exponential", "here") == Exponential()
+    assert DELAY_TIMES.make({"kind": "Exponential", "mean": 2.0}, "here") == px.delays.Exponential(2.0)
+
+
+def test_parameters_are_built_as_their_annotations_ask_for():
+    axis = Axis("thing", supplied=("key",))
+
+    @axis.register()
+    def thing(
+        num: int,
+        *,
+        key: str,
+        scale: float | None = None,
+        names: Sequence[str] = (),
+        hvp: px.curvature.Hvp = px.curvature.exact,
+        lr: px.step_sizes.StepSize | float = 0.1,
+        **local: Unpack[px.LocalOptions],
+    ) -> tuple:
+        return num, key, scale, names, hvp, lr, local
+
+    table = {"kind": "thing", "num": 3, "names": ["a"], "hvp": "first_order", "lr": {"kind": "Decay", "initial": 1.0}}
+    with pytest.raises(ConfigError, match=r"`t.lr`: .* missing 1 required positional argument: 'rate'. Add it"):
+        axis.make(table, "t", key="k")
+    table["lr"]["rate"] = 0.5
+    made = axis.make({**table, "num_steps": 4}, "t", key="k")
+    wanted = (px.curvature.first_order, px.step_sizes.Decay(1.0, 0.5), {"num_steps": 4})
+    assert made == (3, "k", None, ("a",), *wanted)
+    assert set(axis.parameters(table, "t")) >= {"num", "scale", "num_steps"} and "key" not in axis.parameters(
+        table, "t"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"num": 1.5}, "`t.num` must be a whole number, got 1.5."),
+        ({"num": True}, "`t.num` must be a whole number, got True."),
+        ({"num": [1]}, "`t.num` must be one value, got the list"),
+        ({"num": {"a": 1}}, "`t.num` must be one value, got the table"),
+        ({"num": 1, "key": 2}, "`t` has no setting `key`. There are: num."),
+        ({}, "missing 1 required positional argument: 'num'. Add it"),
+    ],
+)
+def test_wrong_options_are_refused(table, said):
+    axis = Axis("thing", supplied=("key",))
+    axis.register("thing")(lambda: None)
+    made: list = []
+
+    def thing(num: int, key: int = 0) -> None:
+        made.append(num)
+
+    axis.kinds["thing"] = Kind("thing", thing)
+    with pytest.raises(ConfigError) as error:
+        axis.make({"kind": "thing", **table}, "t")
+    assert said in str(error.value) and not made
+
+
+def test_an_import_is_a_kind_of_every_axis():
+    table = {"kind": "import", "path": f"{__name__}:Inner", "scale": 3.0}
+    assert DISCOUNTS.make(table, "d") == Inner(3.0)
+    assert imports_in({"a": [table, {"optimizer": "mine:sgd"}], "b": {"kind": "Optimizer", "name": "o:adam"}}) == [
+        f"{__name__}:Inner",
+        "mine:sgd",
+        "o:adam",
+    ]
+    for path, said in (
+        ("nowhere_at_all:x", "cannot import 'nowhere_at_all:x': ModuleNotFoundError"),
+        (3, "needs a `path`"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            DISCOUNTS.make({"kind": "import", "path": path}, "d")
+        assert said in str(error.value)
 
 
 # errors

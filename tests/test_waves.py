@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import personax
-from personax.schedules import Delays, Exponential, Fixed, Given, arrivals, persafl_delays, rounds, uniform_arrivals
-from personax.simulate import CPU_WIDTH, _plan
-from personax.waves import Waves, best_width, plan_arrivals, plan_rounds, stack, wave_bounds
+from personax.fast.backends import CPU_WAVE_WIDTH
+from personax.schedules import Delays, arrivals, persafl_delays, rounds, uniform_arrivals
+from personax.schedules.delays import Exponential, Fixed, Given
+from personax.simulation.simulate import _plan
+from personax.simulation.waves import Waves, best_width, plan_arrivals, plan_rounds, stack, wave_bounds
 
 KEY = jax.random.key(3)
 small = settings(max_examples=60, deadline=None)
@@ -196,9 +198,9 @@ def test_the_best_width_costs_least(schedule, overhead, ahead):
 @pytest.mark.parametrize("overhead", [0.0, 2.0, 64.0])
 def test_the_default_width_is_the_best_one(overhead):
     schedule = uniform_arrivals(40, 300, 30, key=KEY)
-    algorithm = personax.fedasync(0.1, num_steps=1)
+    algorithm = personax.fedasync(lr=0.1, num_steps=1)
     plan = _plan(algorithm, [schedule], None, overhead, ahead=True, num_devices=1)
-    assert plan.waves.valid.shape[2] == best_width(schedule, overhead, most=CPU_WIDTH)
+    assert plan.waves.valid.shape[2] == best_width(schedule, overhead, most=CPU_WAVE_WIDTH)
 
 
 @small

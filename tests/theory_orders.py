@@ -7,9 +7,9 @@ import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import brentq
 
+from personax.client.sampling import BatchSizes
 from personax.curvature import exact, finite_difference, first_order
 from personax.objectives import Meta, Moreau
-from personax.sampling import BatchSizes
 from personax.theory import Constants, EstimatorError, fallah, gmeta, persafl
 from tests import theory_runs
 from tests.theory_problems import (
@@ -170,7 +170,7 @@ def excess_by_staleness():
 
     fresh = lr / (2 - lr)
     constants = Constants(smoothness=1.0, gradient_spread=1.0)
-    bound = lambda delay: persafl.fedasync_bound(persafl.Training(10**8, 1, delay), 0.0, constants, 1)
+    bound = lambda delay: persafl.fedasync_bound(persafl.ArrivalTraining(10**8, 1, delay), 0.0, constants, 1)
     excess = [bound(int(d)) - bound(0) for d in delays]
     return Orders(order(delays, [variance(d) - fresh for d in delays]), order(delays, excess))
 
@@ -178,7 +178,7 @@ def excess_by_staleness():
 def floor_by_local_steps():
     """What client sampling leaves in the long run, against local steps; (108) as printed has the power 0."""
     steps, lr = np.array([16, 32, 64, 128]), 1e-6
-    trainings = [fallah.Training(lr, int(n), 1, 1, 2) for n in steps]
+    trainings = [fallah.RoundTraining(lr, int(n), 1, 1, 2) for n in steps]
     bound = [fallah.noise_floor(training, 1.0, EstimatorError(0.0, 0.0), 1.0) for training in trainings]
     return Orders(order(steps, [long_run(lr, n) for n in steps]), order(steps, bound))
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
+from personax.client.sampling import BatchSizes
+from personax.client.step_sizes import Clock
 from personax.objectives import Visit
-from personax.sampling import BatchSizes
-from personax.step_sizes import Clock
 from personax.theory import Constants
 from personax.typing import Batch
 

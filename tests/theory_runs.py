@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from personax.sampling import BatchSizes
+from personax.client.sampling import BatchSizes
 from personax.theory import Constants, fallah, gmeta, persafl
 
 
@@ -137,7 +137,7 @@ def per_fedavg_cases(seed, num_adapt_steps, adapt_share, cohort_size, num_local_
         lemmas.append(own)
     for lemma in lemmas:
         lr = lr_share * fallah.largest_local_lr(lemma[0], num_local_steps)
-        training = fallah.Training(lr, num_local_steps, 60, cohort_size, 4)
+        training = fallah.RoundTraining(lr, num_local_steps, 60, cohort_size, 4)
         bound = fallah.stationarity_bound(training, clients.gap, *lemma)
         yield Case(synchronous_stationarity(clients, training), bound)
 
@@ -147,7 +147,7 @@ def fedasync_case(seed, scale, staleness, num_local_steps, length):
     h, c, s = problem = quadratics(seed, scale=0.01 + 0.02 * scale)
     constants = quadratic_constants(*problem)
     least = persafl.least_num_updates(constants.smoothness, num_local_steps, staleness)
-    training = persafl.Training(int(np.ceil(length * least)), num_local_steps, staleness)
+    training = persafl.ArrivalTraining(int(np.ceil(length * least)), num_local_steps, staleness)
     lr = persafl.local_lr(training, constants.smoothness)
     gap = 0.5 * (h * c**2).mean()  # f(0), and every client's minimum is 0
     found = asynchronous_stationarity(Linear(h, c, (h * s) ** 2 / 2), training, lr)
@@ -160,7 +160,7 @@ def persafl_meta_case(seed, adapt_share, staleness, num_local_steps, length):
     constants = quadratic_constants(*problem)
     adapt_lr = adapt_share / constants.smoothness
     level = persafl.meta_smoothness(constants, adapt_lr)
-    training = persafl.Training(int(np.ceil(length * 64 * level)), num_local_steps, staleness)
+    training = persafl.ArrivalTraining(int(np.ceil(length * 64 * level)), num_local_steps, staleness)
     clients = meta_clients(problem, adapt_lr, BatchSizes(2))
     found = asynchronous_stationarity(clients, training, persafl.local_lr(training, level))
     gap = 0.5 * (h * (1 - adapt_lr * h) ** 2 * c**2).mean()
@@ -174,7 +174,7 @@ def persafl_moreau_case(seed, scale, staleness, num_local_steps, strength_share)
     strength = strength_share * constants.smoothness
     level, slope = persafl.moreau_smoothness(constants, strength), strength * h / (strength + h)
     least = 288 * level * (num_local_steps + 7) * (staleness + 1) ** 3
-    training = persafl.Training(int(np.ceil(least)), num_local_steps, staleness)
+    training = persafl.ArrivalTraining(int(np.ceil(least)), num_local_steps, staleness)
     lr = persafl.local_lr(training, level)
     found = asynchronous_stationarity(Linear(slope, c, (slope * s) ** 2 / 2), training, lr)
     gap = 0.5 * (slope * c**2).mean()

@@ -10,13 +10,13 @@ import numpy as np
 
 import personax as px
 from personax.bench.ours import first_batches, layers_of, make_algorithm, make_federation, make_schedule, make_task
-from personax.bench.setting import SETTING, Setting
+from personax.bench.setting import SETTING, BenchSetting
 
 STEPS, EPOCH = "steps.npz", "epoch.npz"  # files of two kinds of work
 NUM_CLIENTS, NUM_SAMPLES, NUM_STEPS, BATCH = 3, 24, 2, 12
 
 
-def small(setting: Setting, epoch: bool) -> Setting:
+def small(setting: BenchSetting, epoch: bool) -> BenchSetting:
     """The same algorithm and network with a few clients that all take part, once.
 
     As an `epoch` each client sees all its samples in one batch: what a peer that draws its own batches can repeat.
@@ -37,13 +37,13 @@ def small(setting: Setting, epoch: bool) -> Setting:
     )
 
 
-def write_work(setting: Setting, path: Path, epoch: bool = False) -> None:
+def write_work(setting: BenchSetting, path: Path, epoch: bool = False) -> None:
     """One round of ours in float32: its setting, batches, and the models before and after."""
     setting = small(setting, epoch)
     federation, task, key = make_federation(setting), make_task(setting), jax.random.key(0)
     rows = first_batches(setting, federation, key)
     start = task.model.init(jax.random.key(1), jnp.asarray(federation.x[:1], float))
-    run = {"key": key, "params": start, "precision": "float32"}
+    run = {"key": key, "params": start, "execution": px.Execution(precision="float32")}
     end = px.simulate(make_algorithm(setting), task, federation, make_schedule(setting), **run)
     before, after = layers_of(start), layers_of(end.params)
     if setting.algorithm == "apfl":  # the mean of the clients' own models follows

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from personax.bench.record import MachineRecord
-from personax.summarise import machine
+from personax.experiment.summaries import machine
+from personax.fast.backends import backend, has_device_memory, peak_sizes
 
 REPEATS = 3
 
@@ -23,7 +24,7 @@ def measure_machine() -> MachineRecord:
     found = [peaks.measure() for _ in range(REPEATS)]
     return MachineRecord(
         device=machine()["device"],
-        backend=jax.default_backend(),
+        backend=backend(),
         cores=num_cores(),
         system=platform.platform(terse=True),
         python=platform.python_version(),
@@ -42,9 +43,9 @@ class Peaks:
     """A large matrix product and a large copy, ready to be timed."""
 
     def __init__(self) -> None:
-        on_cpu = jax.default_backend() == "cpu"
-        self.matrix = jax.random.normal(jax.random.key(0), (2048, 2048) if on_cpu else (8192, 8192))
-        self.numbers = jnp.zeros(2**25 if on_cpu else 2**30)
+        side, num_floats = peak_sizes()
+        self.matrix = jax.random.normal(jax.random.key(0), (side, side))
+        self.numbers = jnp.zeros(num_floats)
         self.product, self.copy = jax.jit(jnp.matmul), jax.jit(lambda array: array + 1)
         self.measure()
 
@@ -77,4 +78,4 @@ def host_peak() -> int:
 def device_peak() -> int | None:
     """The most bytes that this process has held on its accelerator; None where there is none."""
     held = jax.devices()[0].memory_stats()
-    return held.get("peak_bytes_in_use") if held and jax.default_backend() != "cpu" else None
+    return held.get("peak_bytes_in_use") if held and has_device_memory() else None

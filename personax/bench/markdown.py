@@ -125,7 +125,7 @@ TRIED = """## What was tried and did not help
   for exact, but 6 us more for the Hessian-free method and 3.27 for ten seeds; its multi-output fusion off, 3 to 7 %
   slower; ten seeds in two or five groups side by side, within 2 %. XLA chooses tiles anew in each process: the same
   program of the first-order method took 0.50 in three processes and 0.52 in two.
-- The same with gradients that share products with the first kernel (`span.py`), which is kept, first-order,
+- The same with gradients that share products with the first kernel (`shared_products.py`), which is kept, first-order,
   Hessian-free, exact and ten seeds, where before took 0.491, 0.836, 0.843 and 3.30: with XLA's merging of products that
   share an operand 0.491, 0.847, 0.847 and 2.79, because it copies batches together and results apart; without it, which
   is kept, 0.460, 0.779, 0.724 and 2.39. All batches of a step in one array, one product with the kernel and one of
@@ -139,7 +139,7 @@ TRIED = """## What was tried and did not help
 - The CIFAR row on an H200 (2026-11-17), where a round with patches and channels first took 8.65 ms. Windows, each with
   all that four pixels see: channels first, 8.25, or 8.69 with pixels put in blocks first; channels last, 7.65; with the
   first convolution in windows, too, 7.50; with a bias's gradient over wide rows, and a maximum that keeps a byte for
-  its gradient in place of four arrays, which is kept, 6.75. Local steps on a trail (`objectives/span.py`) from there:
+  its gradient in place of four arrays, which is kept, 6.75. Local steps on a trail (`shared_products.py`) from there:
   5.20 in a loop that keeps all rows in one array, 4.9 unrolled, which is kept; before the windows they gave 7.03 for
   8.69. On a CPU, trails make no difference there, and take a third longer to compile. Windows of one pixel in depth at
   a time, 6.04 for 5.93 on the way; the gradient of a bias as a product with ones, which is not kept, 5.30 for 5.20, but
@@ -184,7 +184,7 @@ PFLLIB = 2.6e-3  # seconds of a first-order step of PFLlib with its 784-100-10 n
 NUM_ROUNDS = 1500  # of pfl-research's published run
 
 
-class Axis(NamedTuple):
+class GrowthAxis(NamedTuple):
     """A size that a workload varies: its words, and what it is of a row."""
 
     words: str
@@ -192,10 +192,10 @@ class Axis(NamedTuple):
 
 
 AXES = {
-    "scale": Axis("clients", lambda row: row.setting.num_clients),
-    "growth-cohort": Axis("clients a round", lambda row: row.setting.cohort_size),
-    "growth-steps": Axis("local steps", lambda row: row.setting.num_steps),
-    "growth-width": Axis("parameters", lambda row: num_parameters(row)),
+    "scale": GrowthAxis("clients", lambda row: row.setting.num_clients),
+    "growth-cohort": GrowthAxis("clients a round", lambda row: row.setting.cohort_size),
+    "growth-steps": GrowthAxis("local steps", lambda row: row.setting.num_steps),
+    "growth-width": GrowthAxis("parameters", lambda row: num_parameters(row)),
 }
 
 
@@ -229,11 +229,11 @@ def section(name: str, record: BenchRecord) -> str:
     machine = record.machine
     peaks = f"{machine.operations_per_second / 1e9:,.0f} GFLOP/s and {machine.bytes_per_second / 1e9:,.0f} GB/s"
     where = f"{machine.device} ({machine.backend}), {machine.cores} cores, {machine.system}, jax {machine.jax}"
-    told = (
+    summary = (
         f"`{record.command}`, {record.started[:10]}, {where}, {machine.precision} precision, {record.seconds:.0f} s. "
         f"Measured peaks: {peaks}. Load at the start: {record.load:.1f}. {record.note}"
     )
-    parts = [f"## {name}", told.strip()]
+    parts = [f"## {name}", summary.strip()]
     if record.start is not None:
         parts.append(f"Start of the default digits: {start_words(record.start)}.")
     drawn = plots({name: record})

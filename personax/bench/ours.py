@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import personax as px
-from personax.bench.setting import Setting
+from personax.bench.setting import BenchSetting
 from personax.typing import Array, Params, Task
 
 CHANNELS = (32, 64)
 NUM_CLASSES = 10
 
 
-def make_federation(setting: Setting) -> px.Federation:
+def make_federation(setting: BenchSetting) -> px.Federation:
     """Random bytes as images, random labels. The one place where the benchmark's data are made."""
     rng, num_rows = np.random.default_rng(0), setting.num_clients * setting.num_samples
     images = rng.integers(0, 256, (num_rows, *setting.input_shape), dtype=np.uint8)
@@ -23,7 +23,7 @@ def make_federation(setting: Setting) -> px.Federation:
     return px.Federation(images, labels, np.arange(setting.num_clients + 1) * setting.num_samples)
 
 
-def make_task(setting: Setting) -> Task:
+def make_task(setting: BenchSetting) -> Task:
     """The loss of the setting's network."""
     if setting.network == "cnn":
         # pfl-research's small network, without its dropout, so that all sides end alike.
@@ -32,44 +32,44 @@ def make_task(setting: Setting) -> Task:
     return px.classification(px.mlp(setting.widths, NUM_CLASSES, setting.activation))
 
 
-def make_algorithm(setting: Setting) -> px.Algorithm:
+def make_algorithm(setting: BenchSetting) -> px.Algorithm:
     """The setting's algorithm; asynchronous ones apply each update as it arrives."""
     epochs = {"num_epochs": 1} if setting.sampling == "shuffled" else {"num_steps": setting.num_steps}
     local: dict[str, Any] = {"batch_size": setting.batch_size, "sampling": setting.sampling, **epochs}
     local["server"] = px.asynchronous(0.1) if setting.asynchronous else px.synchronous()
-    meta = lambda hvp: px.per_fedavg(setting.adapt_lr, setting.lr, hvp, **local)
+    meta = lambda hvp: px.per_fedavg(adapt_lr=setting.adapt_lr, lr=setting.lr, hvp=hvp, **local)
     moreau = lambda: px.Moreau(setting.strength, setting.prox_lr, setting.num_prox_steps)
     recipes: dict[str, Callable[[], px.Algorithm]] = {
-        "fedavg": lambda: px.fedavg(setting.lr, **local),
-        "first_order": lambda: meta(px.first_order),
-        "hessian_free": lambda: meta(px.relative_difference(setting.radius)),
-        "exact": lambda: meta(px.exact),
-        "apfl": lambda: px.apfl(setting.lr, setting.mix, "step", **local),
-        "moreau": lambda: px.persafl(moreau(), setting.lr, **local),
+        "fedavg": lambda: px.fedavg(lr=setting.lr, **local),
+        "first_order": lambda: meta(px.curvature.first_order),
+        "hessian_free": lambda: meta(px.curvature.relative_difference(setting.radius)),
+        "exact": lambda: meta(px.curvature.exact),
+        "apfl": lambda: px.apfl(lr=setting.lr, mix=setting.mix, update_mix="step", **local),
+        "moreau": lambda: px.persafl(moreau(), lr=setting.lr, **local),
     }
     return recipes[setting.algorithm]()
 
 
-def make_schedule(setting: Setting, seed: int = 0) -> px.Schedule:
+def make_schedule(setting: BenchSetting, seed: int = 0) -> px.Schedule:
     """Rounds of a cohort, or arrivals under PersA-FL's delays."""
     key = jax.random.key(seed)
     if setting.asynchronous:
-        delays = px.persafl_delays(setting.num_clients, key=key)
+        delays = px.delays.persafl_delays(setting.num_clients, key=key)
         return px.arrivals(setting.num_clients, setting.num_rounds, delays=delays, key=key)
     return px.rounds(setting.num_clients, setting.num_rounds, setting.cohort_size, key=key)
 
 
-def make_run(setting: Setting) -> Callable[[], Params]:
+def make_run(setting: BenchSetting) -> Callable[[], Params]:
     """A function that runs the setting's rounds once and waits for the model that they end at."""
     federation, task, algorithm = make_federation(setting), make_task(setting), make_algorithm(setting)
     schedules = [make_schedule(setting, seed) for seed in range(setting.num_seeds)]
     several = setting.num_seeds > 1
     key = jax.random.split(jax.random.key(0), setting.num_seeds) if several else jax.random.key(0)
     schedule = schedules if several else schedules[0]
-    options = {"wave_width": setting.wave_width, "devices": jax.devices() if setting.divided else None}
+    execution = px.Execution(wave_width=setting.wave_width, devices=jax.devices() if setting.divided else None)
 
     def run() -> Params:
-        result = px.simulate(algorithm, task, federation, schedule, key=key, **options)
+        result = px.simulate(algorithm, task, federation, schedule, key=key, execution=execution)
         return jax.block_until_ready((result.params, result.personal))[0]
 
     return run
@@ -81,7 +81,7 @@ def layers_of(params: Params) -> list[np.ndarray]:
     return [np.asarray(params[name][part]) for name in names for part in ("kernel", "bias")]
 
 
-def first_batches(setting: Setting, federation: px.Federation, key: Array) -> np.ndarray:
+def first_batches(setting: BenchSetting, federation: px.Federation, key: Array) -> np.ndarray:
     """The rows that every client's first visit sees, `[client, step, draw, batch]`."""
     roles = {"first_order": ("adapt", "outer"), "fedavg": ("outer",), "apfl": ("outer",), "moreau": ("outer",)}
     names = roles.get(setting.algorithm, ("adapt", "outer", "curvature"))

@@ -13,7 +13,7 @@ from typing import Any
 FAREWELL = 10.0  # seconds in which a side may end by itself
 
 
-class Failed(Exception):
+class ProcessFailed(Exception):
     """The process ended, or said nothing for too long."""
 
 
@@ -25,11 +25,11 @@ class Side:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         self.process = subprocess.Popen([*command, json.dumps(asked)], text=True, env=environment, **pipes)
-        self.told: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
 
     def get_ready(self, seconds: float) -> None:
         """Wait for what it says when it is ready."""
-        self.told = self.answer(seconds)
+        self.facts = self.answer(seconds)
 
     def answer(self, seconds: float) -> dict[str, Any]:
         """The next line, which must come within so many seconds; what else is printed is passed over."""
@@ -41,8 +41,8 @@ class Side:
                 if line.startswith("{"):
                     return json.loads(line)
                 if not line:
-                    raise Failed(self._last_words())
-        raise Failed(f"no answer within {seconds:.0f} s")
+                    raise ProcessFailed(self._last_words())
+        raise ProcessFailed(f"no answer within {seconds:.0f} s")
 
     def run(self, seconds: float, patience: float) -> dict[str, Any]:
         """Run for about so many seconds; the rounds and seconds that it took."""
@@ -51,7 +51,7 @@ class Side:
             self.process.stdin.write(f"{seconds}\n")
             self.process.stdin.flush()
         except OSError:
-            raise Failed(self._last_words()) from None
+            raise ProcessFailed(self._last_words()) from None
         return self.answer(patience)
 
     def _last_words(self) -> str:

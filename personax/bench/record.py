@@ -3,7 +3,7 @@
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from personax.bench.setting import Setting
+from personax.bench.setting import BenchSetting
 
 _KNOWN = ConfigDict(extra="forbid")
 
@@ -51,7 +51,7 @@ class RowRecord:
     name: str
     workload: str
     words: str
-    setting: Setting
+    setting: BenchSetting
     seconds_per_round: float
     rounds_per_second: float
     local_steps_per_second: float

@@ -9,7 +9,7 @@ Kind = Literal["fedavg", "first_order", "hessian_free", "exact", "apfl", "moreau
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Setting:
+class BenchSetting:
     """Clients with random images, a network, an algorithm and how long a timed run is.
 
     `network` is an "mlp" with these hidden `widths`, or "cnn": two 3x3 convolutions of 32 and 64 channels without
@@ -48,4 +48,4 @@ class Setting:
         return (1 if self.asynchronous else self.cohort_size) * self.num_steps * self.num_seeds
 
 
-SETTING = TypeAdapter(Setting)
+SETTING = TypeAdapter(BenchSetting)

@@ -46,8 +46,8 @@ def summary(record: BenchRecord) -> str:
     machine = record.machine
     peaks = f"{machine.operations_per_second / 1e9:,.0f} GFLOP/s and {machine.bytes_per_second / 1e9:,.0f} GB/s"
     where = f"{machine.device} ({machine.backend}), {machine.cores} cores, jax {machine.jax}"
-    told = f"{where}, {machine.precision} precision; measured peaks {peaks}; load {record.load:.1f}"
-    return told if record.start is None else f"{told}\n{start_words(record.start)}"
+    text = f"{where}, {machine.precision} precision; measured peaks {peaks}; load {record.load:.1f}"
+    return text if record.start is None else f"{text}\n{start_words(record.start)}"
 
 
 def start_words(start: StartRecord) -> str:

@@ -44,10 +44,10 @@ def first_round() -> None:
     import jax
 
     importlib.import_module("personax.cli").set_up("compare")  # what a person's command imports, too
-    from personax.build import resolve
-    from personax.config import load
-    from personax.runs import prepare
-    from personax.simulate import simulate
+    from personax.experiment.build import resolve
+    from personax.experiment.config import load
+    from personax.experiment.runs import prepare
+    from personax.simulation.simulate import simulate
 
     work = prepare(resolve(load(None, ["schedule.num_rounds=1"]), baselines=True))
     training = next(one for one in work.plan.trainings if one.algorithm.objective.federated)

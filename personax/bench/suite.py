@@ -18,18 +18,18 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from personax.bench.peers import PEERS, CannotRun, command_of
-from personax.bench.processes import Failed, Side, worker
+from personax.bench.processes import ProcessFailed, Side, worker
 from personax.bench.record import BenchRecord, MachineRecord, PeerRecord, RowRecord
 from personax.bench.setting import SETTING
 from personax.bench.start import measure_start
-from personax.bench.workloads import Row, rows
+from personax.bench.workloads import BenchRow, rows
 
 AGREES = 0.02  # of how far the parameters moved: float32 sums in different orders stay below
 PATIENCE = 600.0  # seconds that a side may take to answer
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """How long is measured: `turns` turns, in which each side runs for `seconds / turns`; and against whom."""
 
     seconds: float = 2.0
@@ -38,11 +38,14 @@ class Plan:
 
 
 def run_suite(
-    plan: Plan, only: Sequence[str] = (), note: str = "", told: Callable[[BenchRecord], None] = lambda so_far: None
+    plan: BenchPlan,
+    only: Sequence[str] = (),
+    note: str = "",
+    notify: Callable[[BenchRecord], None] = lambda so_far: None,
 ) -> BenchRecord:
     """All rows whose name begins with the words of one of `only`; by default all but those of growth.
 
-    `told` is given the record so far whenever a row is done.
+    `notify` is called with the record so far after each row.
     """
     started, begin, load = datetime.now(UTC), time.perf_counter(), os.getloadavg()[0]
     named = lambda name, words: f"{name}-".startswith(f"{words}-")
@@ -68,7 +71,7 @@ def run_suite(
     for row in chosen:
         found = [*record.rows, measure_row(row, plan, machine)]
         record = replace(record, rows=found, seconds=time.perf_counter() - begin)
-        told(record)
+        notify(record)
     return record
 
 
@@ -85,7 +88,7 @@ def measure_machine() -> MachineRecord:
     return TypeAdapter(MachineRecord).validate_json(done.stdout.splitlines()[-1])
 
 
-def measure_row(row: Row, plan: Plan, machine: MachineRecord) -> RowRecord:
+def measure_row(row: BenchRow, plan: BenchPlan, machine: MachineRecord) -> RowRecord:
     """One row: every side gets ready, then all run in turn. A peer that fails is left out, with its last words."""
     wanted = [name for name in row.peers if name in plan.peers]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -97,9 +100,9 @@ def measure_row(row: Row, plan: Plan, machine: MachineRecord) -> RowRecord:
         left_out: dict[str, str] = {}
         sides = _start_peers(wanted, asked, Path(folder), machine.backend == "cpu", stack, left_out)
         turns = [_turn(ours, sides, plan.seconds / plan.turns, left_out) for _ in range(plan.turns)]
-        peers = [_peer_record(name, sides[name].told, turns) for name in sides if name not in left_out]
+        peers = [_peer_record(name, sides[name].facts, turns) for name in sides if name not in left_out]
         peers += [PeerRecord(name, note=why) for name, why in left_out.items()]
-        return _record(row, machine, ours.told, turns, peers)
+        return _record(row, machine, ours.facts, turns, peers)
 
 
 def _start_peers(
@@ -123,7 +126,7 @@ def _start_peers(
         for name in [name for name in group if name in sides]:
             try:
                 sides[name].get_ready(PATIENCE)
-            except Failed as error:
+            except ProcessFailed as error:
                 left_out[name] = str(error)
     return sides
 
@@ -134,7 +137,7 @@ def _turn(ours: Side, peers: dict[str, Side], seconds: float, left_out: dict[str
         time.sleep(0.2)  # in which the threads of the side before stop spinning
         try:
             found[name] = peers[name].run(seconds, PATIENCE)
-        except Failed as error:
+        except ProcessFailed as error:
             left_out[name] = str(error)
     time.sleep(0.2)
     return found
@@ -144,24 +147,24 @@ def _seconds_per_round(turn: dict[str, dict[str, Any]], name: str) -> float:
     return turn[name]["seconds"] / turn[name]["rounds"]
 
 
-def _peer_record(name: str, told: dict[str, Any], turns: Sequence[dict[str, dict[str, Any]]]) -> PeerRecord:
-    note = told["note"]
-    if told["error"] > AGREES:
-        note += f"; not the same work: its parameters are {told['error']:.0%} away from ours"
+def _peer_record(name: str, facts: dict[str, Any], turns: Sequence[dict[str, dict[str, Any]]]) -> PeerRecord:
+    note = facts["note"]
+    if facts["error"] > AGREES:
+        note += f"; not the same work: its parameters are {facts['error']:.0%} away from ours"
     return PeerRecord(
         name=name,
-        version=told["version"],
+        version=facts["version"],
         note=note,
-        error=told["error"],
+        error=facts["error"],
         seconds_per_round=median(_seconds_per_round(turn, name) for turn in turns),
         ratio=median(_seconds_per_round(turn, name) / _seconds_per_round(turn, "ours") for turn in turns),
     )
 
 
 def _record(
-    row: Row,
+    row: BenchRow,
     machine: MachineRecord,
-    told: dict[str, Any],
+    facts: dict[str, Any],
     turns: Sequence[dict[str, dict[str, Any]]],
     peers: list[PeerRecord],
 ) -> RowRecord:
@@ -169,7 +172,7 @@ def _record(
     ours = [turn["ours"] for turn in turns]
     most_operations = max(machine.operations_per_second, *(one["operations_per_second"] for one in ours))
     most_bytes = max(machine.bytes_per_second, *(one["bytes_per_second"] for one in ours))
-    by_operations, by_bytes = told["operations"] / most_operations, told["bytes"] / most_bytes
+    by_operations, by_bytes = facts["operations"] / most_operations, facts["bytes"] / most_bytes
     return RowRecord(
         name=row.name,
         workload=row.workload,
@@ -178,17 +181,17 @@ def _record(
         seconds_per_round=seconds,
         rounds_per_second=1 / seconds,
         local_steps_per_second=row.setting.steps_per_round / seconds,
-        operations=told["operations"],
-        bytes=told["bytes"],
+        operations=facts["operations"],
+        bytes=facts["bytes"],
         operations_per_second=most_operations,
         bytes_per_second=most_bytes,
         floor_seconds=max(by_operations, by_bytes),
         share_of_operations=by_operations / seconds,
         share_of_bytes=by_bytes / seconds,
-        compile_seconds=told["compile_seconds"],
+        compile_seconds=facts["compile_seconds"],
         host_peak_bytes=ours[0]["host_peak_bytes"],
         device_peak_bytes=ours[0]["device_peak_bytes"],
-        mean_wave=told["mean_wave"],
+        mean_wave=facts["mean_wave"],
         turns=len(turns),
         peers=peers,
     )

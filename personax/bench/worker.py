@@ -22,11 +22,11 @@ from personax.bench.floor import floor_of
 from personax.bench.machine import Peaks, device_peak, host_peak, measure_machine, num_cores
 from personax.bench.ours import make_run, make_schedule
 from personax.bench.record import MachineRecord
-from personax.bench.setting import SETTING, Setting
-from personax.waves import wave_bounds
+from personax.bench.setting import SETTING, BenchSetting
+from personax.simulation.waves import wave_bounds
 
 
-def prepare(setting: Setting) -> tuple[Any, dict[str, Any]]:
+def prepare(setting: BenchSetting) -> tuple[Any, dict[str, Any]]:
     """A function that runs the setting once, compiled, and what is known of it."""
     run = make_run(setting)
     seconds = []
@@ -35,12 +35,12 @@ def prepare(setting: Setting) -> tuple[Any, dict[str, Any]]:
         run()
         seconds.append(time.perf_counter() - begin)
     waves = np.diff(wave_bounds(make_schedule(setting))) if setting.asynchronous else None
-    told = {
+    facts = {
         **floor_of(setting)._asdict(),
         "compile_seconds": max(seconds[0] - seconds[1], 0.0),
         "mean_wave": None if waves is None else float(waves.mean()),
     }
-    return run, told
+    return run, facts
 
 
 def run_for(run: Any, num_rounds: int, seconds: float) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def main() -> None:
         jax.config.update("jax_num_cpu_devices", num_cores())
     for path in map(Path, asked["checks"]):
         write_work(setting, path, epoch=path.name == EPOCH)
-    run, told = prepare(setting)
-    print(json.dumps(told), flush=True)
+    run, facts = prepare(setting)
+    print(json.dumps(facts), flush=True)
     peaks, memory = None, {}
     for line in sys.stdin:
         found = run_for(run, setting.num_rounds, float(line))

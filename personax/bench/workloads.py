@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from personax.bench.setting import Kind, Setting
+from personax.bench.setting import BenchSetting, Kind
 
 BOTH = ("torch", "torch-vmap")
 ALL = (*BOTH, "flower", "pfl")
@@ -10,25 +10,25 @@ COHORTS, STEPS, WIDTHS = (1, 4, 16, 50), (1, 4, 16, 64), ((20,), (80, 60), (320,
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One setting, in words, and the peers that it is timed against."""
 
     name: str
     workload: str
     words: str
-    setting: Setting
+    setting: BenchSetting
     peers: tuple[str, ...] = ()
 
 
-def rows(backend: str) -> list[Row]:
+def rows(backend: str) -> list[BenchRow]:
     """All rows on a machine with this backend."""
     cpu = backend == "cpu"
     return [*_mnist(cpu), *_cifar(cpu), *_apfl(cpu), *_persafl(cpu), *_scale(cpu), *_growth(cpu)]
 
 
-def _mnist(cpu: bool) -> list[Row]:
+def _mnist(cpu: bool) -> list[BenchRow]:
     """Fallah 2020 section 5 on MNIST, and PFLlib's network."""
-    base = Setting("fedavg", 50, 64 if cpu else 2048, divided=cpu)
+    base = BenchSetting("fedavg", 50, 64 if cpu else 2048, divided=cpu)
     kinds: dict[str, Kind] = {"fedavg": "fedavg", "fo": "first_order", "hf": "hessian_free", "exact": "exact"}
     words = "50 clients of 980 images, 10 a round, 10 steps, batches of 40, 784-80-60-10"
     compiled = ("hf",) if cpu else tuple(kinds)  # compiling PyTorch's step takes a minute on a CPU
@@ -39,20 +39,20 @@ def _mnist(cpu: bool) -> list[Row]:
             *(("torch-vmap",) if name in compiled else ()),
             *(("flower", "pfl") if name == "fedavg" else ()),
         )
-        found.append(Row(f"mnist-{name}", "mnist", words, replace(base, algorithm=kind), peers))
+        found.append(BenchRow(f"mnist-{name}", "mnist", words, replace(base, algorithm=kind), peers))
     seeds = replace(base, algorithm="hessian_free", num_seeds=10, num_rounds=8 if cpu else 512)
     pfllib = replace(base, algorithm="first_order", widths=(100,), activation="relu")
     return [
         *found,
-        Row("mnist-hf-10-seeds", "mnist", f"{words}, ten seeds together", seeds),
-        Row("mnist-fo-784-100-10", "mnist", words.replace("80-60", "100"), pfllib),
+        BenchRow("mnist-hf-10-seeds", "mnist", f"{words}, ten seeds together", seeds),
+        BenchRow("mnist-fo-784-100-10", "mnist", words.replace("80-60", "100"), pfllib),
     ]
 
 
-def _cifar(cpu: bool) -> list[Row]:
+def _cifar(cpu: bool) -> list[BenchRow]:
     """pfl-research's published CIFAR-10 setting."""
     num_clients, cohort_size = (160, 8) if cpu else (1000, 50)  # as many as share the cores evenly
-    setting = Setting(
+    setting = BenchSetting(
         "fedavg",
         num_clients,
         2 if cpu else 64,
@@ -68,55 +68,55 @@ def _cifar(cpu: bool) -> list[Row]:
         lr=0.1,
         divided=cpu,
     )
-    told = " (scaled down from 1000 clients and 50 a round)" if cpu else ""
+    scaled = " (scaled down from 1000 clients and 50 a round)" if cpu else ""
     words = (
-        f"{num_clients} clients of 50 images, {cohort_size} a round{told}, one epoch, batches of 10, CNN 32-64-128-10"
+        f"{num_clients} clients of 50 images, {cohort_size} a round{scaled}, one epoch, batches of 10, CNN 32-64-128-10"
     )
     peers = ("torch", "flower", "pfl") if cpu else ALL
-    return [Row("cifar-cnn", "cifar", words, setting, peers)]
+    return [BenchRow("cifar-cnn", "cifar", words, setting, peers)]
 
 
-def _apfl(cpu: bool) -> list[Row]:
+def _apfl(cpu: bool) -> list[BenchRow]:
     """APFL with the states of all clients kept."""
     widths, network = ((), "784-10") if cpu else ((80, 60), "784-80-60-10")
     found = []
     for num_clients in (100, 10_000):
         words = f"{num_clients} clients of 50 images, 10 a round, 10 steps, batches of 20, {network}"
         sizes = {"num_samples": 50, "batch_size": 20, "widths": widths, "lr": 0.01}
-        setting = Setting("apfl", num_clients, 256 if cpu else 1024, **sizes)
+        setting = BenchSetting("apfl", num_clients, 256 if cpu else 1024, **sizes)
         found.append(
-            Row(f"apfl-{num_clients}", "apfl", words, setting, ("torch",) if cpu or num_clients > 100 else BOTH)
+            BenchRow(f"apfl-{num_clients}", "apfl", words, setting, ("torch",) if cpu or num_clients > 100 else BOTH)
         )
     return found
 
 
-def _persafl(cpu: bool) -> list[Row]:
+def _persafl(cpu: bool) -> list[BenchRow]:
     """PersA-FL-ME under exponential delays, in waves and one by one."""
     found = []
     for num_clients in (30, 300, 3000):
         sizes = {"num_samples": 50, "num_steps": 5, "batch_size": 32, "lr": 0.02}
         words = f"{num_clients} clients at a time, 5 steps of 5 inner steps, batches of 32, 784-80-60-10"
-        waves = Setting("moreau", num_clients, 256 if cpu else 4096, 1, asynchronous=True, **sizes)
+        waves = BenchSetting("moreau", num_clients, 256 if cpu else 4096, 1, asynchronous=True, **sizes)
         one_by_one = replace(waves, wave_width=1, num_rounds=128 if cpu else 512)
         peers = ("torch",) if num_clients == 300 else ()
-        found.append(Row(f"persafl-{num_clients}-waves", "persafl", f"{words}, in waves", waves, peers))
-        found.append(Row(f"persafl-{num_clients}-one-by-one", "persafl", f"{words}, one by one", one_by_one))
+        found.append(BenchRow(f"persafl-{num_clients}-waves", "persafl", f"{words}, in waves", waves, peers))
+        found.append(BenchRow(f"persafl-{num_clients}-one-by-one", "persafl", f"{words}, one by one", one_by_one))
     return found
 
 
-def _scale(cpu: bool) -> list[Row]:
+def _scale(cpu: bool) -> list[BenchRow]:
     """FedAvg on ever more clients, 100 a round."""
     sizes = {"num_samples": 10, "num_steps": 5, "batch_size": 10, "input_shape": (64,), "widths": (32,), "lr": 0.1}
     words = "clients of 10 images of 64 pixels, 100 a round, 5 steps, batches of 10, 64-32-10"
     return [
-        Row(f"scale-{n}", "scale", f"{n} {words}", Setting("fedavg", n, 256 if cpu else 2048, 100, **sizes))
+        BenchRow(f"scale-{n}", "scale", f"{n} {words}", BenchSetting("fedavg", n, 256 if cpu else 2048, 100, **sizes))
         for n in (1_000, 10_000, 100_000, 1_000_000)
     ]
 
 
-def _growth(cpu: bool) -> list[Row]:
+def _growth(cpu: bool) -> list[BenchRow]:
     """The Hessian-free row of MNIST, one size changed at a time."""
-    base = Setting("hessian_free", 50, 16 if cpu else 512)
+    base = BenchSetting("hessian_free", 50, 16 if cpu else 512)
     less = lambda factor: max(1, int(base.num_rounds / factor))
     by_cohort = {f"cohort-{n}": replace(base, cohort_size=n, num_rounds=less(n / 10)) for n in COHORTS}
     by_steps = {f"steps-{n}": replace(base, num_steps=n, num_rounds=less(n / 10)) for n in STEPS}
@@ -124,7 +124,7 @@ def _growth(cpu: bool) -> list[Row]:
     words = "as mnist-hf, with another number of"
     named = {"cohort": (by_cohort, "clients a round"), "steps": (by_steps, "local steps"), "width": (by_width, "units")}
     return [
-        Row(f"growth-{name}", f"growth-{kind}", f"{words} {what}", setting)
+        BenchRow(f"growth-{name}", f"growth-{kind}", f"{words} {what}", setting)
         for kind, (found, what) in named.items()
         for name, setting in found.items()
     ]

@@ -80,12 +80,12 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], Arrays]:
     (length,) = _HEAD.unpack(_read(link, _HEAD.size))
     if length > _MOST_WORDS:
         raise ValueError(f"A message must have at most {_MOST_WORDS} bytes of words, got {length}.")
-    told = json.loads(_read(link, length))
+    header = json.loads(_read(link, length))
     arrays = {}
-    for name, kind, shape in told["arrays"]:
+    for name, kind, shape in header["arrays"]:
         dtype = np.dtype(kind)
         arrays[name] = np.frombuffer(_read(link, dtype.itemsize * prod(shape)), dtype).reshape(shape)
-    return told["about"], arrays
+    return header["about"], arrays
 
 
 def _read(link: socket.socket, length: int) -> bytearray:

@@ -25,7 +25,7 @@ from personax.values import require_nonnegative, require_positive
 logger = logging.getLogger("personax.flower")
 _PAUSES = (0.1, 1.0)  # seconds between two looks for a reply: at first, and at most
 _MOST_FAULTS = 3  # failures of a node in a row, after which it is left alone
-Told = tuple[dict[str, Any], Arrays]
+Notify = tuple[dict[str, Any], Arrays]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Lost(Exception):
     """A message whose reply does not come any more."""
 
 
-class Failed(Exception):
+class NodeFailed(Exception):
     """A message that a node could not deal with; in its words."""
 
 
@@ -111,7 +111,7 @@ class Driver:
                 self.threads[visit].start()
         enough, idle = len(found) >= (self.book.terms.num_clients or 1), not self._busy()
         if enough and idle and not self.book.finished:
-            raise Failed("None of the nodes can take part; the log says why of each. Then start again: it goes on.")
+            raise NodeFailed("None of the nodes can take part; the log says why of each. Then start again: it goes on.")
 
     def _is_there(self, node: int, since: str) -> bool:
         """Whether a node is there since then, and speaks for a client that no other node speaks for now."""
@@ -135,7 +135,7 @@ class Driver:
         while name and faults < _MOST_FAULTS and self._wait_for_work(name, node):
             try:
                 settled = self._train(name, node, since)
-            except Failed as failed:
+            except NodeFailed as failed:
                 faults += 1
                 logger.warning("%s failed: %s", name, failed)
                 time.sleep(min(2.0**faults, 10.0))
@@ -153,13 +153,13 @@ class Driver:
         """The name of a node's client, which has a seat then; nothing for one that cannot take part."""
         spec = self.book.recipe.spec
         try:
-            told, _ = self._ask(node, since, "query", {}, ArrayRecord())
-            name, id, given = str(told["name"])[:63], told["id"], (tuple(told["input_shape"]), told["input_dtype"])
+            reply, _ = self._ask(node, since, "query", {}, ArrayRecord())
+            name, id, given = str(reply["name"])[:63], reply["id"], (tuple(reply["input_shape"]), reply["input_dtype"])
             if given != (spec.input_shape, spec.input_dtype):
                 wanted = f"{spec.input_dtype} of shape {spec.input_shape}"
-                raise Failed(f"Samples must be {wanted}, got {given[1]} of {given[0]}. Convert the data.")
+                raise NodeFailed(f"Samples must be {wanted}, got {given[1]} of {given[0]}. Convert the data.")
             if self.registered.get(node) not in (None, "", name):
-                raise Failed(f"Its key is registered for {self.registered[node]}, and it says that it is {name}.")
+                raise NodeFailed(f"Its key is registered for {self.registered[node]}, and it says that it is {name}.")
             with self._touching():
                 self.book.join(name, None if id is None else int(id))
                 other = self.speaker.get(name, node)
@@ -167,7 +167,7 @@ class Driver:
                     self.replaced.add((other, self.activated[other]))
                     logger.warning("%s speaks through another node now: %d instead of %d.", name, node, other)
                 self.speaker[name] = node
-        except (Failed, KeyError, TypeError, ValueError) as error:
+        except (NodeFailed, KeyError, TypeError, ValueError) as error:
             logger.error("Node %d cannot take part: %s", node, error)
             return ""
         logger.info("%s takes part, through node %d.", name, node)
@@ -188,30 +188,30 @@ class Driver:
     def _train(self, name: str, node: int, since: str) -> bool:
         """Ask for an update and settle it; whether there was one."""
         about, record = self._newest(name)
-        told, arrays = self._ask(node, since, "train", about, record)
-        if "fault" in told:
-            logger.warning("%s: %s", name, told["fault"])
+        reply, arrays = self._ask(node, since, "train", about, record)
+        if "fault" in reply:
+            logger.warning("%s: %s", name, reply["fault"])
             return False
-        arrived = arrived_of(self.book.recipe, told, arrays)
+        arrived = arrived_of(self.book.recipe, reply, arrays)
         with self._touching():
             self.bytes_up += len(arrived.content)
             self.book.settle(name, arrived)
-            self._keep_report(name, told)
+            self._keep_report(name, reply)
         return True
 
     def _finish(self, name: str, node: int, since: str) -> None:
         """Let the client make its own model of the last one."""
         about, record = self._newest(name)
         try:
-            told, _ = self._ask(node, since, "evaluate", about, record)
-        except Failed as failed:
+            reply, _ = self._ask(node, since, "evaluate", about, record)
+        except NodeFailed as failed:
             logger.warning("%s could not make its own model: %s", name, failed)
             return
         with self._touching():
-            self._keep_report(name, told)
+            self._keep_report(name, reply)
 
-    def _keep_report(self, name: str, told: dict[str, Any]) -> None:
-        kept = report_of(self.book.recipe, told.get("report"))
+    def _keep_report(self, name: str, reply: dict[str, Any]) -> None:
+        kept = report_of(self.book.recipe, reply.get("report"))
         if kept["numbers"]:
             self.book.report(name, kept)
 
@@ -227,7 +227,7 @@ class Driver:
             about = {"id": seat.id, "update": seat.next_update, "version": published.version}
             return about, self.model[1]
 
-    def _ask(self, node: int, since: str, task: str, about: dict[str, Any], record: ArrayRecord) -> Told:
+    def _ask(self, node: int, since: str, task: str, about: dict[str, Any], record: ArrayRecord) -> Notify:
         """A node's answer. It is lost when the node goes away, or comes back, before it has answered."""
         content = to_content({"protocol": PROTOCOL, **self.agreed, **about}, record)
         ttl, group = self.manners.ttl, str(about.get("version", ""))
@@ -251,37 +251,37 @@ class Driver:
             self.changed.notify_all()
 
 
-def _opened(reply: Message) -> Told:
+def _opened(reply: Message) -> Notify:
     """What a reply says, or `Failed`."""
     if reply.has_error():
-        raise Failed(reply.error.reason)
+        raise NodeFailed(reply.error.reason)
     try:
         return from_content(reply.content)
     except (KeyError, TypeError, ValueError) as error:
-        raise Failed(f"Its reply cannot be read: {error!r}") from None
+        raise NodeFailed(f"Its reply cannot be read: {error!r}") from None
 
 
-def arrived_of(recipe: Recipe, told: dict[str, Any], arrays: Arrays) -> Arrived:
+def arrived_of(recipe: Recipe, reply: dict[str, Any], arrays: Arrays) -> Arrived:
     """An upload as a book takes it, or `Failed`: what a node sends is not to be trusted."""
     try:
         content = recipe.up.encode(to_tree(recipe.up, arrays))
-        weight = float(told["samples"]) if recipe.counts_samples else 1.0
-        described = (str(told["id"])[:64], int(told["update"]), int(told["version"]))
+        weight = float(reply["samples"]) if recipe.counts_samples else 1.0
+        described = (str(reply["id"])[:64], int(reply["update"]), int(reply["version"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise Failed(f"The upload is not what was agreed: {error}") from None
+        raise NodeFailed(f"The upload is not what was agreed: {error}") from None
     if not 0 < weight < 2**31:
-        raise Failed(f"`samples` must be positive, got {weight}.")
+        raise NodeFailed(f"`samples` must be positive, got {weight}.")
     return Arrived(*described, weight, content)
 
 
-def report_of(recipe: Recipe, told: Any) -> dict[str, Any]:
+def report_of(recipe: Recipe, reply: Any) -> dict[str, Any]:
     """A report as a book keeps it; numbers of scores that the recipe does not have, and odd ones, are left out."""
     kept: dict[str, dict[str, float]] = {}
     try:
-        for score in recipe.training.protocols:
-            found = told["numbers"].get(score, {}).items()
+        for score in recipe.training.scorings:
+            found = reply["numbers"].get(score, {}).items()
             kept[score] = {str(metric)[:40]: float(value) for metric, value in found if isfinite(float(value))}
-        counts = {key: int(told[key]) for key in ("version", "samples", "train_samples")}
+        counts = {key: int(reply[key]) for key in ("version", "samples", "train_samples")}
     except (AttributeError, KeyError, TypeError, ValueError):
         return {"numbers": {}}
     return {"numbers": {score: numbers for score, numbers in kept.items() if numbers}, **counts}

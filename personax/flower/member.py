@@ -16,13 +16,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from personax import checkpoint
-from personax.checks import check_model
-from personax.federation import Federation
+from personax.data.federation import Federation
+from personax.experiment import checkpoint
 from personax.flower.arrays import Arrays, to_arrays, to_tree
 from personax.live.client import Holding
 from personax.live.recipe import Limits, read_recipe, require_within
 from personax.live.visits import make_visit, personal_model, score, score_one
+from personax.simulation.checks import check_model
 from personax.typing import Params, Shared
 
 logger = logging.getLogger("personax.flower")
@@ -58,22 +58,22 @@ class Member:
             logger.info("Update %d is sent again.", self.holding.upload["update"])
         upload = self.holding.upload
         assert upload is not None
-        told = {key: upload[key] for key in ("id", "update", "version")}
+        facts = {key: upload[key] for key in ("id", "update", "version")}
         weight = float(self.data.counts[0]) if self.recipe.counts_samples else 1.0
-        return {**told, "samples": weight, "report": numbers}, to_arrays(self.recipe.up, upload["tree"])
+        return {**facts, "samples": weight, "report": numbers}, to_arrays(self.recipe.up, upload["tree"])
 
     def finish(self, about: Mapping[str, Any], arrays: Arrays, reports: bool) -> Answer:
         """Write the personal model and its numbers; what the owner lets the server know of them."""
         params, shared = self._model(arrays)
         own = (self.holding.personal, self.holding.update)
         model, words = personal_model(self.recipe, self.data, params, shared, *own)
-        told = self._numbers(params, shared, about["version"])
-        numbers = {"scores": told["numbers"], "shared": score_one(self.recipe, self.data, params)}
+        facts = self._numbers(params, shared, about["version"])
+        numbers = {"scores": facts["numbers"], "shared": score_one(self.recipe, self.data, params)}
         numbers["personal"] = score_one(self.recipe, self.data, model)
         described = {"algorithm": self.recipe.training.name, "protocol": words, "numbers": json.dumps(numbers)}
         checkpoint.export(self.place / "personal.safetensors", model, described)
         checkpoint.write_atomically(self.place / "numbers.json", json.dumps(numbers, indent=1).encode())
-        return {"report": told if reports else {}}, {}
+        return {"report": facts if reports else {}}, {}
 
     def _model(self, arrays: Arrays) -> tuple[Params, Shared]:
         tree = to_tree(self.recipe.down, arrays)
@@ -95,9 +95,9 @@ class Member:
         tree = self.recipe.up.unflatten([np.asarray(vector) for vector in vectors])
         upload = {"id": secrets.token_hex(16), "update": update, "version": version, "tree": tree}
         self.holding = Holding(jax.tree.map(np.asarray, personal), update + 1, upload)
-        told = {key: item for key, item in upload.items() if key != "tree"}
+        facts = {key: item for key, item in upload.items() if key != "tree"}
         saved = {"personal": self.holding.personal, "upload": tree}
-        about = {"client": self.who, "update": update + 1, "upload": told}
+        about = {"client": self.who, "update": update + 1, "upload": facts}
         checkpoint.save(self.place / "state", update + 1, saved, about)
         return ""
 
@@ -106,7 +106,7 @@ class Member:
         objective = self.recipe.algorithm.objective
         own = jax.eval_shape(objective.init_personal, self.recipe.params_shape)
         sent = {self.recipe.uploads: self.recipe.params_shape, "extra": self.recipe.extra_shape}
-        saved = checkpoint.load(self.place / "state", {"personal": own, "upload": sent}, told=logger.warning)
+        saved = checkpoint.load(self.place / "state", {"personal": own, "upload": sent}, notify=logger.warning)
         if saved is None:
             return Holding(objective.init_personal(self.recipe.initial_params()), 0)
         if saved.about["client"] != self.who:

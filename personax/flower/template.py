@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from personax.config import ConfigError, load
+from personax.experiment.config import ConfigError, load
 
 PACKAGE = "personax_app"
 RECIPE = """\

@@ -14,9 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from personax.build import make_federation
-from personax.config import load
-from personax.federation import Federation
+from personax.data.federation import Federation
+from personax.experiment.build import make_federation
+from personax.experiment.config import load
 from personax.flower.arrays import Arrays
 from personax.flower.channel import PROTOCOL, receive, send, socket_of
 from personax.flower.locks import Taken, sole_user
@@ -82,10 +82,10 @@ class Worker:
 
 def limits_of(node: dict[str, Any]) -> Limits:
     """What the owner allows a server to ask for."""
-    told = {field.name: node[key] for field in fields(Limits) if (key := field.name.replace("_", "-")) in node}
-    if "objectives" in told:
-        told["objectives"] = tuple(str(told["objectives"]).split(","))
-    return Limits(**told)
+    given = {field.name: node[key] for field in fields(Limits) if (key := field.name.replace("_", "-")) in node}
+    if "objectives" in given:
+        given["objectives"] = tuple(str(given["objectives"]).split(","))
+    return Limits(**given)
 
 
 def read_samples(node: dict[str, Any]) -> Federation:

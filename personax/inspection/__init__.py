@@ -5,23 +5,23 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from personax.build import build
-from personax.config import Config
+from personax.experiment.build import build
+from personax.experiment.config import Config
+from personax.experiment.summaries import machine
 from personax.inspection.advice import advise, limits_of
 from personax.inspection.findings import INSPECTION, Inspection
 from personax.inspection.measure import Effort, measure_federation
-from personax.summarise import machine
 
 __all__ = ["INSPECTION", "Effort", "Inspection", "inspect_federation"]
 
 
 def inspect_federation(
-    config: Config, effort: Effort = Effort(), told: Callable[[str], None] = lambda text: None
+    config: Config, effort: Effort = Effort(), notify: Callable[[str], None] = lambda text: None
 ) -> Inspection:
     """Measure the federation of a resolved configuration, and what follows for its settings."""
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     plan = build(config)
-    measured = measure_federation(config, plan, effort, told)
+    measured = measure_federation(config, plan, effort, notify)
     return Inspection(
         schema_version=1,
         personax=version("personax"),

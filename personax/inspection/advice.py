@@ -1,20 +1,15 @@
 """From what was measured to limits, a recommendation in words, and a configuration to start with."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from personax.config import Config, Entry, dump
+from personax.experiment.config import AlgorithmSection, Config, dump
 from personax.inspection.findings import Advice, Limit, Measurements
 from personax.theory import Constants, fallah, gmeta, persafl
 
-RECIPES = {  # what stands for each way to make a client's model
-    "shared": ("fedavg", "One model for all"),
-    "adapted": ("per_fedavg", "A shared start that each client adapts"),
-    "alone": ("local_only", "A model of one's own"),  # before the mixture, which can be that too
-    "mixed": ("apfl", "A mixture of one's own model and the shared one"),
-}
 SMALL_BIAS = 0.1  # of first-order meta gradients
 
 
@@ -68,33 +63,27 @@ def limits_of(found: Measurements) -> list[Limit]:
 def advise(config: Config, found: Measurements) -> Advice:
     """Which recipe, why, how sure, and a configuration with it beside local training and FedAvg."""
     lr = float(f"{1 / found.of('smoothness'):.2g}")
-    losses = {name: np.array([client.losses[name] for client in found.clients]) for name in RECIPES}
+    losses = {name: np.array([client.losses[name] for client in found.clients]) for name in CANDIDATES}
     best, second, *_ = sorted(losses, key=lambda name: float(losses[name].mean()))
-    recipe, words = RECIPES[best]
-    told = ", ".join(f"{name} {values.mean():.3g}" for name, values in losses.items())
-    why = [f"{words} has the lowest loss on data kept from training: {told}."]
-    options: dict[str, Any] = {}
-    if recipe == "apfl":
-        options = {"mix": round(found.mix, 2)}
-        why.append(f"The weight of one's own model that is best for all is {found.mix:.2f}, where its learning starts.")
-    if recipe == "per_fedavg":
-        options, told = _hessian(found, lr)
-        why.append(told)
+    candidate = CANDIDATES[best]
+    options, reason = candidate.options(found, lr)
+    text = ", ".join(f"{name} {values.mean():.3g}" for name, values in losses.items())
+    why = [f"{candidate.words} has the lowest loss on data kept from training: {text}.", *filter(None, [reason])]
     distances = [client.distance for client in found.clients if client.distance is not None]
     if distances:
         why.append(f"Labels are {np.mean(distances):.2f} away from the average client's (mean total variation).")
     steepest = found.of("smoothness")
     why.append(f"Steps of {lr:.3g} are 1 / L, of the largest curvature found (L = {steepest:.3g}).")
     sure = _sureness(found, best, second, losses[second] - losses[best])
-    return Advice(recipe, why, sure, dump(_starter(config, recipe, options, lr)))
+    return Advice(candidate.recipe, why, sure, dump(_starter(config, candidate, options, lr)))
 
 
 def _hessian(found: Measurements, lr: float) -> tuple[dict[str, Any], str]:
     """First-order where it is good enough."""
     bias = next(one.relative_bias for one in found.estimators if one.name == "first_order")
     if bias < SMALL_BIAS:
-        told = f"First-order meta gradients are off by {bias:.1%}: good enough, and the cheapest."
-        return {"adapt_lr": lr, "hvp": "first_order"}, told
+        text = f"First-order meta gradients are off by {bias:.1%}: good enough, and the cheapest."
+        return {"adapt_lr": lr, "hvp": "first_order"}, text
     return {"adapt_lr": lr}, f"First-order meta gradients are off by {bias:.0%}; Hessian-free ones are not."
 
 
@@ -112,15 +101,40 @@ def _sureness(found: Measurements, best: str, second: str, gains: np.ndarray) ->
     ]
 
 
-def _starter(config: Config, recipe: str, options: dict[str, Any], lr: float) -> Config:
+def _starter(config: Config, candidate: "Candidate", options: dict[str, Any], lr: float) -> Config:
     """The same federation, model and schedule with the recommended recipe, local training and FedAvg."""
     first = next(iter(config.algorithms.values())).options
     kept = {name: first[name] for name in ("num_steps", "num_epochs", "batch_size") if name in first}
     local = {"lr": lr, **(kept if {"num_steps", "num_epochs"} & set(kept) else {"num_steps": 5, **kept})}
-    adapted = {"model": "adapted", "num_steps": 5, "lr": lr}
-    entries = {"Local": Entry("local_only"), "FedAvg": Entry("fedavg")}
-    if recipe == "apfl":
-        entries["APFL"] = Entry(recipe, options)
-    if recipe == "per_fedavg":
-        entries["Per-FedAvg"] = Entry(recipe, options, {"Per-FedAvg": adapted})
+    entries = {"Local": AlgorithmSection("local_only"), "FedAvg": AlgorithmSection("fedavg")}
+    if candidate.name not in entries:
+        scores = {candidate.name: {"model": "adapted", "num_steps": 5, "lr": lr}} if candidate.adapts else {}
+        entries[candidate.name] = AlgorithmSection(candidate.recipe, options, scores)
     return dataclasses.replace(config, name=f"{config.name}-starter", local=local, tune={}, algorithms=entries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A recipe that can be recommended: its name in the starter, what it is, and the options that measurements suggest.
+
+    `adapts` is True where clients adapt the shared model before it is scored.
+    """
+
+    recipe: str
+    name: str
+    words: str
+    options: Callable[[Measurements, float], tuple[dict[str, Any], str]] = lambda found, lr: ({}, "")
+    adapts: bool = False
+
+
+def _mixing(found: Measurements, lr: float) -> tuple[dict[str, Any], str]:
+    weight = f"The weight of one's own model that is best for all is {found.mix:.2f}, where its learning starts."
+    return {"mix": round(found.mix, 2)}, weight
+
+
+CANDIDATES = {  # by the way in which a client's model is made
+    "shared": Candidate("fedavg", "FedAvg", "One model for all"),
+    "adapted": Candidate("per_fedavg", "Per-FedAvg", "A shared start that each client adapts", _hessian, adapts=True),
+    "alone": Candidate("local_only", "Local", "A model of one's own"),  # before the mixture, which can be that too
+    "mixed": Candidate("apfl", "APFL", "A mixture of one's own model and the shared one", _mixing),
+}

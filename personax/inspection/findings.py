@@ -9,7 +9,7 @@ _KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 @dataclass(frozen=True, config=_KNOWN)
-class Constant:
+class MeasuredConstant:
     """A constant of the papers' assumptions: the largest value found, and how far it may be off."""
 
     name: str
@@ -50,7 +50,7 @@ class Measurements:
     num_steps: int  # local steps of a visit
     num_updates: int  # that the server receives in the whole run
     path_lr: float  # of the short training that the constants were measured along
-    constants: list[Constant]
+    constants: list[MeasuredConstant]
     adapt_lr: float  # at which the estimators were compared
     estimators: list[Estimator]
     mix: float  # the weight that is best for all clients together

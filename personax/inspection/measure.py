@@ -10,25 +10,25 @@ import numpy as np
 
 from personax import theory
 from personax.algorithms import HESSIAN_FREE, fedavg
-from personax.build import Plan
-from personax.config import Config
 from personax.curvature import exact, first_order
-from personax.federation import Federation
-from personax.inspection.findings import ClientFinding, Constant, Estimator, Measurements
-from personax.keys import host_generator
+from personax.data.federation import Federation
+from personax.experiment.build import Study
+from personax.experiment.config import Config
+from personax.experiment.tuning import validation_of
+from personax.inspection.findings import ClientFinding, Estimator, MeasuredConstant, Measurements
+from personax.keys import HostStream, InspectionStream, host_generator, inspection_key
 from personax.objectives import Meta
 from personax.objectives.mixture import Mixed, mix_models
 from personax.objectives.objective import descent_step
-from personax.results import NonFiniteUpdate
 from personax.schedules import rounds
-from personax.simulate import initial_params, simulate
-from personax.tuning import validation_of
+from personax.simulation.execution import Monitor
+from personax.simulation.results import NonFiniteUpdate
+from personax.simulation.simulate import initial_params, simulate
 from personax.typing import Array, Batch, Params, Task
 
 PATH_ROUNDS, PATH_MODELS = 60, 4  # of the short training: the shared model must be worth mixing with
 NUM_ADAPT_STEPS, NUM_ALONE_STEPS = 5, 200
 MIXES = np.linspace(0, 1, 21)
-_CHOSEN, _SAMPLES, _MEASURED = 2**31 + 30, 2**31 + 31, 2**31 + 32  # streams of a key
 
 CONSTANTS = {
     "smoothness": ("L", "the largest curvature of a client's loss"),
@@ -52,7 +52,7 @@ class Effort:
 
 
 def measure_federation(
-    config: Config, plan: Plan, effort: Effort = Effort(), told: Callable[[str], None] = lambda text: None
+    config: Config, plan: Study, effort: Effort = Effort(), notify: Callable[[str], None] = lambda text: None
 ) -> Measurements:
     """Everything that the advice rests on, from a resolved configuration and what was built of it."""
     key, task = jax.random.key(config.seed_list[0]), plan.task
@@ -62,28 +62,30 @@ def measure_federation(
     num_steps = int(np.max(local.steps_of(federation.counts)))
     cohort = config.schedule.cohort_size
     size = everyone.num_clients if cohort == "all" else min(cohort, everyone.num_clients)
-    told("A short training, whose models the constants are measured at")
+    notify("A short training, whose models the constants are measured at")
     region, path_lr = _path(task, everyone, num_steps, local.size_of("outer"), size, key)
-    told("Constants of the losses")
-    batches = theory.sample_clients(federation, effort.num_samples, key=_folded(key, _SAMPLES))
-    measured = theory.measure(task.loss, region, batches, key=_folded(key, _MEASURED), num_steps=10)
+    notify("Constants of the losses")
+    batches = theory.sample_clients(federation, effort.num_samples, key=inspection_key(key, InspectionStream.SAMPLES))
+    measured = theory.measure(
+        task.loss, region, batches, key=inspection_key(key, InspectionStream.MEASURED), num_steps=10
+    )
     adapt_lr = 0.5 / measured["smoothness"].value
-    told("First-order, Hessian-free and exact meta gradients")
+    notify("First-order, Hessian-free and exact meta gradients")
     last = jax.tree.map(lambda leaf: leaf[-1], region.models)
     estimators = _estimators(task, last, batches, adapt_lr)
-    told("The shared model, an adapted one, one's own, and mixtures, on data kept from them")
+    notify("The shared model, an adapted one, one's own, and mixtures, on data kept from them")
     first = jax.tree.map(lambda leaf: leaf[0], region.models)
     adapted, mixed = _held_out_losses(task, federation, first, last, adapt_lr, effort.num_samples, key)
     best = int(mixed.mean(axis=0).argmin())
     return Measurements(
-        region=f"{region.told} of FedAvg, {PATH_ROUNDS} rounds with steps of {path_lr:.3g}",
+        region=f"{region.description} of FedAvg, {PATH_ROUNDS} rounds with steps of {path_lr:.3g}",
         num_clients=plan.federation.num_clients,
         num_samples=effort.num_samples,
         num_steps=num_steps,
         num_updates=size * config.schedule.num_rounds,
         path_lr=path_lr,
         constants=[
-            Constant(name, symbol, measured[name].value, measured[name].error, words)
+            MeasuredConstant(name, symbol, measured[name].value, measured[name].error, words)
             for name, (symbol, words) in CONSTANTS.items()
         ],
         adapt_lr=adapt_lr,
@@ -91,10 +93,6 @@ def measure_federation(
         mix=float(MIXES[best]),
         clients=_clients(federation, adapted, mixed, best),
     )
-
-
-def _folded(key: Array, stream: int) -> Array:
-    return jax.random.fold_in(key, stream)
 
 
 def _with_two_samples(federation: Federation) -> Federation:
@@ -109,7 +107,9 @@ def _some_clients(federation: Federation, num: int, key: Array) -> Federation:
     """All clients, or `num` drawn at random."""
     if federation.num_clients <= num:
         return federation
-    return federation.select(np.sort(host_generator(key, _CHOSEN).permutation(federation.num_clients)[:num]))
+    return federation.select(
+        np.sort(host_generator(key, HostStream.INSPECTED_CLIENTS).permutation(federation.num_clients)[:num])
+    )
 
 
 def _path(
@@ -123,9 +123,9 @@ def _path(
     keep = lambda snapshot: snapshot.params
     for shrink in (1, 4, 16, 64):
         try:
-            algorithm = fedavg(lr / shrink, num_steps=num_steps, batch_size=batch_size)
+            algorithm = fedavg(lr=lr / shrink, num_steps=num_steps, batch_size=batch_size)
             every = PATH_ROUNDS // (PATH_MODELS - 1)
-            found = simulate(algorithm, task, federation, schedule, key=key, every=every, observe=keep)
+            found = simulate(algorithm, task, federation, schedule, key=key, monitor=Monitor(every=every, observe=keep))
             return theory.path(found.history), lr / shrink
         except NonFiniteUpdate:
             continue

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.algorithms import Algorithm
-from personax.config import Terms
+from personax.experiment.config import Terms
 from personax.live.messages import Layout
 from personax.server import ServerState, Upload
 from personax.typing import Extra, Params, PyTree
 
 Vectors = list[Any]  # of a layout
-Stand = tuple[Vectors, Any]  # a server's state, and its version
+VersionedState = tuple[Vectors, Any]  # a server's state, and its version
 
 
 def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> ServerState:
@@ -26,7 +26,9 @@ def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> Ser
 
 
 @cache
-def compiled(algorithm: Algorithm, up: Layout, kept: Layout) -> tuple[Callable[..., Any], Callable[..., Stand]]:
+def compiled(
+    algorithm: Algorithm, up: Layout, kept: Layout
+) -> tuple[Callable[..., Any], Callable[..., VersionedState]]:
     """Receive one upload, and take a step at the end of a round: the simulator's functions, compiled.
 
     State and upload are the vectors of their layouts, and an upload's numbers two more: fewer arrays are handed over
@@ -36,7 +38,7 @@ def compiled(algorithm: Algorithm, up: Layout, kept: Layout) -> tuple[Callable[.
     stand = lambda state: (kept.flatten(state), state.version)
 
     @jax.jit
-    def receive(given: Vectors, vectors: Vectors, counts: Any, factors: Any) -> tuple[Stand, Any]:
+    def receive(given: Vectors, vectors: Vectors, counts: Any, factors: Any) -> tuple[VersionedState, Any]:
         tree, (version, num_clients), (samples, scale) = up.unflatten(vectors), counts, factors
         state = _completed(algorithm, kept.unflatten(given), tree["extra"])
         sent = tree["delta"] if "delta" in tree else tree["end"]
@@ -55,12 +57,12 @@ def compiled(algorithm: Algorithm, up: Layout, kept: Layout) -> tuple[Callable[.
         sums = {part: sum(_squares(vectors[i][at]) for i, at in places) for part, places in up.spans.items()}
         moved = sums["delta"] if "delta" in tree else _distance(state.params, sent)
         squares = jnp.stack([*sums.values(), moved])
-        if server.buffer_size is None:
+        if server.is_synchronous:
             return stand(received), squares
         return stand(_kept(algorithm, server.step_if_full(received, objective, num_clients))), squares
 
     @jax.jit
-    def step(given: Vectors, num_clients: Any) -> Stand:
+    def step(given: Vectors, num_clients: Any) -> VersionedState:
         return stand(server.step(kept.unflatten(given), objective, num_clients))
 
     return receive, step

@@ -17,16 +17,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from personax import checkpoint
-from personax.config import Terms
-from personax.keys import host_generator
-from personax.live.arithmetic import Stand, compiled, first_state, miscounted, norm_bound, not_finite
+from personax.experiment import checkpoint
+from personax.experiment.config import Terms
+from personax.keys import HostStream, host_generator
+from personax.live.arithmetic import VersionedState, compiled, first_state, miscounted, norm_bound, not_finite
 from personax.live.journal import Journal, Record
 from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
 from personax.server import ServerState
 
-_COHORTS = 2**31 + 64  # stream of the run's key
 logger = logging.getLogger("personax.live")
 
 
@@ -119,7 +118,7 @@ class Book:
     ) -> None:
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
         self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
-        self.is_synchronous = recipe.algorithm.server.buffer_size is None
+        self.is_synchronous = recipe.algorithm.server.is_synchronous
         self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
         self._published: Published | None = None
         # Of each client: the version of its last download, the events before it, and when.
@@ -293,10 +292,10 @@ class Book:
         return sorted((name for name in self.ledger.seats if name in here), key=lambda name: self.ledger.seats[name].id)
 
     def _draw(self, names: list[str], num: int) -> list[str]:
-        rng = host_generator(self.recipe.key, _COHORTS, self.version, self.journal.last)
+        rng = host_generator(self.recipe.key, HostStream.LIVE_COHORTS, self.version, self.journal.last)
         return [names[i] for i in rng.permutation(len(names))[:num]]
 
-    def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, Stand | None, Record]:
+    def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, VersionedState | None, Record]:
         """What is to become of an upload; if it is applied, the state that it leads to, and its numbers."""
         no = lambda outcome, words: (Settled(outcome, words), None, {})
         if self.finished:
@@ -342,7 +341,7 @@ class Book:
         self.ledger.seats[name] = seat._replace(num_refused=seat.num_refused + 1)
         return settled
 
-    def _note(self, about: Record, stand: Stand | None = None) -> None:
+    def _note(self, about: Record, stand: VersionedState | None = None) -> None:
         """Let something happen, and the state be what it leads to: on the disk, and then here."""
         about = {**about, "time": round(self.now, 3)}
         if stand is None:
@@ -406,7 +405,7 @@ class Book:
         """Stand where the run stood: at the last checkpoint, whose number is returned, and what was settled since."""
         algorithm = self.recipe.algorithm
         tree = first_state(algorithm, self.recipe.initial_params(), self.recipe.extra_shape)
-        saved = checkpoint.load(self.checkpoints, tree, told=logger.warning)
+        saved = checkpoint.load(self.checkpoints, tree, notify=logger.warning)
         self.ledger, number = Ledger(run, self.clock()), 0
         if saved is not None:
             tree, self.ledger, number = saved.tree, _ledger(saved.about["ledger"]), saved.number

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from personax.checkpoint import write_atomically
+from personax.experiment.checkpoint import write_atomically
 
 DAYS = 365
 ROLES = ("server", "operator", "client")

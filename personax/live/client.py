@@ -17,19 +17,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from personax import checkpoint, datasets
-from personax.checks import check_model
-from personax.federation import Federation
+from personax.data import datasets
+from personax.data.federation import Federation
+from personax.experiment import checkpoint
 from personax.live.connection import Connection, Newest, RefusedByServer, Unreachable
 from personax.live.messages import Content
 from personax.live.recipe import Limits, read_recipe, require_within
 from personax.live.visits import make_visit, personal_model, score, score_one
+from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
+from personax.values import name_of
 
 logger = logging.getLogger("personax.live")
 _GOODBYE = 20.0  # seconds of patience for the last report
 _MOST_FAULTS = 3  # visits in a row whose result is not finite
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def take_part(
     *,
     limits: Limits = Limits(),
     habits: Habits = Habits(),
-    told: Told = lambda text: None,
+    notify: Notify = lambda text: None,
 ) -> Farewell:
     """Train with the others until the server says that it is done, then write the personal model."""
-    client = Client(connection, data, folder, limits, habits, told)
+    client = LiveClient(connection, data, folder, limits, habits, notify)
     client.enter()
     while client.go_on():
         pass
@@ -81,22 +83,27 @@ def take_part(
 
 
 def personalize_only(
-    connection: Connection, data: Federation, folder: Path, *, limits: Limits = Limits(), told: Told = lambda text: None
+    connection: Connection,
+    data: Federation,
+    folder: Path,
+    *,
+    limits: Limits = Limits(),
+    notify: Notify = lambda text: None,
 ) -> Farewell:
     """A personal model for a client that took no part in training; nothing but its request reaches the server."""
-    client = Client(connection, data, folder, limits, Habits(), told)
+    client = LiveClient(connection, data, folder, limits, Habits(), notify)
     client.enter(newcomer=True)
     return client.leave()
 
 
-class Client:
+class LiveClient:
     """One client's life in a run."""
 
     def __init__(
-        self, connection: Connection, data: Federation, folder: Path, limits: Limits, habits: Habits, told: Told
+        self, connection: Connection, data: Federation, folder: Path, limits: Limits, habits: Habits, notify: Notify
     ) -> None:
         self.connection, self.data, self.folder = connection, data, folder
-        self.limits, self.habits, self.told = limits, habits, told
+        self.limits, self.habits, self.notify = limits, habits, notify
         self.num_updates = self.faults = 0
         self.newest = Newest(-1, None, train=False, finished=False)
         self.model: Content = b""  # the newest
@@ -113,8 +120,8 @@ class Client:
         self.place = self.folder / welcome.run
         self.holding = None if newcomer else self._restored(welcome)
         self.visit = make_visit(self.recipe, self.data)
-        objective = type(self.recipe.algorithm.objective).__name__
-        self.told(f"{welcome.run}: {self.recipe.training.name} ({objective}) on {len(self.data.x)} samples")
+        objective = name_of(self.recipe.algorithm.objective)
+        self.notify(f"{welcome.run}: {self.recipe.training.name} ({objective}) on {len(self.data.x)} samples")
         self._take(self.connection.fetch())
         if self.holding is not None and self.holding.upload is not None:
             self._send_again(welcome.next_update)
@@ -142,7 +149,7 @@ class Client:
         if not finite:
             self.faults += 1
             self.holding = replace(holding, update=holding.update + 1)
-            self.told(f"Update {holding.update} is not finite and was not sent.")
+            self.notify(f"Update {holding.update} is not finite and was not sent.")
             if self.faults >= _MOST_FAULTS:
                 raise FloatingPointError(f"{self.faults} updates in a row were not finite. Ask for smaller step sizes.")
             return None
@@ -157,11 +164,11 @@ class Client:
         """Upload, and take the newest model that comes back."""
         weight = float(self.data.counts[0]) if self.recipe.counts_samples else 0.0
         content = self.recipe.up.buffers_of(upload["vectors"])
-        synchronous = self.recipe.algorithm.server.buffer_size is None
+        synchronous = self.recipe.algorithm.server.is_synchronous
         about = (upload["id"], upload["update"], upload["version"])
         answer = self.connection.send(*about, content, weight, want_model=not synchronous)
         if answer.outcome != "applied":
-            self.told(f"Update {upload['update']}: {answer.outcome}. {answer.words}")
+            self.notify(f"Update {upload['update']}: {answer.outcome}. {answer.words}")
         self.num_updates += 1
         self._take(answer)
         every = self.habits.report_every
@@ -207,7 +214,7 @@ class Client:
         try:
             self.report(numbers, last=True)
         except Unreachable:
-            self.told("The server has gone: the last numbers are in numbers.json alone.")
+            self.notify("The server has gone: the last numbers are in numbers.json alone.")
 
     def _take(self, newest: Newest) -> None:
         """Keep the newest model."""
@@ -231,7 +238,7 @@ class Client:
         assert self.holding is not None
         upload = self.holding.upload
         if upload is not None and upload["update"] >= next_update:
-            self.told(f"Update {upload['update']} is sent again.")
+            self.notify(f"Update {upload['update']} is sent again.")
             self.send(upload)
         elif self.holding.update < next_update:
             self.holding = replace(self.holding, update=next_update)
@@ -244,7 +251,7 @@ class Client:
 
     def _restored(self, welcome: Any) -> Holding:
         place = self.place / "state"
-        saved = checkpoint.load(place, self._template(), told=logger.warning)
+        saved = checkpoint.load(place, self._template(), notify=logger.warning)
         if saved is None:
             first = self.recipe.algorithm.objective.init_personal(self.recipe.initial_params())
             return Holding(first, welcome.next_update)
@@ -252,16 +259,16 @@ class Client:
         if about["client"] != [self.connection.name, welcome.id]:
             known = "the client {} with number {}".format(*about["client"])
             raise RefusedByServer(f"{place} is of {known}, the server says {welcome.id}. Use another --folder.", None)  # pyright: ignore[reportArgumentType]
-        self.told(f"Goes on after {about['update']} updates of its own.")
+        self.notify(f"Goes on after {about['update']} updates of its own.")
         upload = {**about["upload"], "vectors": saved.tree["upload"]}
         return Holding(saved.tree["personal"], about["update"], upload)
 
     def _save(self) -> None:
         holding = self.holding
         assert holding is not None and holding.upload is not None
-        told = {key: item for key, item in holding.upload.items() if key != "vectors"}
+        upload = {key: item for key, item in holding.upload.items() if key != "vectors"}
         client = [self.connection.name, int(self.data.ids[0])]
         tree = {"personal": holding.personal, "upload": holding.upload["vectors"]}
         checkpoint.save(
-            self.place / "state", holding.update, tree, {"client": client, "update": holding.update, "upload": told}
+            self.place / "state", holding.update, tree, {"client": client, "update": holding.update, "upload": upload}
         )

@@ -53,11 +53,11 @@ class Newest(NamedTuple):
     retry_seconds: float = 0.5
 
 
-class Stream:
+class ExchangeStream:
     """An open exchange: uploads go in and answers come out; one that takes too long ends it."""
 
     def __init__(self, call: Any, metadata: Any) -> None:
-        self.uploads: SimpleQueue[wire.Part | None] = SimpleQueue()
+        self.uploads: SimpleQueue[wire.MessagePart | None] = SimpleQueue()
         self.answers = call(iter(self.uploads.get, None), metadata=metadata)
         self.due, self.closed = inf, threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -112,7 +112,7 @@ class Connection:
             made = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
             self.channel = grpc.secure_channel(address, made, options=_OPTIONS)
         self.calls = {name: _call(self.channel, method) for name, method in wire.METHODS.items()}
-        self.stream: Stream | None = None
+        self.stream: ExchangeStream | None = None
         self.run = ""
 
     def close(self) -> None:
@@ -181,8 +181,8 @@ class Connection:
             for metric, value in metrics.items()
         ]
         counts = {"num_samples": num_samples, "num_train_samples": num_train_samples}
-        told = wire.Numbers(run=self.run, version=version, update=update, last=last, numbers=flat, **counts)
-        return self._again(lambda: self._unary("Report", told)).finished
+        message = wire.Numbers(run=self.run, version=version, update=update, last=last, numbers=flat, **counts)
+        return self._again(lambda: self._unary("Report", message)).finished
 
     def status(self) -> str:
         """Where the federation stands, as JSON."""
@@ -198,11 +198,11 @@ class Connection:
         next(answers, None)  # the end of the call
         return newest
 
-    def _exchanged(self, parts: Iterable[wire.Part]) -> Newest:
+    def _exchanged(self, parts: Iterable[wire.MessagePart]) -> Newest:
         """An upload on the stream that is open, or on a new one; and its answer."""
         if self.stream is None or not self.stream.answers.is_active():
             self._hang_up()
-            self.stream = Stream(self.calls["Exchange"], self.metadata)
+            self.stream = ExchangeStream(self.calls["Exchange"], self.metadata)
         try:
             with self.stream.within(self.call_seconds):
                 for part in parts:
@@ -217,7 +217,7 @@ class Connection:
             self.stream.close()
             self.stream = None
 
-    def _gathered(self, answers: Iterator[wire.Part]) -> Newest:
+    def _gathered(self, answers: Iterator[wire.MessagePart]) -> Newest:
         """A model from its pieces; one that comes in one message is a view of it."""
         part = next(answers, None)
         if part is None:
@@ -254,8 +254,8 @@ class Connection:
                     raise RefusedByServer(f"The server at {self.address} refused: {words}", code) from None
                 left = self.patience - (time.monotonic() - began)
                 if left <= 0:
-                    told = f"The server at {self.address} did not answer for {self.patience:g} s: {words}"
-                    raise Unreachable(f"{told}. Is it running, and does it trust this certificate?") from None
+                    message = f"The server at {self.address} did not answer for {self.patience:g} s: {words}"
+                    raise Unreachable(f"{message}. Is it running, and does it trust this certificate?") from None
                 logger.info("%s: %s Trying again in about %.1f s.", self.name, words, pause)
                 time.sleep(min(pause * random.uniform(0.5, 1.5), left))
                 pause = min(2 * pause, self.longest_pause)
@@ -284,12 +284,12 @@ def _call(channel: Any, method: wire.Method) -> Any:
 
 
 def _newest(first: Any, content: Content | None) -> Newest:
-    told = (first.outcome, first.words, first.retry_seconds)
-    return Newest(first.version, content, first.train, first.finished, *told)
+    message = (first.outcome, first.words, first.retry_seconds)
+    return Newest(first.version, content, first.train, first.finished, *message)
 
 
-def _parts(buffers: Buffers, about: Any) -> Iterator[wire.Part]:
+def _parts(buffers: Buffers, about: Any) -> Iterator[wire.MessagePart]:
     """An upload in messages."""
     for piece in pieces(buffers):
-        yield wire.Part(about, piece)
+        yield wire.MessagePart(about, piece)
         about = wire.Upload()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from personax.build import make_federation
-from personax.config import dump, load
+from personax.experiment.build import make_federation
+from personax.experiment.config import dump, load
 from personax.live import certificates
 
 CLIENTS = ("anna", "bert", "cleo")
@@ -94,7 +94,7 @@ class Parts:
                 process.wait()
 
 
-def run_demo(folder: Path, overrides: list[str], told: Callable[[str], None], watch: Callable[[int], None]) -> None:
+def run_demo(folder: Path, overrides: list[str], notify: Callable[[str], None], watch: Callable[[int], None]) -> None:
     """Start everything and wait for the end; `watch(port)` is called about twice a second meanwhile."""
     prepare(folder, overrides)
     place = folder / "certificates"
@@ -103,7 +103,7 @@ def run_demo(folder: Path, overrides: list[str], told: Callable[[str], None], wa
         out = ("--out", str(folder / "run"), "--no-view")
         parts.begin("server", "serve", str(folder / "config.toml"), *serving, *out)
         port = wait_for_port(parts)
-        told(f"The server listens on 127.0.0.1:{port}. Clients join: {', '.join(CLIENTS)}.")
+        notify(f"The server listens on 127.0.0.1:{port}. Clients join: {', '.join(CLIENTS)}.")
         for name in CLIENTS:
             given = ("--data", str(folder / f"{name}.npz"), "--identity", str(place / "clients" / name))
             kept = ("--folder", str(folder / name), "--report", "2")

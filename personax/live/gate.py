@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from personax.config import Terms
+from personax.experiment.config import Terms
 from personax.live.certificates import Identity, Revocations, identity_of
 
 NAME_KEY = "personax-client"  # says who a client is where there is no TLS

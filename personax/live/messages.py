@@ -55,7 +55,7 @@ class TooLong(Broken):
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ArrayLayout:
     """One array of a layout."""
 
     name: str
@@ -75,7 +75,7 @@ class Leaf:
 class Layout:
     """The leaves of a pytree, in the order of the tree."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[ArrayLayout, ...]
     structure: Any
 
     @classmethod
@@ -92,7 +92,7 @@ class Layout:
             name = jax.tree_util.keystr(keys, simple=True, separator=".")
             if kind not in _NAMES:
                 raise ValueError(f"`{name}` must be of a type that safetensors has, got {kind}. Convert it.")
-            leaves.append(Leaf(name, tuple(leaf.shape), kind))
+            leaves.append(ArrayLayout(name, tuple(leaf.shape), kind))
         names = [leaf.name for leaf in leaves]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -164,7 +164,7 @@ class Layout:
         return {part: list(places.items()) for part, places in found.items()}
 
     @cached_property
-    def whole_numbers(self) -> list[tuple[Leaf, int, slice]]:
+    def whole_numbers(self) -> list[tuple[ArrayLayout, int, slice]]:
         """The leaves of integers, with their places in `vectors`."""
         placed = zip(self.leaves, self._slices, strict=True)
         return [(leaf, which, at) for leaf, (which, at, _) in placed if np.issubdtype(leaf.dtype, np.integer)]

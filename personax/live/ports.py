@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from personax.config import Terms
+from personax.experiment.config import Terms
 from personax.live.certificates import Credentials
 from personax.live.messages import FRAME, PIECE
 

@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,16 @@ import pydantic
 import pydantic.dataclasses
 
 from personax.algorithms import Algorithm
-from personax.build import Outputs, Training, make_task, make_training
-from personax.config import Config, ConfigError, Count, Flag, Imported, Positive, check_names, dump, parse
-from personax.engine import first_params
+from personax.client.local import first_extra
+from personax.client.sampling import ROLES
+from personax.experiment.build import Outputs, Training, make_task, make_training
+from personax.experiment.config import Config, ConfigError, Count, Flag, Positive, dump, imports_of, parse
 from personax.live.messages import Layout
-from personax.local import first_extra
-from personax.objectives import Meta, Moreau
-from personax.sampling import ROLES
-from personax.tasks import as_inputs
+from personax.models.tasks import as_inputs
+from personax.simulation.engine import first_params
 from personax.typing import Extra, Params, Task
+from personax.values import OBJECTIVES, check_names, imports_in, name_of
 
-ObjectiveName = Literal["Aruba", "Erm", "Meta", "Mixture", "Moreau", "Proximal", "Scaffold"]
-OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "yogi", "lion", "nadam", "adabelief", "noisy_sgd")
 _MOST_TEXT = 1 << 16  # characters of a recipe
 
@@ -50,13 +48,16 @@ class Spec(NamedTuple):
 class Limits:
     """What a client's owner allows a server to ask for: the settings of a TOML file."""
 
-    objectives: tuple[ObjectiveName, ...] = OBJECTIVES
+    objectives: tuple[str, ...] | None = None  # by default all that personax has, and what `allow_imports` lets in
     max_steps: Count = 10_000  # gradients in one visit
     max_batch: Count = 4096  # samples in one batch
     max_bytes: Count = 256 << 20  # of one model, as it is sent
     max_updates: Count | None = None  # after which the client leaves
     patience: Positive = 3600.0  # seconds without the server before giving up
-    allow_imports: Flag = False  # models and optimizers of installed packages, by name
+    allow_imports: Flag = False  # code of installed packages, by name: recipes, objectives, models, optimizers, ...
+
+    def __post_init__(self) -> None:
+        check_names("objectives", (n for n in self.objectives or () if ":" not in n), OBJECTIVES.kinds, "objective")
 
 
 def read_limits(path: Path) -> Limits:
@@ -70,7 +71,8 @@ def read_limits(path: Path) -> Limits:
         return Limits(**table)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{path}: `{first['loc'][0]}` is wrong: {first['msg']}, got {first['input']!r:.80}.") from None
+        where = "".join(f"`{part}` is wrong: " for part in first["loc"][:1])
+        raise ValueError(f"{path}: {where}{first['msg']}, got {first['input']!r:.80}.") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class Recipe:
 
     @cached_property
     def training(self) -> Training:
-        """The algorithm and the protocols that score it."""
+        """The algorithm and how it is scored."""
         ((name, entry),) = self.config.algorithms.items()
         return make_training(name, entry)
 
@@ -156,8 +158,8 @@ def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
     if len(text) > _MOST_TEXT:
         raise Refused(f"A recipe must have at most {_MOST_TEXT} characters, got {len(text)}. Ask who runs the server.")
     try:
-        told = json.loads(text)
-        table, spec = told["config"], told["spec"]
+        content = json.loads(text)
+        table, spec = content["config"], content["spec"]
         _refuse_imports(table, limits)
         config = parse(table)
         shape, dtype = tuple(int(n) for n in spec["input_shape"]), str(np.dtype(spec["input_dtype"]))
@@ -177,9 +179,9 @@ def _refuse_imports(table: dict[str, Any], limits: Limits) -> None:
     """A name that would import a module is code by another way: only where the owner allows it."""
     if limits.allow_imports:
         return
-    if table.get("model", {}).get("kind") == "import":
+    if paths := imports_in(table):
         raise Refused(
-            "The server's model is imported from a package, which this client does not allow (limit `allow_imports`)."
+            f"The server's recipe imports {', '.join(paths)}, which this client does not allow (limit `allow_imports`)."
         )
     for name in _optimizers(table.get("algorithms", {})):
         if name not in OPTIMIZERS:
@@ -204,16 +206,16 @@ def _optimizers(item: Any) -> list[Any]:
 def _check_limits(recipe: Recipe, limits: Limits) -> None:
     """Whether one visit stays within the owner's limits, whatever the client's data."""
     algorithm = recipe.algorithm
-    name = type(algorithm.objective).__name__
-    if name not in limits.objectives:
+    name = name_of(algorithm.objective)
+    if limits.objectives is not None and name not in limits.objectives:
         allowed = ", ".join(limits.objectives)
         raise Refused(f"The server's objective is {name}, which this client does not allow (it allows {allowed}).")
     largest = max(algorithm.local.size_of(role) for role in ROLES)
-    protocols = recipe.training.protocols.values()
-    largest = max(largest, *(protocol.batch_size for protocol in protocols))
+    scorings = recipe.training.scorings.values()
+    largest = max(largest, *(scoring.batch_size for scoring in scorings))
     if largest > limits.max_batch:
         raise Refused(f"The server asks for batches of {largest} samples, and this client allows {limits.max_batch}.")
-    most = max(gradients(algorithm, 1), *(protocol.num_steps for protocol in protocols))
+    most = max(gradients(algorithm, 1), *(scoring.num_steps for scoring in scorings))
     if most > limits.max_steps:
         raise Refused(f"The server asks for {most} gradients in a visit, and this client allows {limits.max_steps}.")
     for layout in (recipe.down, recipe.up):
@@ -224,10 +226,7 @@ def _check_limits(recipe: Recipe, limits: Limits) -> None:
 
 def gradients(algorithm: Algorithm, num_samples: int) -> int:
     """About how many gradients a visit of a client with so many samples computes."""
-    objective = algorithm.objective
-    inner = objective.num_adapt_steps if isinstance(objective, Meta) else 0
-    inner = objective.num_prox_steps if isinstance(objective, Moreau) else inner
-    return int(algorithm.local.steps_of(num_samples)) * (1 + inner)
+    return int(algorithm.local.steps_of(num_samples)) * algorithm.objective.gradients_per_step()
 
 
 def require_within(recipe: Recipe, num_samples: int, limits: Limits) -> None:
@@ -247,7 +246,7 @@ def make_recipe(config: Config, spec: Spec) -> Recipe:
         raise ConfigError(
             f"`{names[0]}` shares nothing, so there is nothing to serve. Choose another with --algorithm."
         )
-    if isinstance(config.model, Imported):
+    if imports_of(config):
         return recipe
     for name in _optimizers(tomllib.loads(dump(config))["algorithms"]):
         if name not in OPTIMIZERS:

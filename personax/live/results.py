@@ -12,17 +12,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from personax import checkpoint
-from personax.config import dump, load
-from personax.folders import Folder
+from personax.evaluation.scores import Evaluation
+from personax.evaluation.scoring import Scoring
+from personax.experiment import checkpoint
+from personax.experiment.config import dump_run, load_run
+from personax.experiment.folders import Folder
+from personax.experiment.records import (
+    RUN,
+    SCHEMA_VERSION,
+    AlgorithmRecord,
+    EvaluationRecord,
+    FederationRecord,
+    RunRecord,
+)
+from personax.experiment.summaries import activity_of, citations_of, headline_of, machine, score_record, table_rows
 from personax.live.book import Book, staleness_histogram
 from personax.live.journal import read_lines
 from personax.live.recipe import Recipe
-from personax.protocol import Protocol
-from personax.records import RUN, SCHEMA_VERSION, AlgorithmRecord, EvaluationRecord, FederationRecord, RunRecord
 from personax.schedules import Schedule
-from personax.scores import Evaluation
-from personax.summarise import activity_of, citations_of, headline_of, machine, score_record, table_rows
 from personax.values import to_dict
 
 
@@ -33,12 +40,12 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
     if not folder.config.exists():
         root.mkdir(parents=True, exist_ok=True)
         checkpoint.write_atomically(about, json.dumps({"run": name, "spec": recipe.spec}, indent=1).encode())
-        checkpoint.write_atomically(folder.config, dump(recipe.config).encode())
+        checkpoint.write_atomically(folder.config, dump_run(recipe.config).encode())
         return folder, name
     if not about.exists():
         raise ValueError(f"{root} has a run that was not live. Choose another folder with --out.")
     # The operator may change the terms from one start to the next.
-    if replace(load(folder.config), live=recipe.config.live) != recipe.config:
+    if replace(load_run(folder.config), live=recipe.config.live) != recipe.config:
         raise ValueError(
             f"{root} has a run with another configuration. Continue it with that one, or choose another --out."
         )
@@ -51,8 +58,8 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     history = book.ledger.history
     if not history:
         return None
-    reported = {name: one for name, one in book.recipe.training.protocols.items() if _reports(history[-1], name)}
-    found = {name: _evaluation(book, protocol, history[-1], name) for name, protocol in reported.items()}
+    reported = {name: one for name, one in book.recipe.training.scorings.items() if _reports(history[-1], name)}
+    found = {name: _evaluation(book, scoring, history[-1], name) for name, scoring in reported.items()}
     record = _run_record(book, found, _algorithm_record(book, reported, read_lines(folder.root), bytes_up, bytes_down))
     rows = pa.concat_tables([_rows(book, name, one) for name, one in found.items()], promote_options="default")
     _write_all(folder, record, rows)
@@ -60,13 +67,13 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
 
 
 def _algorithm_record(
-    book: Book, protocols: dict[str, Protocol], lines: list[dict[str, Any]], bytes_up: float, bytes_down: float
+    book: Book, scorings: dict[str, Scoring], lines: list[dict[str, Any]], bytes_up: float, bytes_down: float
 ) -> AlgorithmRecord:
     """What the algorithm did, from the journal and from the numbers that clients reported."""
     training, ledger = book.recipe.training, book.ledger
     histories = {
-        name: [_evaluation_record(book, protocol, entry, name) for entry in ledger.history if _reports(entry, name)]
-        for name, protocol in protocols.items()
+        name: [_evaluation_record(book, scoring, entry, name) for entry in ledger.history if _reports(entry, name)]
+        for name, scoring in scorings.items()
     }
     return AlgorithmRecord(
         name=training.name,
@@ -81,7 +88,7 @@ def _algorithm_record(
         bytes_down=bytes_down,
         num_dropped=[int(book.state.num_dropped)],
         num_skipped=[sum(line.get("outcome") == "refused" for line in lines)],
-        scores=[score_record(name, protocol, histories[name], None) for name, protocol in protocols.items()],
+        scores=[score_record(name, scoring, histories[name], None) for name, scoring in scorings.items()],
         staleness={} if book.is_synchronous else staleness_histogram(lines),
         active=activity_of(_schedule(book, lines)) if ledger.num_events else {},
     )
@@ -103,8 +110,8 @@ def _run_record(book: Book, found: dict[str, Evaluation], algorithm: AlgorithmRe
         headline=headline_of(metrics),
         federation=FederationRecord(len(ledger.seats), 0, total("train_samples"), total("samples"), summary, []),
         algorithms=[algorithm],
-        local=None,
-        together=None,
+        local_baseline=None,
+        global_baseline=None,
         table=table_rows({name: algorithm.name for name in found}, found, None, None),
     )
 
@@ -153,7 +160,7 @@ def _reports(entry: dict[str, Any], name: str) -> bool:
     return any(name in numbers for numbers in entry["reports"].values())
 
 
-def _evaluation(book: Book, protocol: Protocol, entry: dict[str, Any], name: str) -> Evaluation:
+def _evaluation(book: Book, scoring: Scoring, entry: dict[str, Any], name: str) -> Evaluation:
     """The numbers of the clients that report, as an evaluation of one seed."""
     seats, reports = book.ledger.seats, book.ledger.reports
     reporting = sorted((c for c in entry["reports"] if name in entry["reports"][c]), key=lambda c: seats[c].id)
@@ -163,12 +170,12 @@ def _evaluation(book: Book, protocol: Protocol, entry: dict[str, Any], name: str
     counts = lambda key: np.array([[max(int(reports[client][key]), 1) for client in reporting]])
     ids = np.array([[seats[client].id for client in reporting]])
     events = np.array([entry["events"]])
-    own, when = replace(protocol, clients="all"), np.array([entry["time"]])
+    own, when = replace(scoring, clients="all"), np.array([entry["time"]])
     return Evaluation(own, metrics, ids, counts("samples"), counts("train_samples"), events, when)
 
 
-def _evaluation_record(book: Book, protocol: Protocol, entry: dict[str, Any], name: str) -> EvaluationRecord:
-    found = _evaluation(book, protocol, entry, name)
+def _evaluation_record(book: Book, scoring: Scoring, entry: dict[str, Any], name: str) -> EvaluationRecord:
+    found = _evaluation(book, scoring, entry, name)
     numbers = lambda statistic: {m: [float(v) for v in getattr(found, statistic)(m)] for m in found.metrics}
     position = entry["position"] if book.is_synchronous else entry["events"] // book.cohort_size
     return EvaluationRecord(
@@ -195,7 +202,7 @@ def _rows(book: Book, score: str, found: Evaluation) -> pa.Table:
         "num_samples": found.num_samples.ravel(),
         "num_train_samples": found.num_train_samples.ravel(),
         **{name: np.asarray(values, float).ravel() for name, values in found.metrics.items()},
-        "mix": pa.nulls(num, pa.float64()),
+        "personal_number": pa.nulls(num, pa.float64()),
     }
     return pa.table(columns)
 
@@ -204,8 +211,8 @@ def _write_all(folder: Folder, record: RunRecord, rows: pa.Table) -> None:
     lines = []
     for score in record.algorithms[0].scores:
         for one in score.evaluations:
-            told = {"algorithm": record.algorithms[0].name, "score": score.name, **asdict(one)}
-            lines.append(json.dumps(told))
+            line = {"algorithm": record.algorithms[0].name, "score": score.name, **asdict(one)}
+            lines.append(json.dumps(line))
     checkpoint.write_atomically(folder.metrics, "".join(f"{line}\n" for line in lines).encode())
     buffer = pa.BufferOutputStream()
     pq.write_table(rows, buffer)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from personax.build import Outputs, make_federation, outputs_of, resolve
-from personax.config import Config, ConfigError, File, Leaf, Saved, Terms, check_names
+from personax.experiment.build import Outputs, make_federation, outputs_of, resolve
+from personax.experiment.config import Config, ConfigError, Terms, check_names
+from personax.experiment.records import RunRecord
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
 from personax.live.journal import Journal
@@ -20,7 +21,7 @@ from personax.live.recipe import Recipe, Spec, make_recipe
 from personax.live.results import open_run, write_results
 from personax.live.service import Service, run_service
 from personax.live.view import Metrics
-from personax.records import RunRecord
+from personax.values import options_of
 
 logger = logging.getLogger("personax.live")
 
@@ -51,7 +52,7 @@ def spec_of(config: Config) -> Spec:
     if given:
         kind = "classification" if config.task.kind == "auto" else config.task.kind
         return Spec(tuple(given.shape), given.type, Outputs(kind, given.num_outputs))
-    if isinstance(config.data, File | Leaf | Saved):
+    if "path" in options_of(config.data.table):
         raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
     federation = make_federation(config)
     return Spec(federation.x.shape[1:], str(federation.x.dtype), outputs_of(config, federation))

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from personax.config import Terms
+from personax.experiment.config import Terms
 from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
@@ -233,18 +233,18 @@ class Service:
 
     async def _answer(self, context: Any, name: str, settled: Settled, newest: Published | None) -> None:
         """What became of an upload and the newest model; None: the client has it, or does not want it."""
-        told = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
-        about = wire.Model(**told, finished=self.book.finished, train=self.book.trains(name))
+        answer = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
+        about = wire.Model(**answer, finished=self.book.finished, train=self.book.trains(name))
         if newest is None:
             self.book.hand_out(name, self.book.version, self.book.ledger.num_events)
             about.version, about.unchanged = self.book.version, True
-            await context.write(wire.Part(about))
+            await context.write(wire.MessagePart(about))
             return
         self.book.hand_out(name, newest.version, newest.num_events)
         self.bytes_down += newest.num_bytes
         about.version, about.num_bytes = newest.version, newest.num_bytes
         if newest.num_bytes <= _SMALL:
-            await context.write(wire.Part(about, newest.buffers))
+            await context.write(wire.MessagePart(about, newest.buffers))
             return
         async with self.transfers:
             if newest.num_bytes > PIECE:
@@ -252,7 +252,7 @@ class Service:
             try:
                 async with asyncio.timeout(self.terms.stall + newest.num_bytes / _SLOWEST):
                     for piece in pieces(newest.buffers):
-                        await context.write(wire.Part(about, piece))
+                        await context.write(wire.MessagePart(about, piece))
                         about = wire.Model()
             except TimeoutError:
                 words = "The model was not taken in time, and others wait. Ask for it again."
@@ -270,7 +270,7 @@ class Service:
             logger.warning("%s: upload refused. %s", who.name, words)
             raise self.gate.deny(who.name, "size", Code.INVALID_ARGUMENT, words)
 
-    async def _collect(self, who: Identity, part: wire.Part, context: Any) -> Arrived:
+    async def _collect(self, who: Identity, part: wire.MessagePart, context: Any) -> Arrived:
         """A whole upload, from its first message on."""
         first = part.about
         self._check_announced(who, first)
@@ -309,7 +309,7 @@ class Service:
 
     def _numbers(self, who: Identity, numbers: Any) -> dict[str, Any]:
         """A report, as it is kept."""
-        scores = self.book.recipe.training.protocols
+        scores = self.book.recipe.training.scorings
         if len(numbers.numbers) > _MOST_NUMBERS or any(one.score not in scores for one in numbers.numbers):
             words = f"A report has up to {_MOST_NUMBERS} numbers of the scores {', '.join(scores)}."
             raise self.gate.deny(who.name, "report", Code.INVALID_ARGUMENT, words)

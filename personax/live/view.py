@@ -8,9 +8,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.box import SIMPLE
 from rich.table import Table
 
+from personax.evaluation.scores import show
+from personax.experiment.summaries import headline_of
 from personax.live.standing import ClientStanding, Standing
-from personax.scores import show
-from personax.summarise import headline_of
 
 _AWAY = 60.0  # seconds without a word
 

@@ -3,25 +3,25 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from personax.algorithms import Algorithm
-from personax.evaluate import evaluate, personalize
-from personax.federation import ClientData, Federation
+from personax.client.local import Start, local_update
+from personax.client.sampling import ClientRows
+from personax.data.federation import ClientData, Federation
+from personax.evaluation.evaluate import evaluate, personalize
+from personax.evaluation.scoring import Scoring
+from personax.experiment.summaries import newcomer_scoring
 from personax.keys import run_stream
 from personax.live.messages import Layout
 from personax.live.recipe import Recipe
-from personax.local import local_update
-from personax.protocol import Protocol
-from personax.results import NO_EVENT, Faults, Snapshot, State
-from personax.sampling import Client
 from personax.schedules import Schedule
 from personax.server import ServerState
-from personax.summarise import newcomer_protocol
+from personax.simulation.results import NO_EVENT, Faults, Snapshot, State
 from personax.typing import Params, Personal, Shared, Task
 
 Visit = Callable[[Params, Shared, Personal, int, int], tuple[list[Any], Personal, Any]]
@@ -33,31 +33,33 @@ def make_visit(recipe: Recipe, federation: Federation) -> Visit:
     Gives the upload, as the vectors of its layout, the new personal state, and whether all of it is finite.
     """
     most, stream = int(federation.counts.max()), run_stream(recipe.key)
-    fixed = (recipe.task, most, recipe.up, recipe.uploads)
-    visit = partial(compiled_visit, *fixed, recipe.algorithm, federation.train, stream)
-    return lambda params, shared, personal, version, update: visit(
-        (params, shared), personal, np.int32(version), np.int32(update)
-    )
+    program = VisitProgram(recipe.task, most, recipe.up, recipe.uploads)
+    visit = partial(compiled_visit, program, recipe.algorithm, federation.train, stream)
+
+    def one(params: Params, shared: Shared, personal: Personal, version: int, update: int) -> Any:
+        begin = Start(params, shared, personal, np.int32(version))  # pyright: ignore[reportArgumentType]
+        return visit(begin, np.int32(update))
+
+    return one
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+class VisitProgram(NamedTuple):
+    """What is compiled into a visit: the task, the most samples, and what is uploaded in which layout."""
+
+    task: Task
+    max_count: int
+    up: Layout
+    uploads: str
+
+
+@partial(jax.jit, static_argnums=0)
 def compiled_visit(
-    task: Task,
-    most: int,
-    up: Layout,
-    uploads: str,
-    algorithm: Algorithm,
-    data: ClientData,
-    stream: Any,
-    anchor: tuple[Params, Shared],
-    personal: Personal,
-    version: Any,
-    update: Any,
+    program: VisitProgram, algorithm: Algorithm, data: ClientData, stream: Any, start: Start, update: Any
 ) -> tuple[list[Any], Personal, Any]:
-    """One visit of a client with at most so many samples; one program for all visits."""
-    where = Client(data.start[0], data.num_samples[0], data.ids[0], update)
-    visit = partial(local_update, algorithm.objective, algorithm.local, task, data, most, where)
-    done = visit(anchor[0], anchor[1], personal, version, stream)
+    """One visit of a client; one program for all its visits."""
+    task, max_count, up, uploads = program
+    where = ClientRows(data.start[0], data.num_samples[0], data.ids[0], update)
+    done = local_update(algorithm.objective, algorithm.local, task, data, max_count, where, start, stream)
     sums = [leaf.sum(dtype=float) for leaf in jax.tree.leaves((done.delta, done.personal, done.extra))]
     sent = up.flatten({uploads: getattr(done, uploads), "extra": done.extra})
     return sent, done.personal, jnp.isfinite(sum(sums, jnp.zeros(())))
@@ -75,9 +77,9 @@ def score(
     """The client's numbers under each protocol of the recipe, by score and metric."""
     snapshot = _snapshot(federation, params, shared, personal, version, visits)
     found = {}
-    for name, protocol in recipe.training.protocols.items():
-        if protocol.clients != "held_out":
-            own = replace(protocol, clients="all")
+    for name, scoring in recipe.training.scorings.items():
+        if scoring.clients != "held_out":
+            own = replace(scoring, clients="all")
             scored = evaluate(recipe.algorithm, recipe.task, federation, snapshot, own, key=recipe.key)
             found[name] = {metric: float(values[0]) for metric, values in scored.metrics.items()}
     return found
@@ -88,7 +90,7 @@ def score_one(recipe: Recipe, federation: Federation, params: Params) -> dict[st
     objective = recipe.algorithm.objective
     own = (objective.init_shared(params), objective.init_personal(params))
     snapshot = _snapshot(federation, params, *own, 0, 0)
-    plain = Protocol("global")
+    plain = Scoring("global")
     scored = evaluate(recipe.algorithm, recipe.task, federation, snapshot, plain, key=recipe.key)
     return {metric: float(values[0]) for metric, values in scored.metrics.items()}
 
@@ -97,15 +99,15 @@ def personal_model(
     recipe: Recipe, federation: Federation, params: Params, shared: Shared, personal: Personal | None, visits: int
 ) -> tuple[Params, str]:
     """The client's own model from the shared one, and how it was made; a newcomer has no personal state."""
-    protocols = recipe.training.protocols.values()
-    chosen = next((p for p in protocols if p.model not in ("global", "localized")), None)
+    scorings = recipe.training.scorings.values()
+    chosen = next((p for p in scorings if p.model not in ("global", "localized")), None)
     objective = recipe.algorithm.objective
     if chosen is not None and chosen.model in ("personal", "local") and personal is not None:
         return objective.models(params, personal)[chosen.model], chosen.describe()
-    how = chosen and newcomer_protocol(chosen)
+    how = chosen and newcomer_scoring(recipe.algorithm, chosen)
     if how is None:
         lr = recipe.algorithm.local.lr
-        how = Protocol("adapted", 5, 0.01 if callable(lr) else float(lr), recipe.algorithm.local.size_of("outer"))
+        how = Scoring("adapted", 5, 0.01 if callable(lr) else float(lr), recipe.algorithm.local.size_of("outer"))
     own, key = federation.client(0), recipe.key
 
     def adapt(params: Params, shared: Shared, personal: Personal | None) -> Params:

@@ -20,7 +20,7 @@ _PACKAGE = "personax.live"
 SERVICE = f"{_PACKAGE}.Federation"
 
 
-class Part(NamedTuple):
+class MessagePart(NamedTuple):
     """A message and, apart from it, the piece that its field `data` holds, which may be a list of buffers."""
 
     about: Any
@@ -80,7 +80,7 @@ def _coder(kind: Any) -> tuple[Any, Any]:
     return pack, partial(unpack, kind)
 
 
-def pack(part: Part) -> bytes:
+def pack(part: MessagePart) -> bytes:
     """The bytes of a message with its piece of data, which comes first: it is found without reading the rest."""
     head = part.about.SerializeToString()
     buffers = part.data if isinstance(part.data, list) else [part.data]
@@ -90,17 +90,17 @@ def pack(part: Part) -> bytes:
     return b"".join([_data_tag(type(part.about)), _varint(length), *buffers, head])
 
 
-def unpack(kind: Any, content: bytes) -> Part:
+def unpack(kind: Any, content: bytes) -> MessagePart:
     """The message whose bytes these are, and its piece of data as a view of them."""
     if content[:1] == _data_tag(kind):
         length, begin = _read_varint(content, 1)
         end = begin + length
         if end <= len(content):
-            return Part(kind.FromString(content[end:]), memoryview(content)[begin:end])
+            return MessagePart(kind.FromString(content[end:]), memoryview(content)[begin:end])
     whole = kind.FromString(content)  # says what is wrong with it, if anything is
     piece = whole.data
     whole.ClearField("data")
-    return Part(whole, piece)
+    return MessagePart(whole, piece)
 
 
 @cache

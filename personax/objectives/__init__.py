@@ -1,4 +1,4 @@
-"""What one client minimises: one module per family, each written for a single client."""
+"""Objectives: the mathematics of a single client, one module per family."""
 
 from personax.objectives.aruba import Aruba
 from personax.objectives.erm import Erm, LocalOnly

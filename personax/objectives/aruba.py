@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from personax.objectives import objective
-from personax.objectives.objective import Batches, Memory, Visit
-from personax.typing import Array, Batch, Extra, LossFn, Params, Personal, Scalar, Shared
-from personax.values import require_nonnegative, require_positive, value
+from personax.objectives.objective import Memory, Visit
+from personax.typing import Array, Batch, Batches, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.values import OBJECTIVES, require_nonnegative, require_positive, value
 
 
 class Geometry(NamedTuple):
@@ -24,6 +24,11 @@ class Geometry(NamedTuple):
     num_tasks: Array
 
 
+@OBJECTIVES.register(
+    summary="The client's loss, with learned step sizes",
+    source="Khodak 2019, Algorithm 2",
+    citations=("khodak2019",),
+)
 @value
 class Aruba:
     """`w <- w - eta * grad f_i(w)`, coordinate by coordinate, `eta = sqrt(b / g)`: Khodak 2019, Algorithm 2.
@@ -47,6 +52,14 @@ class Aruba:
     refinement: float = 0.0
 
     federated = True
+    is_plain = False
+    default_scoring = objective.score_global
+    newcomer_model = objective.newcomer_personalizes
+    gradients_per_step = objective.one_gradient
+    tracked = objective.no_single_function
+    theorem = objective.no_theorem
+    personal_number = objective.no_number
+    citations = objective.no_citations
     roles = objective.outer_only
     init_personal = objective.nothing_kept
     project = objective.unconstrained

@@ -5,11 +5,16 @@ from collections.abc import Callable
 import jax
 
 from personax.objectives import objective
-from personax.objectives.objective import Batches, Memory, Visit
-from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared
-from personax.values import value
+from personax.objectives.objective import Answer, Memory, Theorems, Visit
+from personax.typing import Batch, Batches, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.values import OBJECTIVES, value
 
 
+@OBJECTIVES.register(
+    summary="The client's own loss at the shared model",
+    source="McMahan 2017; Fallah 2020, (1) and (2); PersA-FL 2023, Algorithm 2, Option A",
+    citations=("mcmahan2017", "fallah2020", "toghani2023"),
+)
 @value
 class Erm:
     """`f_i(w)`: FedAvg (McMahan 2017); Fallah (1), (2); PersA-FL Algorithm 2, Option A.
@@ -18,6 +23,12 @@ class Erm:
     """
 
     federated = True
+    is_plain = True
+    default_scoring = objective.score_global
+    newcomer_model = objective.newcomer_personalizes
+    gradients_per_step = objective.one_gradient
+    personal_number = objective.no_number
+    citations = objective.no_citations
     roles = objective.outer_only
     init_personal = objective.nothing_kept
     init_shared = objective.nothing_kept
@@ -28,12 +39,23 @@ class Erm:
     models = objective.only_global
     personalize = objective.fine_tune
 
+    def tracked(self) -> "Erm":
+        return self
+
+    def theorem(self, theorems: Theorems[Answer]) -> Answer:
+        return theorems.plain()
+
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
         return jax.grad(loss)(iterate, objective.only_batch(batches, "outer")), memory
 
 
+@OBJECTIVES.register(
+    summary="The client's own loss at its own model",
+    source="A baseline without a paper of its own",
+    citations=(),
+)
 @value
 class LocalOnly:
     """`f_i(v_i)` from the client's own v_i, which starts at the initial model; nothing is shared.
@@ -42,6 +64,14 @@ class LocalOnly:
     """
 
     federated = False
+    is_plain = True
+    default_scoring = objective.score_personal
+    newcomer_model = objective.newcomer_personalizes
+    gradients_per_step = objective.one_gradient
+    tracked = objective.no_single_function
+    theorem = objective.no_theorem
+    personal_number = objective.no_number
+    citations = objective.no_citations
     roles = objective.outer_only
     init_shared = objective.nothing_kept
     project = objective.unconstrained

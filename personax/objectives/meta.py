@@ -1,15 +1,24 @@
-"""Per-FedAvg and its generalisation: a start that is good after each client adapts it."""
+"""Per-FedAvg and its generalization: an initialization that adapts well on each client."""
+
+from dataclasses import replace
+from typing import Any
 
 import jax
 
-from personax.curvature import KNOWN, Hvp, exact
+from personax.curvature import Hvp, exact
+from personax.fast.backends import unroll_length
+from personax.fast.shared_products import Span, shares_products
 from personax.objectives import objective
-from personax.objectives.objective import Batches, Memory, Visit
-from personax.objectives.span import Span, spans
-from personax.typing import Batch, LossFn, Params
-from personax.values import Static, require_count, require_nonnegative, value
+from personax.objectives.objective import Answer, Memory, Theorems, Visit
+from personax.typing import Batch, Batches, LossFn, Params
+from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, value
 
 
+@OBJECTIVES.register(
+    summary="The client's loss after any number of adaptation steps",
+    source="Fallah 2020, (3) and (4); gMeta 2025, (7), (8) and (11); PersA-FL 2023, (4)",
+    citations=("fallah2020", "jamali2025", "toghani2023"),
+)
 @value
 class Meta:
     """`F_i(w) = f_i(w_nu)` with `w_l = w_{l-1} - adapt_lr grad f_i(w_{l-1})`, w_0 = w, nu = `num_adapt_steps`.
@@ -36,6 +45,9 @@ class Meta:
     hvp: Hvp = exact
 
     federated = True
+    is_plain = False
+    newcomer_model = objective.newcomer_personalizes
+    personal_number = objective.no_number
     init_personal = objective.nothing_kept
     init_shared = objective.nothing_kept
     begin = objective.from_anchor
@@ -49,6 +61,22 @@ class Meta:
         require_nonnegative("adapt_lr", self.adapt_lr, "For plain averaging use `fedavg(...)`.")
         require_count("num_adapt_steps", self.num_adapt_steps, least=0)
 
+    def default_scoring(self) -> dict[str, Any]:
+        return {"model": "adapted", "num_steps": self.num_adapt_steps, "lr": float(self.adapt_lr)}
+
+    def gradients_per_step(self) -> int:
+        return 1 + self.num_adapt_steps
+
+    def tracked(self) -> "Meta":
+        return replace(self, hvp=exact)
+
+    def theorem(self, theorems: Theorems[Answer]) -> Answer:
+        return theorems.meta(float(self.adapt_lr), self.num_adapt_steps, not self.hvp.needs_batch)
+
+    def citations(self) -> tuple[str, ...]:
+        several = self.num_adapt_steps != 1  # gMeta generalizes Fallah's single step
+        return ("fallah2020", "jamali2025") if several else ("fallah2020",)
+
     def roles(self) -> dict[str, int]:
         num_curvature = self.num_adapt_steps if self.hvp.needs_batch else 0
         return {"adapt": self.num_adapt_steps, "outer": 1, "curvature": num_curvature}
@@ -59,9 +87,9 @@ class Meta:
         outer = objective.only_batch(batches, "outer")
         if self.num_adapt_steps == 0:
             return jax.grad(loss)(iterate, outer), memory
-        is_short = objective.unrolled(self.num_adapt_steps) == self.num_adapt_steps
+        is_short = unroll_length(self.num_adapt_steps) == self.num_adapt_steps
         num_rows = sum(batch.weight.size for batch in batches.values())
-        if is_short and type(self.hvp) in KNOWN and spans(loss, iterate, num_rows):
+        if is_short and self.hvp.is_coordinate_free and shares_products(loss, iterate, num_rows):
             return self._in_span(Span(loss, iterate, batches)), memory
         adapted, path = objective.descend(loss, iterate, batches["adapt"], self.adapt_lr)
         direction = jax.grad(loss)(adapted, outer)
@@ -72,7 +100,7 @@ class Meta:
             return objective.descent_step(d, self.hvp(loss, at[0], d, at[1]), self.adapt_lr), None
 
         steps = (path, batches["curvature"])
-        unroll = objective.unrolled(self.num_adapt_steps)
+        unroll = unroll_length(self.num_adapt_steps)
         return jax.lax.scan(pull_back, direction, steps, reverse=True, unroll=unroll)[0], memory
 
     def _in_span(self, span: Span) -> Params:

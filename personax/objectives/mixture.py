@@ -6,21 +6,26 @@ import jax
 import jax.numpy as jnp
 
 from personax.objectives import objective
-from personax.objectives.objective import Batches, Memory, Visit
-from personax.typing import Array, Batch, LossFn, Params, Personal, Scalar, Shared
-from personax.values import Static, require, require_nonnegative, require_one_of, require_positive, value
+from personax.objectives.objective import Memory, Visit
+from personax.typing import Array, Batch, Batches, LossFn, Params, Personal, Scalar, Shared
+from personax.values import OBJECTIVES, Static, require, require_nonnegative, require_one_of, require_positive, value
 
 
 class Mixed(NamedTuple):
-    """What an APFL client keeps: its own model v and its mixing weight."""
+    """The personal state of an APFL client: its own model v and its mixing weight."""
 
     model: Params
     mix: Array
 
 
+@OBJECTIVES.register(
+    summary="The client's loss at a mixture of its own model and the shared one",
+    source="APFL 2020, (3) to (6)",
+    citations=("deng2020",),
+)
 @value
 class Mixture:
-    """`f_i(mix v + (1 - mix) w)` over v, while w minimises `f_i(w)`: APFL (3), (4); mix is the paper's alpha_i.
+    """`f_i(mix v + (1 - mix) w)` over v, while w minimizes `f_i(w)`: APFL (3), (4); mix is the paper's alpha_i.
 
     At each local step, with v_bar = mix v + (1 - mix) w_i and one batch, APFL (5), (6):
 
@@ -45,6 +50,12 @@ class Mixture:
     radius: float | None = None
 
     federated = True
+    is_plain = False
+    default_scoring = objective.score_personal
+    newcomer_model = objective.newcomer_personalizes
+    tracked = objective.no_single_function
+    theorem = objective.no_theorem
+    citations = objective.no_citations
     roles = objective.outer_only
     init_shared = objective.nothing_kept
     begin = objective.from_anchor
@@ -60,6 +71,12 @@ class Mixture:
 
     def init_personal(self, params: Params) -> Personal:
         return Mixed(params, jnp.asarray(self.mix, jax.tree.leaves(params)[0].dtype))
+
+    def gradients_per_step(self) -> int:
+        return 2
+
+    def personal_number(self, personal: Mixed) -> tuple[str, Array]:
+        return "mixing weight", personal.mix
 
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches

@@ -6,15 +6,21 @@ from typing import NamedTuple, TypeVar
 import jax
 import optax
 
+from personax.fast.backends import unroll_length
+from personax.fast.shared_products import Span, shares_products
 from personax.objectives import objective
-from personax.objectives.objective import Batches, Memory, Visit
-from personax.objectives.span import Span, spans
-from personax.typing import Array, Batch, LossFn, Params, Personal, PyTree, Scalar, Shared
-from personax.values import Static, require_count, require_nonnegative, require_positive, value
+from personax.objectives.objective import Answer, Memory, Theorems, Visit
+from personax.typing import Array, Batch, Batches, LossFn, Params, Personal, PyTree, Scalar, Shared
+from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, require_positive, value
 
 T = TypeVar("T")  # models, as parameters or in a span
 
 
+@OBJECTIVES.register(
+    summary="The Moreau envelope of the client's loss",
+    source="Dinh 2020; PersA-FL 2023, (6) to (8) and (10)",
+    citations=("dinh2020", "toghani2023"),
+)
 @value
 class Moreau:
     """`F_i(w) = min_theta f_i(theta) + (strength / 2) |theta - w|^2`: PersA-FL (6), whose lambda is `strength`.
@@ -36,6 +42,10 @@ class Moreau:
     tolerance: float | None = None
 
     federated = True
+    is_plain = False
+    default_scoring = objective.score_personal
+    newcomer_model = objective.newcomer_personalizes
+    personal_number = objective.no_number
     roles = objective.outer_only
     init_shared = objective.nothing_kept
     begin = objective.from_anchor
@@ -52,6 +62,18 @@ class Moreau:
     def init_personal(self, params: Params) -> Personal:
         return params
 
+    def gradients_per_step(self) -> int:
+        return 1 + self.num_prox_steps
+
+    def tracked(self) -> "Moreau":
+        return self
+
+    def theorem(self, theorems: Theorems[Answer]) -> Answer:
+        return theorems.envelope(float(self.strength), float(self.tolerance or 0.0))
+
+    def citations(self) -> tuple[str, ...]:
+        return ("dinh2020",)
+
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
@@ -60,7 +82,7 @@ class Moreau:
 
     def prox(self, loss: LossFn, center: Params, batch: Batch) -> Params:
         """`theta_i(center)`, PersA-FL (8), on one batch."""
-        if self.num_prox_steps > 2 and spans(loss, center, len(batch.weight)):
+        if self.num_prox_steps > 2 and shares_products(loss, center, len(batch.weight)):
             span, name = Span(loss, center, {"outer": jax.tree.map(lambda leaf: leaf[None], batch)}), ("outer", 0)
             norm = lambda slope: optax.tree.norm(span.vector(slope))
             return span.model(self._search(lambda theta: span.gradient(theta, name), span.start(name), norm))
@@ -74,7 +96,7 @@ class Moreau:
 
         if self.tolerance is None:
             step = lambda _, theta: objective.descent_step(theta, slope(theta), self.prox_lr)
-            unroll = objective.unrolled(self.num_prox_steps)
+            unroll = unroll_length(self.num_prox_steps)
             return jax.lax.fori_loop(0, self.num_prox_steps, step, center, unroll=unroll)
         return self._search_until(self.tolerance, slope, center, norm)
 

@@ -1,28 +1,30 @@
 """The contract of an objective: one client's mathematics, from the downloaded model to what it uploads.
 
-The functions below the contract are the trivial answers; an objective names the ones that it needs:
+The functions below the contract are trivial answers. An objective names the ones that apply to it:
 
     class Erm:
         init_personal = objective.nothing_kept
+        default_scoring = objective.score_global
         ...
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from personax.step_sizes import Clock
-from personax.typing import Batch, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
+from personax.fast.backends import unroll_length
+from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
+from personax.values import OBJECTIVES
 
-Batches = dict[str, Batch]  # by role; the leading axis counts the role's batches of this step
+Answer = TypeVar("Answer", covariant=True)
 Memory = PyTree  # what an objective carries from step to step of one visit
 
 
 class Visit(NamedTuple):
-    """What a client knows during one visit, beside its own state."""
+    """Everything that a client knows during one visit besides its own state."""
 
     anchor: Params  # the model that it downloaded
     shared: Shared  # what came with it
@@ -30,8 +32,18 @@ class Visit(NamedTuple):
     lr: Scalar  # the step size of this local step; at the end of a visit, the sum over its steps
 
 
+class Theorems(Protocol[Answer]):
+    """The families of convergence theorems: an objective calls the method of its own (`Objective.theorem`)."""
+
+    def plain(self) -> Answer: ...
+    def meta(self, adapt_lr: float, num_adapt_steps: int, is_first_order: bool) -> Answer: ...
+    def envelope(self, strength: float, tolerance: float) -> Answer: ...
+    def none(self) -> Answer: ...
+
+
+@OBJECTIVES.describes
 class Objective(Protocol):
-    """What client i minimises, and what it keeps and says.
+    """The function that client i minimizes, what it keeps and uploads, and the facts that the library asks for.
 
     `roles` gives the number of batches that a local step draws for each role: `adapt`, `outer`, `curvature`.
     `init_personal` and `init_shared` make the state that stays and the state that is broadcast beside w.
@@ -39,10 +51,32 @@ class Objective(Protocol):
     an iterate back to its domain; `finish` gives the personal state to keep and an extra to upload. The server adds up
     the extras and `absorb`s their sum. `models` names the models that the client holds, and `personalize` makes its
     personal model from any w with fresh batches (leading axis: steps).
-    `federated` is False when nothing is uploaded.
+
+    Facts:
+
+    - `federated` is False when nothing is uploaded.
+    - `is_plain` is True when the direction is the loss gradient on one outer batch, without memory or projection.
+    - `default_scoring` gives the fields of `Scoring` by which a run is scored unless it says otherwise.
+    - `newcomer_model` says how a client that was never seen in training gets the model that is scored as `scored`:
+      `"adapted"`, `"recomputed"` (by `personalize`), or None where it gets none.
+    - `gradients_per_step` is about how many gradients a local step costs.
+    - `tracked` is the objective whose exact gradient is that of one function F_i(w), so that the stationarity of their
+      mean can be followed; None where the clients do not minimize one function together.
+    - `theorem` names the convergence theorem that applies.
+    - `personal_number` gives the number of a personal state that is shown to people, with its name, or None.
+    - `citations` gives the keys of the papers behind it, beside those of the recipe.
     """
 
     federated: bool
+    is_plain: bool
+
+    def default_scoring(self) -> dict[str, Any]: ...
+    def newcomer_model(self, scored: str, /) -> str | None: ...
+    def gradients_per_step(self) -> int: ...
+    def tracked(self) -> "Objective | None": ...
+    def theorem(self, theorems: Theorems[Answer], /) -> Answer: ...
+    def personal_number(self, personal: Personal, /) -> "tuple[str, Array] | None": ...
+    def citations(self) -> tuple[str, ...]: ...
 
     def roles(self) -> dict[str, int]: ...
     def init_personal(self, params: Params, /) -> Personal: ...
@@ -60,6 +94,57 @@ class Objective(Protocol):
     def personalize(
         self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar, /
     ) -> Params: ...
+
+
+def require_objective(given: Any) -> None:
+    """Raise unless `given` answers everything in the contract."""
+    contract = {*Objective.__annotations__, *(name for name in vars(Objective) if not name.startswith("_"))}
+    missing = sorted(name for name in contract if name not in dir(given))
+    if missing:
+        raise ValueError(
+            f"The objective {type(given).__name__} lacks {', '.join(f'`{name}`' for name in missing)}. "
+            "Name a trivial answer for each, or write one: see `personax.objectives.objective`."
+        )
+
+
+def score_global(self: Any) -> dict[str, Any]:
+    """Score the shared model."""
+    return {"model": "global"}
+
+
+def score_personal(self: Any) -> dict[str, Any]:
+    """Score the personal model that the client keeps."""
+    return {"model": "personal"}
+
+
+def newcomer_personalizes(self: Any, scored: str) -> str | None:
+    """A newcomer adapts the shared model, or gets its personal model from `personalize`."""
+    return {"adapted": "adapted", "recomputed": "recomputed", "personal": "recomputed"}.get(scored)
+
+
+def one_gradient(self: Any) -> int:
+    """One gradient per local step."""
+    return 1
+
+
+def no_single_function(self: Any) -> None:
+    """The clients do not minimize one function together."""
+    return None
+
+
+def no_theorem(self: Any, theorems: Theorems[Answer]) -> Answer:
+    """No theorem of the papers applies."""
+    return theorems.none()
+
+
+def no_number(self: Any, personal: Personal) -> None:
+    """No personal number is shown."""
+    return None
+
+
+def no_citations(self: Any) -> tuple[str, ...]:
+    """The recipe's citations are all."""
+    return ()
 
 
 def outer_only(self: Any) -> dict[str, int]:
@@ -112,16 +197,7 @@ def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[P
     def step(w: Params, batch: Batch) -> tuple[Params, Params]:
         return descent_step(w, jax.grad(loss)(w, batch), lr), w
 
-    return jax.lax.scan(step, params, batches, unroll=unrolled(len(batches.weight)))
-
-
-def unrolled(num_steps: int) -> int:
-    """How far to unroll a loop over inner steps: a short one altogether, which saves copies of the model.
-
-    On a GPU, which runs one small kernel after another, longer ones are worth the time to compile.
-    """
-    short = 3 if jax.default_backend() == "cpu" else 8
-    return num_steps if num_steps <= short else 1
+    return jax.lax.scan(step, params, batches, unroll=unroll_length(len(batches.weight)))
 
 
 def descent_step(params: Params, gradient: Params, lr: Scalar) -> Params:

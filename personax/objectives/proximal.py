@@ -3,11 +3,16 @@
 import jax
 
 from personax.objectives import objective
-from personax.objectives.objective import Batches, Memory, Visit
-from personax.typing import LossFn, Params
-from personax.values import require_nonnegative, value
+from personax.objectives.objective import Memory, Visit
+from personax.typing import Batches, LossFn, Params
+from personax.values import OBJECTIVES, require_nonnegative, value
 
 
+@OBJECTIVES.register(
+    summary="The client's loss plus a pull toward the downloaded model",
+    source="Li 2020, (2)",
+    citations=("li2020",),
+)
 @value
 class Proximal:
     """`f_i(w) + (strength / 2) |w - anchor|^2`: FedProx (Li 2020, (2)), whose mu is `strength`.
@@ -19,6 +24,14 @@ class Proximal:
     strength: float
 
     federated = True
+    is_plain = False
+    default_scoring = objective.score_global
+    newcomer_model = objective.newcomer_personalizes
+    gradients_per_step = objective.one_gradient
+    tracked = objective.no_single_function
+    theorem = objective.no_theorem
+    personal_number = objective.no_number
+    citations = objective.no_citations
     roles = objective.outer_only
     init_personal = objective.nothing_kept
     init_shared = objective.nothing_kept

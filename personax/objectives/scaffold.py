@@ -7,11 +7,16 @@ import jax
 import optax
 
 from personax.objectives import objective
-from personax.objectives.objective import Batches, Memory, Visit
-from personax.typing import Extra, LossFn, Params, Personal, Shared
-from personax.values import Static, value
+from personax.objectives.objective import Memory, Visit
+from personax.typing import Batches, Extra, LossFn, Params, Personal, Shared
+from personax.values import OBJECTIVES, Static, value
 
 
+@OBJECTIVES.register(
+    summary="The client's loss with control variates",
+    source="Karimireddy 2020, Algorithm 1",
+    citations=("karimireddy2020",),
+)
 @value
 class Scaffold:
     """Steps along `grad f_i(y) - c_i + c`: Karimireddy 2020, Algorithm 1.
@@ -32,6 +37,14 @@ class Scaffold:
     option: Static[Literal[1, 2]] = 1
 
     federated = True
+    is_plain = False
+    default_scoring = objective.score_global
+    newcomer_model = objective.newcomer_personalizes
+    gradients_per_step = objective.one_gradient
+    tracked = objective.no_single_function
+    theorem = objective.no_theorem
+    personal_number = objective.no_number
+    citations = objective.no_citations
     roles = objective.outer_only
     begin = objective.from_anchor
     project = objective.unconstrained

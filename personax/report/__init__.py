@@ -6,7 +6,7 @@ What draws is imported when a page is written: a run does not wait for it to sta
 from collections.abc import Sequence
 from pathlib import Path
 
-from personax.checkpoint import write_atomically
+from personax.experiment.checkpoint import write_atomically
 from personax.inspection import Inspection
 from personax.reproduce.outcome import ReproductionRecord
 

@@ -7,12 +7,12 @@ from itertools import pairwise, product
 import numpy as np
 import plotly.graph_objects as go
 
-from personax.records import EvaluationRecord
+from personax.evaluation.scores import higher_is_better
+from personax.experiment.records import EvaluationRecord
 from personax.report.clients import Sorted, thinned
-from personax.report.runs import Run, Score, algorithm_labels
+from personax.report.runs import ReportedRun, Score, algorithm_labels
 from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, steps, thin_line
 from personax.report.words import ROLES, is_share
-from personax.scores import higher_is_better
 
 AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
     "rounds": ("round", lambda e: e.round),
@@ -41,10 +41,10 @@ def learning_curves(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
     for metric, (title, at) in product(metrics, AXES.values()):
         traces = []
         for score in scores:
-            told = [e for e in score.record.evaluations if metric in e.mean]
-            told = [told[i] for i in thinned(len(told))]
-            x, y = [at(e) for e in told], [e.mean[metric] for e in told]
-            traces += band_and_line(score.look, score.label, x, y, metric) if told else []
+            texts = [e for e in score.record.evaluations if metric in e.mean]
+            texts = [texts[i] for i in thinned(len(texts))]
+            x, y = [at(e) for e in texts], [e.mean[metric] for e in texts]
+            traces += band_and_line(score.look, score.label, x, y, metric) if texts else []
         views.append(figure(traces, title, f"mean {metric}{_percent(metric)}"))
     words = (
         "Mean over clients. Lines are means over seeds, bands their 95 % t-intervals; one seed has no band. Rounds of "
@@ -106,19 +106,19 @@ def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
     return Figure("changes", "Who gains and who loses", words, alt, views, choices)
 
 
-def mixing(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
-    """APFL's mixing weights: of the clients at the end, and their mean along the run."""
+def mixing(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:
+    """The personal number of each algorithm that shows one (APFL's mixing weight): at the end, and along the run."""
     at_end, along = [], []
     for label, score in _of_algorithms(runs, scores):
-        weights = score.clients.numbers("mix")
+        weights = score.clients.numbers("personal_number")
         if weights is not None:
             num, edges = np.histogram(weights[np.isfinite(weights)], 20, (0, 1))
             middle, part = (edges[1:] + edges[:-1]) / 2, 100 * num / max(num.sum(), 1)
-            told = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(edges)]
-            at_end.append(bars(score.look, label, middle, part, "%{y:.1f} % of clients, %{customdata}", told))
-        told = [(e.round, e.mix) for e in score.record.evaluations if e.mix]
-        if told:
-            along += band_and_line(score.look, label, [at for at, _ in told], [mix for _, mix in told], "")
+            texts = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(edges)]
+            at_end.append(bars(score.look, label, middle, part, "%{y:.1f} % of clients, %{customdata}", texts))
+        texts = [(e.round, e.personal_number) for e in score.record.evaluations if e.personal_number]
+        if texts:
+            along += band_and_line(score.look, label, [at for at, _ in texts], [mix for _, mix in texts], "")
     if at_end:
         view = figure(at_end, "mixing weight (1: only the client's own model)", "clients, %", rangemode="tozero")
         view.update_xaxes(range=[0, 1])
@@ -131,7 +131,7 @@ def mixing(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
         yield Figure("mix-curve", "Mixing weights along the run", words, alt, [view])
 
 
-def activity(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[Figure]:
+def activity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:
     """How stale updates were and how many clients were at work, of the first seed."""
     of_algorithms = list(_of_algorithms(runs, scores))
     stale = _staleness([(label, score) for label, score in of_algorithms if score.algorithm.staleness.get("count")])
@@ -159,9 +159,9 @@ def _staleness(found: Sequence[tuple[str, Score]]) -> list[go.Bar]:
         at = np.asarray(score.algorithm.staleness["staleness"]) // width
         num = np.bincount(at, score.algorithm.staleness["count"])
         first = width * np.arange(len(num))
-        told = [str(low) if width == 1 else f"{low} to {low + width - 1}" for low in first]
+        texts = [str(low) if width == 1 else f"{low} to {low + width - 1}" for low in first]
         part, middle = 100 * num / max(num.sum(), 1), first + (width - 1) / 2
-        made.append(bars(score.look, label, middle, part, "%{y:.1f} % of updates, staleness %{customdata}", told))
+        made.append(bars(score.look, label, middle, part, "%{y:.1f} % of updates, staleness %{customdata}", texts))
     return made
 
 
@@ -173,9 +173,9 @@ def _active(alike: Sequence[tuple[str, Score]]) -> go.Scatter:
     return steps(score.look, f"{label}{more}", time[at], 100 * part[at], "%{y:.1f} % at time %{x:.4~g}")
 
 
-def stationarity(runs: Sequence[Run], scores: Sequence[Score]) -> Figure | None:
+def stationarity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Figure | None:
     """Squared gradient norms along the runs, with the theorems' bounds; None where they were not measured."""
-    traces, told = [], []
+    traces, texts = [], []
     for label, score in _of_algorithms(runs, scores):
         bound = score.algorithm.bound
         evaluations = [one for one in score.record.evaluations if one.stationarity is not None]
@@ -187,14 +187,14 @@ def stationarity(runs: Sequence[Run], scores: Sequence[Score]) -> Figure | None:
             means = [float(np.mean(one)) for one in iterates if one is not None]
             traces.append(thin_line(score.look, f"{label}: random iterates", x, means, "dot"))
         if bound is not None:
-            told.append(f"{label}: {bound.words}.")
+            texts.append(f"{label}: {bound.words}.")
             traces.append(thin_line(score.look, f"{label}: the bound", bound.rounds, bound.values, "dash"))
     if not traces:
         return None
     words = (
-        "The squared norm of the gradient of what the clients minimise together: at the server's models, and dotted at "
+        "The squared norm of the gradient of the clients' mean objective: at the server's models, and dotted at "
         "an iterate between them drawn at random in each round (Fallah Remark 4.7), which is what the theorems bound "
-        f"on average. {' '.join(told)}"
+        f"on average. {' '.join(texts)}"
     )
     alt = "Squared gradient norms against rounds, on a logarithmic scale."
     drawn = figure(traces, "round", "squared gradient norm", type="log")
@@ -215,10 +215,10 @@ def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
                 traces += band_and_line(score.look, score.label, record.steps, record.mean[metric], metric)
         view = figure(traces, "adaptation steps", f"mean {metric}{_percent(metric)}")
         views.append(view.update_xaxes(tickvals=ticks) if len(ticks) <= 12 else view)
-    told: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for score, record in having:
-        told.setdefault(record.words.rstrip("."), []).append(score.label)
-    words = " ".join(f"{' · '.join(who)}: {what}." for what, who in told.items())
+        texts.setdefault(record.words.rstrip("."), []).append(score.label)
+    words = " ".join(f"{' · '.join(who)}: {what}." for what, who in texts.items())
     alt = f"Mean {metrics[0]} of held-out clients against adaptation steps, for {_many([s for s, _ in having])}."
     return Figure("newcomers", "New clients", words, alt, views, {"metric": metrics})
 
@@ -229,7 +229,7 @@ def _change(score: Score, role: str, scores: Sequence[Score], metric: str) -> So
     return None if other is None or other is score else score.clients.sorted_change(other.clients, metric)
 
 
-def _of_algorithms(runs: Sequence[Run], scores: Sequence[Score]) -> Iterator[tuple[str, Score]]:
+def _of_algorithms(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[tuple[str, Score]]:
     """Each algorithm's label and its first score, whose look stands for it."""
     for label, _, algorithm in algorithm_labels(runs):
         first = next((score for score in scores if score.algorithm is algorithm), None)

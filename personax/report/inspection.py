@@ -33,7 +33,7 @@ def render(found: Inspection) -> str:
         ("estimators", "Bias of the meta gradient", _rows(("Hessian", "share of its norm"), biases)),
         ("federation", "The federation", f"<pre>{escape(found.federation)}</pre>"),
     ]
-    told = {
+    facts = {
         "started": moment(found.started),
         "took": seconds(found.seconds),
         "measured": f"{len(measured.clients)} of {measured.num_clients} clients, at {measured.region}",
@@ -41,7 +41,7 @@ def render(found: Inspection) -> str:
         "personax": found.personax,
     }
     named = f"Inspection of {found.name}"
-    return document(named, facts_html(told), sections, drawn, "the inspection.json beside it")
+    return document(named, facts_html(facts), sections, drawn, "the inspection.json beside it")
 
 
 def _clients(found: Inspection) -> Figure:
@@ -51,8 +51,8 @@ def _clients(found: Inspection) -> Figure:
     x = [client.distance if labelled else client.num_samples for client in clients]
     along = "distance of its labels from the average client's (total variation)" if labelled else "samples"
     marks = {"color": PALETTE[0][0], "size": 9, "opacity": 0.7}
-    told = [f"client {client.id}, {client.num_samples} samples" for client in clients]
-    dots = go.Scatter(x=x, y=[client.mix for client in clients], mode="markers", marker=marks, text=told)
+    facts = [f"client {client.id}, {client.num_samples} samples" for client in clients]
+    dots = go.Scatter(x=x, y=[client.mix for client in clients], mode="markers", marker=marks, text=facts)
     words = (
         "Each dot is a client: the weight of a model of its own, mixed with the shared one, that is best on data kept "
         "from both."

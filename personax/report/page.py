@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 from personax.report import figures, tables
 from personax.report.figures import Figure
 from personax.report.look import SCRIPT, STYLE
-from personax.report.runs import GREYS, PALETTE, Run, Score, algorithm_labels, scores_of
+from personax.report.runs import GREYS, PALETTE, ReportedRun, Score, algorithm_labels, scores_of
 from personax.report.words import facts, verdict
 
 # The policy forbids every request, whatever a name or a script may ask for.
@@ -35,7 +35,7 @@ PAGE = """<!DOCTYPE html>
 Section = tuple[str, str, str]  # its anchor, its title, its HTML
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[ReportedRun]) -> str:
     """The whole page."""
     scores = scores_of(runs)
     metrics = list(
@@ -69,7 +69,7 @@ def document(named: str, about: str, sections: Sequence[Section], drawn: Sequenc
 
 
 def _sections(
-    runs: Sequence[Run], scores: Sequence[Score], metrics: Sequence[str], drawn: list[Figure]
+    runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequence[str], drawn: list[Figure]
 ) -> Iterator[Section]:
     """The sections in order; the figures that they hold are added to `drawn`."""
 
@@ -90,19 +90,19 @@ def _sections(
     yield from with_figures("stationarity", "Stationarity", figures.stationarity(runs, scores))
     yield from with_figures("newcomers", "New clients", figures.newcomers(scores, metrics))
     yield "federation", "Federation", "".join(_federation(run, len(runs) > 1) for run in runs)
-    yield "protocols", "What each score measures", tables.protocols(scores)
+    yield "protocols", "What each score measures", tables.scorings(scores)
     yield "cost", "Time and traffic", tables.cost(runs)
     yield "configuration", "Configuration", "".join(_configuration(run) for run in runs)
     yield "citations", "Citations", _citations(runs)
 
 
-def _results(runs: Sequence[Run], scores: Sequence[Score], metrics: Sequence[str]) -> str:
+def _results(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequence[str]) -> str:
     """What was found in words, the table of each headline metric, the other metrics folded away."""
     parts = []
     for run in runs:
-        told = verdict(run, [score for score in scores if score.run is run], run.record.headline)
+        facts = verdict(run, [score for score in scores if score.run is run], run.record.headline)
         named = f"<strong>{escape(run.label)}.</strong> " if len(runs) > 1 else ""
-        parts += [f"<p class='verdict'>{named}{escape(told)}</p>"] if told else []
+        parts += [f"<p class='verdict'>{named}{escape(facts)}</p>"] if facts else []
     headlines = list(dict.fromkeys(run.record.headline for run in runs))
     others = [m for m in metrics if m not in headlines and any(score.row(m) is not None for score in scores)]
     parts += [tables.headline(runs, scores, metric) for metric in headlines]
@@ -139,15 +139,15 @@ def bullets(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
-def facts_html(told: dict[str, str]) -> str:
+def facts_html(facts: dict[str, str]) -> str:
     """Names and values in a row."""
-    pairs = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in told.items())
+    pairs = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     return f"<dl class='facts'>{''.join(pairs)}</dl>"
 
 
-def _federation(run: Run, with_name: bool) -> str:
+def _federation(run: ReportedRun, with_name: bool) -> str:
     about = run.record.federation
-    told = {
+    facts = {
         "clients in training": f"{about.num_clients:,}",
         "clients held out": f"{about.num_held_out:,}",
         "training samples": f"{about.num_samples:,}",
@@ -155,14 +155,14 @@ def _federation(run: Run, with_name: bool) -> str:
     }
     title = f"<h3>{escape(run.label)}</h3>" if with_name else ""
     lines = "".join(f"<span class='line'>{escape(line)}</span>" for line in about.summary.splitlines())
-    return f"{title}{facts_html(told)}<pre>{lines}</pre>"
+    return f"{title}{facts_html(facts)}<pre>{lines}</pre>"
 
 
-def _configuration(run: Run) -> str:
+def _configuration(run: ReportedRun) -> str:
     return f"<details><summary>config.toml of {escape(run.label)}</summary><pre>{escape(run.config)}</pre></details>"
 
 
-def _citations(runs: Sequence[Run]) -> str:
+def _citations(runs: Sequence[ReportedRun]) -> str:
     """The keys of BibTeX entries and what each stands for."""
     cited: dict[str, dict[str, None]] = {}
     for label, _, algorithm in algorithm_labels(runs):

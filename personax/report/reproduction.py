@@ -33,7 +33,7 @@ def render(record: ReproductionRecord) -> str:
         ("protocols", "What each reading measures", bullets(_readings(record.cells))),
         ("data", "Data", bullets([f"{name}: {origin}" for name, origin in record.data.items()])),
     ]
-    told = {
+    facts = {
         "from": record.source,
         "started": moment(record.started),
         "took": seconds(record.seconds),
@@ -43,7 +43,7 @@ def render(record: ReproductionRecord) -> str:
         "personax": record.personax,
     }
     named = f"{record.name}: {record.title}"
-    return document(named, facts_html(told), sections, drawn, "the results.json of a reproduction")
+    return document(named, facts_html(facts), sections, drawn, "the results.json of a reproduction")
 
 
 def _warning(record: ReproductionRecord) -> str:
@@ -114,11 +114,11 @@ def _row_figure(at: int, row: str, cells: Sequence[CellRecord]) -> Figure:
     if delayed:  # a synchronous round and an arrival are not the same amount of work
         along = {"times": along["times"], **along}
     views = [_view(cells, name, words) for name, words in along.items()]
-    told = (
+    facts = (
         "Mean over clients; bands are 95 % t-intervals over seeds. Seconds are those of training all seeds together on "
         "the machine above. Thin lines are the paper's numbers at the end."
     )
-    return Figure(f"curves-{at}", row, told, told, views, {"against": list(along.values())})
+    return Figure(f"curves-{at}", row, facts, facts, views, {"against": list(along.values())})
 
 
 def _view(cells: Sequence[CellRecord], along: str, words: str) -> go.Figure:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from personax.records import AlgorithmRecord, RunRecord, ScoreRecord, TableRow, read_results
+from personax.experiment.records import AlgorithmRecord, RunRecord, ScoreRecord, TableRow, read_results
 from personax.report.clients import Clients
 
 # Told apart under the common colour blindnesses; the second of a pair is for dark pages.
@@ -40,7 +40,7 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ReportedRun:
     """One run folder."""
 
     label: str
@@ -58,7 +58,7 @@ class Score:
 
     name: str
     label: str
-    run: Run
+    run: ReportedRun
     algorithm: AlgorithmRecord
     record: ScoreRecord
     clients: Clients
@@ -73,10 +73,10 @@ class Score:
     @property
     def group(self) -> str:
         """Whose data is scored: only scores of the same clients can be compared."""
-        return str(self.record.protocol.get("clients", "all"))
+        return str(self.record.scoring.get("clients", "all"))
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
+def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     """Read run folders; where several have one name, the folder's name or a number tells them apart."""
     if not folders:
         raise ValueError("A report needs at least one run folder, got none.")
@@ -88,7 +88,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
-def scores_of(runs: Sequence[Run]) -> list[Score]:
+def scores_of(runs: Sequence[ReportedRun]) -> list[Score]:
     """The scores of all runs, in order, with labels that tell them apart."""
     found = [
         (run, algorithm, score) for run in runs for algorithm in run.record.algorithms for score in algorithm.scores
@@ -99,13 +99,13 @@ def scores_of(runs: Sequence[Run]) -> list[Score]:
     for run, algorithm, score in found:
         name = f"{algorithm.name}: {score.name}" if in_run[run.label, score.name] > 1 else score.name
         label = f"{run.label}: {name}" if num[score.name] > in_run[run.label, score.name] else name
-        role = {run.record.local: "local", run.record.together: "global"}.get(score.name, "")
+        role = {run.record.local_baseline: "local", run.record.global_baseline: "global"}.get(score.name, "")
         clients = _clients_of(run, algorithm.name, score.name)
         scores.append(Score(name, label, run, algorithm, score, clients, role, looks.next(role)))
     return scores
 
 
-def algorithm_labels(runs: Sequence[Run]) -> Iterator[tuple[str, Run, AlgorithmRecord]]:
+def algorithm_labels(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, ReportedRun, AlgorithmRecord]]:
     """Every algorithm, with a label that tells it from those of other runs."""
     num = Counter(algorithm.name for run in runs for algorithm in run.record.algorithms)
     for run in runs:
@@ -126,7 +126,7 @@ class _Looks:
         return Look(PALETTE[at % len(PALETTE)][0], dashes[at // len(PALETTE) % len(dashes)], SYMBOLS[at % len(SYMBOLS)])
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> ReportedRun:
     record = read_results(folder)
     remedy = f"Give the folder of a finished run, or finish it: personax resume {folder}"
     config, clients = folder / "config.toml", folder / "clients.parquet"
@@ -145,7 +145,7 @@ def _read(folder: Path) -> Run:
     missing = [name for name in (*NEEDED, record.headline) if name not in table.column_names]
     if missing:
         raise ValueError(f"{clients} is not what a run writes: it has no column {missing[0]!r}. Run it again.")
-    return Run(record.name, record, text, table)
+    return ReportedRun(record.name, record, text, table)
 
 
 def _distinct(names: list[str], second: list[str]) -> list[str]:
@@ -159,7 +159,7 @@ def _distinct(names: list[str], second: list[str]) -> list[str]:
     return named
 
 
-def _clients_of(run: Run, algorithm: str, score: str) -> Clients:
+def _clients_of(run: ReportedRun, algorithm: str, score: str) -> Clients:
     rows = run.clients.filter((pc.field("algorithm") == algorithm) & (pc.field("score") == score))
     if not len(rows):
         raise ValueError(

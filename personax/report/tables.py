@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from html import escape
 
-from personax.records import ScoreRecord, TableRow
+from personax.evaluation.scores import Interval, higher_is_better
+from personax.experiment.records import ScoreRecord, TableRow
 from personax.report import words
-from personax.report.runs import GREYS, PALETTE, Run, Score, algorithm_labels
+from personax.report.runs import GREYS, PALETTE, ReportedRun, Score, algorithm_labels
 from personax.report.words import ROLES, number
-from personax.scores import Interval, higher_is_better
 
 DARK = dict([*PALETTE, *GREYS.values()])
 THAN = {"local": "alone", "global": "with the global model"}
 
 
-def headline(runs: Sequence[Run], scores: Sequence[Score], metric: str) -> str:
+def headline(runs: Sequence[ReportedRun], scores: Sequence[Score], metric: str) -> str:
     """One row for each score: the mean with its interval, the spread, the comparison with the baselines."""
     roles = [role for role in ROLES if any(score.role == role for score in scores)]
     bodies = []
@@ -31,25 +31,25 @@ def headline(runs: Sequence[Run], scores: Sequence[Score], metric: str) -> str:
     return table(caption, _headline_head(metric, roles), *bodies)
 
 
-def notes(runs: Sequence[Run], scores: Sequence[Score]) -> str:
+def notes(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> str:
     """How to read the headline table."""
     several = any(len(run.record.seeds) > 1 for run in runs)
-    told = ["± is half a 95 % t-interval over seeds."] if several else []
-    told += ["Deciles are means over the tenth of the clients at either end."]
+    notes = ["± is half a 95 % t-interval over seeds."] if several else []
+    notes += ["Deciles are means over the tenth of the clients at either end."]
     if any(score.role for score in scores):
-        told += [
+        notes += [
             "Differences are paired by seed; ▲ (better) and ▼ (worse) mark those whose interval excludes 0.",
             "A client is better off where its own number is strictly better than under the baseline.",
         ]
-    told += ["The best round is chosen by what it scores, so it flatters: it stands only beside the last."]
+    notes += ["The best round is picked on test scores and is therefore optimistic: it is shown only beside the last."]
     if any(score.record.flag for score in scores) or len({score.group for score in scores}) > 1:
-        told += ["Scores that carry a warning, or are of other clients, are not ranked."]
+        notes += ["Scores that carry a warning, or are of other clients, are not ranked."]
     if len(runs) > 1:
-        told += ["The runs were made apart: differences and ranks are within each run, never between runs."]
-    return f"<p class='words'>{' '.join(told)}</p>"
+        notes += ["The runs were made apart: differences and ranks are within each run, never between runs."]
+    return f"<p class='words'>{' '.join(notes)}</p>"
 
 
-def protocols(scores: Sequence[Score]) -> str:
+def scorings(scores: Sequence[Score]) -> str:
     """What each score measured, in words."""
     rows = [
         f"<tr>{_name(score, _small(_recipe(score)))}"
@@ -58,10 +58,10 @@ def protocols(scores: Sequence[Score]) -> str:
     ]
     titles = ("Score and algorithm", "What is scored")
     head = "".join(f"<th scope='col' class='text'>{title}</th>" for title in titles)
-    return table("The protocol of every score", f"<tr>{head}</tr>", rows)
+    return table("The scoring of every score", f"<tr>{head}</tr>", rows)
 
 
-def cost(runs: Sequence[Run]) -> str:
+def cost(runs: Sequence[ReportedRun]) -> str:
     """Time and traffic of each algorithm."""
     titles = ("Algorithm", "Rounds", "Updates", "Compile", "Train", "Evaluate", "Sent up", "Sent down")
     rows = []
@@ -80,13 +80,13 @@ def cost(runs: Sequence[Run]) -> str:
     return f"{table('Time and bytes of every algorithm', f'<tr>{head}</tr>', rows)}<p class='words'>{note}</p>"
 
 
-def facts(runs: Sequence[Run]) -> str:
+def facts(runs: Sequence[ReportedRun]) -> str:
     """When, where and with what several runs were made."""
-    told = [words.facts(run.record) for run in runs]
-    titles = list(dict.fromkeys(title for one in told for title in one))
+    notes = [words.facts(run.record) for run in runs]
+    titles = list(dict.fromkeys(title for one in notes for title in one))
     head = "".join(f"<th scope='col' class='text'>{escape(title)}</th>" for title in ("run", *titles))
     rows = []
-    for run, one in zip(runs, told, strict=True):
+    for run, one in zip(runs, notes, strict=True):
         cells = "".join(f"<td class='fact'>{escape(one.get(title, '–'))}</td>" for title in titles)
         rows.append(f"<tr><th scope='row'>{escape(run.label)}</th>{cells}</tr>")
     return table("The runs", f"<tr>{head}</tr>", rows)

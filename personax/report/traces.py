@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from personax.evaluation.scores import higher_is_better, interval
 from personax.report.clients import Sorted
 from personax.report.runs import GREYS, PALETTE, Look
 from personax.report.words import is_share, unit
-from personax.scores import higher_is_better, interval
 
 BAND = "26"  # the alpha of a band, in hexadecimal
 LONGEST = 34  # characters of a name in a legend
@@ -108,10 +108,10 @@ def signed_bars(clients: Sorted, metric: str) -> list[go.Bar]:
     ]
 
 
-def bars(look: Look, label: str, x: np.ndarray, y: np.ndarray, hover: str, told: list[str]) -> go.Bar:
+def bars(look: Look, label: str, x: np.ndarray, y: np.ndarray, hover: str, hover_texts: list[str]) -> go.Bar:
     """A histogram; `told` says what each bar stands for."""
     style = {"name": text(label), "marker": {"color": look.colour}, "hovertemplate": _hover(hover)}
-    return go.Bar(x=tidy(x), y=tidy(y), customdata=told, **style)
+    return go.Bar(x=tidy(x), y=tidy(y), customdata=hover_texts, **style)
 
 
 def steps(look: Look, label: str, x: np.ndarray, y: np.ndarray, hover: str) -> go.Scatter:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from math import floor, isfinite, log10
 
-from personax.records import RunRecord, ScoreRecord, TableRow
-from personax.report.runs import Run, Score
-from personax.scores import Interval, higher_is_better, interval, show
+from personax.evaluation.scores import Interval, higher_is_better, interval, show
+from personax.experiment.records import RunRecord, ScoreRecord, TableRow
+from personax.report.runs import ReportedRun, Score
 
 MINUS = "\N{MINUS SIGN}"
 ROLES = {"local": "local training", "global": "the global model"}
@@ -133,7 +133,7 @@ def best_score(scores: Sequence[Score], metric: str) -> Score | None:
     return ranked[0][0] if len(ranked) > 1 else None
 
 
-def verdict(run: Run, scores: Sequence[Score], metric: str) -> str:
+def verdict(run: ReportedRun, scores: Sequence[Score], metric: str) -> str:
     """What the table says in one or two sentences, no more than its numbers carry."""
     best = best_score(scores, metric)
     if best is None:
@@ -143,12 +143,12 @@ def verdict(run: Run, scores: Sequence[Score], metric: str) -> str:
     row = best.row(metric)
     assert row is not None
     order, side = ("highest", "above") if higher_is_better(metric) else ("lowest", "below")
-    told = f"{_subject(best)} has the {order} mean {metric}, {number(mean_of(row), metric)}{unit(metric)}."
+    text = f"{_subject(best)} has the {order} mean {metric}, {number(mean_of(row), metric)}{unit(metric)}."
     second = _ranked(scores, metric, best.group)[1][0]
     rivals = [score for score in scores if score.role and score is not best]
     against = [_against(best, other, metric, side) for other in (*rivals, *([] if second.role else [second]))]
     against = [text for text in against if text]
-    return f"{told} Its 95 % interval {_list(against)}." if against else told
+    return f"{text} Its 95 % interval {_list(against)}." if against else text
 
 
 def _ranked(scores: Sequence[Score], metric: str, group: str) -> list[tuple[Score, float]]:

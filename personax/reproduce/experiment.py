@@ -8,8 +8,8 @@ from typing import Protocol as Interface
 import numpy as np
 
 from personax.algorithms import Algorithm
-from personax.federation import Federation
-from personax.protocol import Protocol
+from personax.data.federation import Federation
+from personax.evaluation.scoring import Scoring
 from personax.schedules import Schedule
 from personax.typing import Array, Task
 
@@ -55,13 +55,13 @@ class Cell:
 
     row: str
     column: str
-    protocols: Mapping[str, Protocol | ActiveShare]
+    scorings: Mapping[str, Scoring | ActiveShare]
     paper: tuple[float, float] | None = None  # the value and half its interval, as printed (accuracies in %)
     metric: str = "accuracy"
 
 
 @dataclass(frozen=True)
-class Training:
+class PaperTraining:
     """Who is trained on what, and the cells that it fills. With `every`, the first readings are followed along it.
 
     Of several algorithms the best on validation data, cut from the clients' training data, is run: best by the
@@ -127,7 +127,7 @@ class Experiment:
     title: str
     length: str  # of a training, in words
     federations: Mapping[str, Callable[[], Federation]]
-    trainings: tuple[Training, ...]
+    trainings: tuple[PaperTraining, ...]
     num_seeds: int
     claims: tuple[Claim, ...]
     choices: tuple[str, ...]  # what the paper does not say, and what was chosen

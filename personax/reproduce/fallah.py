@@ -10,17 +10,17 @@ from typing import Any
 
 import jax
 
-from personax import datasets, partition
 from personax.algorithms import Algorithm, aruba, fedavg, per_fedavg
 from personax.curvature import exact, finite_difference, first_order
-from personax.datasets import Pool
-from personax.federation import Federation
+from personax.data import datasets, partition
+from personax.data.datasets import Pool
+from personax.data.federation import Federation
+from personax.evaluation.scoring import Scoring, fallah_scoring
 from personax.models import mlp
+from personax.models.tasks import classification
 from personax.objectives import Aruba
-from personax.protocol import Protocol, fallah_protocol
-from personax.reproduce.experiment import Cell, Claim, Experiment, Training, beats
+from personax.reproduce.experiment import Cell, Claim, Experiment, PaperTraining, beats
 from personax.schedules import rounds
-from personax.tasks import classification
 from personax.typing import Task
 
 SPLIT = 2020  # the seed of the split
@@ -77,28 +77,28 @@ FEDERATIONS = {
 
 def _contestants(num_steps: int, adapt_lr: float, lr: float = LR) -> dict[str, Algorithm]:
     local: dict[str, Any] = {"num_steps": num_steps, "batch_size": 40}
-    meta = lambda hvp: per_fedavg(adapt_lr, lr, hvp, **local)
+    meta = lambda hvp: per_fedavg(adapt_lr=adapt_lr, lr=lr, hvp=hvp, **local)
     return {
-        FEDAVG: fedavg(lr, **local),
+        FEDAVG: fedavg(lr=lr, **local),
         FO: meta(first_order),
         HF: meta(finite_difference(1e-3)),
         EXACT: meta(exact),
     }
 
 
-def _readings(adapt_lr: float) -> dict[str, Protocol]:
-    return {"a step on test data": fallah_protocol(adapt_lr), "a step on training data": Protocol(lr=adapt_lr)}
+def _readings(adapt_lr: float) -> dict[str, Scoring]:
+    return {"a step on test data": fallah_scoring(adapt_lr), "a step on training data": Scoring(lr=adapt_lr)}
 
 
-def _setting(quick: bool, task: Task = TASK) -> tuple[dict[str, Any], Callable[..., Training]]:
+def _setting(quick: bool, task: Task = TASK) -> tuple[dict[str, Any], Callable[..., PaperTraining]]:
     """What the experiments share, and a training of theirs."""
     num_rounds, num_seeds = (20, 2) if quick else (1000, 5)
     shared = {"federations": FEDERATIONS, "length": f"{num_rounds} rounds", "num_seeds": num_seeds, "quick": quick}
-    train = partial(Training, task=task, schedule=partial(rounds, NUM_CLIENTS, num_rounds, COHORT))
+    train = partial(PaperTraining, task=task, schedule=partial(rounds, NUM_CLIENTS, num_rounds, COHORT))
     return shared, train
 
 
-def _rows(train: Callable[..., Training], columns: tuple[str, ...]) -> tuple[Training, ...]:
+def _rows(train: Callable[..., PaperTraining], columns: tuple[str, ...]) -> tuple[PaperTraining, ...]:
     """Table 1: a training for each cell."""
     trainings = []
     for row, data, num_steps, adapt_lr, *paper in TABLE_1:
@@ -152,8 +152,8 @@ def initialisation(quick: bool) -> Experiment:
 LOCAL: dict[str, Any] = {"num_steps": 4, "batch_size": 40}  # of appendix I
 ROW_OF_APPENDIX = "CIFAR-10, 4 steps, 0.001"
 REFINED = {
-    "refined on test data": Protocol("recomputed", lr=1.0, adapt_on="test"),
-    "refined on training data": Protocol("recomputed", lr=1.0),
+    "refined on test data": Scoring("recomputed", lr=1.0, adapt_on="test"),
+    "refined on training data": Scoring("recomputed", lr=1.0),
 }
 SEARCHED = {f"scale {scale}": aruba(Aruba(scale, refinement=1.0), **LOCAL) for scale in SCALES}
 OF_ARUBA = (
@@ -171,7 +171,7 @@ def appendix(quick: bool) -> Experiment:
     """Appendix I: ARUBA beside FO and HF, and accuracy against time."""
     shared, train = _setting(quick)
     contestants, readings = _contestants(4, 0.001), _readings(0.001)
-    larger = {reading: replace(protocol, lr=0.03) for reading, protocol in readings.items()}
+    larger = {reading: replace(scoring, lr=0.03) for reading, scoring in readings.items()}
     entries = [(name, contestants[name], readings) for name in (FEDAVG, FO, HF, EXACT)]
     entries += [(f"{FEDAVG} of 0.03", contestants[FEDAVG], larger), (ARUBA, SEARCHED, REFINED)]
     return Experiment(
@@ -182,10 +182,10 @@ def appendix(quick: bool) -> Experiment:
             train(
                 "cifar10",
                 algorithm=algorithm,
-                cells=(Cell(ROW_OF_APPENDIX, name, protocols, APPENDIX.get(name)),),
+                cells=(Cell(ROW_OF_APPENDIX, name, scorings, APPENDIX.get(name)),),
                 every=5 if quick else 50,
             )
-            for name, algorithm, protocols in entries
+            for name, algorithm, scorings in entries
         ),
         claims=CLAIMS_OF_APPENDIX,
         timed=True,
@@ -210,8 +210,8 @@ def tuned(quick: bool) -> Experiment:
         source="Fallah 2020, appendix I",
         title="ARUBA beside Per-FedAvg, the step sizes of all chosen on validation data",
         trainings=tuple(
-            train("cifar10", algorithm=candidates, cells=(Cell(ROW_OF_APPENDIX, name, protocols, APPENDIX.get(name)),))
-            for name, candidates, protocols in (*entries, (ARUBA, SEARCHED, REFINED))
+            train("cifar10", algorithm=candidates, cells=(Cell(ROW_OF_APPENDIX, name, scorings, APPENDIX.get(name)),))
+            for name, candidates, scorings in (*entries, (ARUBA, SEARCHED, REFINED))
         ),
         claims=CLAIMS_OF_APPENDIX,
         choices=(

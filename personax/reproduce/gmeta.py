@@ -5,15 +5,15 @@ from typing import Any
 
 import jax
 
-from personax import datasets, partition
 from personax.algorithms import fedavg, per_fedavg
 from personax.curvature import exact, finite_difference, first_order
-from personax.federation import Federation
+from personax.data import datasets, partition
+from personax.data.federation import Federation
+from personax.evaluation.scoring import Scoring
 from personax.models import mlp
-from personax.protocol import Protocol
-from personax.reproduce.experiment import Cell, Claim, Experiment, Training, beats
+from personax.models.tasks import classification
+from personax.reproduce.experiment import Cell, Claim, Experiment, PaperTraining, beats
 from personax.schedules import rounds
-from personax.tasks import classification
 
 SPLIT = 2025  # the seed of the split
 NUM_CLIENTS, NUM_EACH, CONCENTRATION = 50, 1000, 0.01
@@ -43,10 +43,10 @@ def _federation() -> Federation:
 def figure1(quick: bool) -> Experiment:
     """Accuracy over rounds, after 3 fine-tuning steps for every algorithm."""
     local: dict[str, Any] = {"num_steps": NUM_STEPS, "batch_size": 40}
-    meta = lambda hvp, num: per_fedavg(ADAPT_LR, LR, hvp, num, **local)
+    meta = lambda hvp, num: per_fedavg(adapt_lr=ADAPT_LR, lr=LR, hvp=hvp, num_adapt_steps=num, **local)
     difference = finite_difference(1e-3)
     contestants = {
-        FEDAVG: fedavg(LR, **local),
+        FEDAVG: fedavg(lr=LR, **local),
         PER_FEDAVG: meta(difference, 1),
         GMETA: meta(difference, NUM_ADAPT_STEPS),
         GMETA_EXACT: meta(exact, NUM_ADAPT_STEPS),
@@ -54,14 +54,14 @@ def figure1(quick: bool) -> Experiment:
     }
     tuned: dict[str, Any] = {"num_steps": NUM_ADAPT_STEPS, "lr": ADAPT_LR}
     readings = {
-        "3 steps on training data": Protocol(**tuned),
-        "3 steps on test data": Protocol(**tuned, adapt_on="test"),
+        "3 steps on training data": Scoring(**tuned),
+        "3 steps on test data": Scoring(**tuned, adapt_on="test"),
     }
     num_rounds, every = (60, 10) if quick else (1000, 20)
     task = classification(mlp((80, 60), num_outputs=10, activation="elu"))
     schedule = partial(rounds, NUM_CLIENTS, num_rounds, 10)
     trainings = (
-        Training("cifar10", task, algorithm, schedule, (Cell(ROW, name, readings),), every)
+        PaperTraining("cifar10", task, algorithm, schedule, (Cell(ROW, name, readings),), every)
         for name, algorithm in contestants.items()
     )
     over = lambda other: beats(GMETA, other, (ROW,))

@@ -138,7 +138,9 @@ def page(records: Sequence[ReproductionRecord]) -> str:
 def section(record: ReproductionRecord) -> str:
     """One reproduction: its tables, its claims, what was chosen."""
     machine = f"{record.machine['device']}, jax {record.machine['jax']}"
-    told = f"`{record.command}`, {record.started[:10]}, {machine}, {record.seconds:.0f} s, {len(record.seeds)} seeds, "
+    summary = (
+        f"`{record.command}`, {record.started[:10]}, {machine}, {record.seconds:.0f} s, {len(record.seeds)} seeds, "
+    )
     rows = dict.fromkeys(cell.row for cell in record.cells)
     tables = [_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows]
     claims = ["| claim | place | here | paired difference |", "|---|---|---|---|"]
@@ -148,7 +150,7 @@ def section(record: ReproductionRecord) -> str:
     choices = [f"- {choice}" for choice in record.choices]
     data = [f"- Data, {name}: {origin}" for name, origin in record.data.items()]
     title = f"## {record.name}\n\n{record.source}: {record.title}."
-    parts = [title, f"{told}{record.length}.", *tables, "\n".join(claims)]
+    parts = [title, f"{summary}{record.length}.", *tables, "\n".join(claims)]
     findings = "\n".join(f"- {found}" for found in FINDINGS.get(record.name, ()))
     found = ["What was found:", findings] if findings else []
     return "\n\n".join(

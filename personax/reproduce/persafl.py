@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from personax import datasets, partition
 from personax.algorithms import (
     HESSIAN_FREE,
     Algorithm,
@@ -20,15 +19,16 @@ from personax.algorithms import (
     pfedme,
     scaffold,
 )
-from personax.datasets import Pool
-from personax.federation import Federation
+from personax.data import datasets, partition
+from personax.data.datasets import Pool
+from personax.data.federation import Federation
+from personax.evaluation.scoring import Scoring
 from personax.models import cnn2, cnn3
+from personax.models.tasks import classification
 from personax.objectives import Meta, Moreau
-from personax.protocol import Protocol
-from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, Training, beats
+from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, PaperTraining, beats
 from personax.schedules import Schedule, arrivals, persafl_delays, rounds
 from personax.server import asynchronous, synchronous
-from personax.tasks import classification
 from personax.typing import Array
 
 SPLIT = 2210  # the seed of the split, and of the delays
@@ -84,18 +84,20 @@ def _searched() -> dict[str, dict[str, Algorithm]]:
     local: dict[str, Any] = {"num_steps": NUM_STEPS, "batch_size": BATCH}
     inner = {"prox_lr": PROX_LR, "num_prox_steps": BUDGET}
     plain: dict[str, Callable[..., Algorithm]] = {
-        FEDAVG: partial(fedavg, LR, **local),
-        FEDPROX: partial(fedprox, 0.1, LR, **local),
-        SCAFFOLD: partial(scaffold, LR, 2, **local),
-        FEDASYNC: partial(fedasync, LR, **local),
+        FEDAVG: partial(fedavg, lr=LR, **local),
+        FEDPROX: partial(fedprox, strength=0.1, lr=LR, **local),
+        SCAFFOLD: partial(scaffold, lr=LR, option=2, **local),
+        FEDASYNC: partial(fedasync, lr=LR, **local),
     }
     meta: dict[str, Callable[..., Algorithm]] = {
-        PER_FEDAVG: lambda adapt_lr, server: per_fedavg(adapt_lr, LR, HESSIAN_FREE, server=server, **local),
-        MAML: lambda adapt_lr, server: persafl(Meta(adapt_lr, 1, HESSIAN_FREE), LR, server, **local),
+        PER_FEDAVG: lambda adapt_lr, server: per_fedavg(
+            adapt_lr=adapt_lr, lr=LR, hvp=HESSIAN_FREE, server=server, **local
+        ),
+        MAML: lambda adapt_lr, server: persafl(Meta(adapt_lr, 1, HESSIAN_FREE), lr=LR, server=server, **local),
     }
     envelope: dict[str, Callable[..., Algorithm]] = {
-        PFEDME: lambda strength, server: pfedme(strength, LR, **inner, server=server, **local),
-        ME: lambda strength, server: persafl(Moreau(strength, **inner), LR, server, **local),
+        PFEDME: lambda strength, server: pfedme(strength=strength, lr=LR, **inner, server=server, **local),
+        ME: lambda strength, server: persafl(Moreau(strength, **inner), lr=LR, server=server, **local),
     }
     found: dict[str, dict[str, Algorithm]] = {}
     for name in (*SYNCHRONOUS, FEDASYNC, *OURS):
@@ -108,9 +110,9 @@ def _searched() -> dict[str, dict[str, Algorithm]]:
     return found
 
 
-def _budgeted(name: str) -> Mapping[str, Protocol]:
+def _budgeted(name: str) -> Mapping[str, Scoring]:
     model = "recomputed" if name in (PFEDME, ME) else "adapted"
-    return {f"{BUDGET} steps of personalization": Protocol(model, BUDGET, LR, BATCH)}
+    return {f"{BUDGET} steps of personalization": Scoring(model, BUDGET, LR, BATCH)}
 
 
 def _delayed(num_clients: int, cohort_size: int | None, horizon: float) -> Callable[..., Schedule]:
@@ -172,7 +174,7 @@ def figure2(quick: bool) -> Experiment:
             every = 2 if waits else 5 * num_clients
             chosen = dict(list(candidates.items())[:1]) if quick else candidates
             search = None if quick else along(horizons[data] / 4)
-            trainings.append(Training(data, task, chosen, along(horizons[data]), tuple(cells), every, search))
+            trainings.append(PaperTraining(data, task, chosen, along(horizons[data]), tuple(cells), every, search))
     rows = tuple(panels.values())
     return Experiment(
         name="persafl-figure2",

@@ -17,12 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.algorithms import Algorithm
-from personax.checkpoint import write_atomically
-from personax.evaluate import evaluate
-from personax.federation import Federation
-from personax.folders import slug
-from personax.protocol import Protocol
-from personax.reproduce.experiment import ActiveShare, Claim, Contrast, Experiment, Place, Training, Verdict
+from personax.data.federation import Federation
+from personax.evaluation.evaluate import evaluate
+from personax.evaluation.scores import Evaluation, higher_is_better, interval
+from personax.evaluation.scoring import Scoring
+from personax.experiment.checkpoint import write_atomically
+from personax.experiment.folders import slug
+from personax.experiment.summaries import machine
+from personax.experiment.tuning import run_all, validation_of
+from personax.fast.backends import runs_side_by_side
+from personax.models.tasks import as_inputs
+from personax.reproduce.experiment import ActiveShare, Claim, Contrast, Experiment, PaperTraining, Place, Verdict
 from personax.reproduce.outcome import (
     REPRODUCTION,
     TRAINING,
@@ -34,27 +39,24 @@ from personax.reproduce.outcome import (
     ReproductionRecord,
     TrainingRecord,
 )
-from personax.results import Snapshot
 from personax.schedules import Schedule
-from personax.scores import Evaluation, higher_is_better, interval
-from personax.simulate import simulate
-from personax.summarise import machine
-from personax.tasks import as_inputs
-from personax.tuning import run_all, validation_of
+from personax.simulation.execution import Execution, Monitor
+from personax.simulation.results import Snapshot
+from personax.simulation.simulate import simulate
 from personax.typing import Array, Batch, Task
 from personax.values import to_dict
 
-Reading = Protocol | ActiveShare
+Reading = Scoring | ActiveShare
 Scores = dict[str, list[float]]  # by metric, of each seed
 
 
-class _Setting(NamedTuple):
-    training: Training
+class _TrainingSetting(NamedTuple):
+    training: PaperTraining
     schedules: list[Schedule]  # of each seed
     keys: Array
 
 
-class Told(Interface):
+class CellCallback(Interface):
     """Who is told when a training has ended."""
 
     def __call__(self, cells: list[CellRecord]) -> None: ...
@@ -66,7 +68,7 @@ def reproduce(
     *,
     num_seeds: int | None = None,
     command: str = "",
-    told: Told = lambda cells: None,
+    notify: CellCallback = lambda cells: None,
     side_by_side: bool | None = None,
 ) -> ReproductionRecord:
     """Do what is left of a reproduction and write its results. Trainings that have ended are kept.
@@ -82,10 +84,10 @@ def reproduce(
         jax.block_until_ready((federation.train, federation.test))
     cells: list[CellRecord] = []
     one = partial(_training, federations, seeds, folder)
-    apart = experiment.timed or (jax.default_backend() == "cpu" if side_by_side is None else not side_by_side)
+    apart = experiment.timed or (not (runs_side_by_side() if side_by_side is None else side_by_side))
     for found in map(one, experiment.trainings) if apart else _side_by_side(one, experiment.trainings):
         cells += found
-        told(found)
+        notify(found)
     record = ReproductionRecord(
         schema_version=1,
         personax=version("personax"),
@@ -109,7 +111,7 @@ def reproduce(
 
 
 def _side_by_side(
-    one: Callable[[Training], list[CellRecord]], trainings: Sequence[Training]
+    one: Callable[[PaperTraining], list[CellRecord]], trainings: Sequence[PaperTraining]
 ) -> Iterator[list[CellRecord]]:
     """The cells of each training, in order; those that share a program are trained one after another."""
     alike: dict[Any, list[int]] = {}
@@ -125,7 +127,7 @@ def _side_by_side(
 
 
 def _training(
-    federations: Mapping[str, Federation], seeds: list[int], folder: Path, training: Training
+    federations: Mapping[str, Federation], seeds: list[int], folder: Path, training: PaperTraining
 ) -> list[CellRecord]:
     """The cells of one training: from its file if it has ended before with the same seeds, schedule and algorithm."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
@@ -139,7 +141,7 @@ def _training(
         if kept.fingerprint == fingerprint:
             return kept.cells
     began = time.perf_counter()
-    setting = _Setting(training, schedules, keys)
+    setting = _TrainingSetting(training, schedules, keys)
     chosen, algorithm = _choose(setting, federation)
     found, curves, skipped = _train(setting, algorithm, federation)
     seconds = time.perf_counter() - began
@@ -150,7 +152,7 @@ def _training(
             metric=cell.metric,
             paper=None if cell.paper is None else cell.paper[0],
             paper_interval=None if cell.paper is None else cell.paper[1],
-            readings=[_reading(name, one, found[one][cell.metric], skipped) for name, one in cell.protocols.items()],
+            readings=[_reading(name, one, found[one][cell.metric], skipped) for name, one in cell.scorings.items()],
             algorithm=to_dict(algorithm),
             chosen=chosen,
             seconds=seconds,
@@ -162,10 +164,10 @@ def _training(
     return cells
 
 
-def _fingerprint(training: Training, federation: Federation, schedules: list[Schedule]) -> str:
+def _fingerprint(training: PaperTraining, federation: Federation, schedules: list[Schedule]) -> str:
     """What tells a training from others: its network, its algorithms, what it scores, and who reports when."""
     algorithms = {name: to_dict(one) for name, one in _candidates(training).items()}
-    readings = [(cell.metric, name, repr(one)) for cell in training.cells for name, one in cell.protocols.items()]
+    readings = [(cell.metric, name, repr(one)) for cell in training.cells for name, one in cell.scorings.items()]
     stated = json.dumps([training.data, algorithms, readings, training.every], sort_keys=True)
     digest = hashlib.sha256(stated.encode())
     digest.update(_written_out(training.task, federation).encode())
@@ -184,12 +186,12 @@ def _written_out(task: Task, federation: Federation) -> str:
     return "".join(program.as_text() for program in programs)
 
 
-def _candidates(training: Training) -> dict[str, Algorithm]:
+def _candidates(training: PaperTraining) -> dict[str, Algorithm]:
     return {"": training.algorithm} if isinstance(training.algorithm, Algorithm) else dict(training.algorithm)
 
 
 def _train(
-    setting: _Setting, algorithm: Algorithm, federation: Federation
+    setting: _TrainingSetting, algorithm: Algorithm, federation: Federation
 ) -> tuple[dict[Reading, Scores], list[CurveRecord], int]:
     """Train with all seeds; the readings at the end, and the first one of each cell along the way.
 
@@ -198,7 +200,7 @@ def _train(
     """
     training, schedules, keys = setting
     cells, every = training.cells, training.every
-    followed = [next(iter(cell.protocols.values())) for cell in cells]
+    followed = [next(iter(cell.scorings.values())) for cell in cells]
     points, chunks, mark = [], [], [time.perf_counter()]
 
     def observe(snapshot: Snapshot) -> None:
@@ -209,22 +211,23 @@ def _train(
         points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
         mark[0] = time.perf_counter()
 
-    watched = _pauses(schedules) if every is None else {"every": every, "observe": observe}
-    run = simulate(algorithm, training.task, federation, schedules, key=keys, on_nonfinite="skip", **watched)
+    monitor = _pauses(schedules) if every is None else Monitor(observe, every)
+    skips = Execution(on_nonfinite="skip")
+    run = simulate(algorithm, training.task, federation, schedules, key=keys, monitor=monitor, execution=skips)
     end = run.snapshot
-    found = _score(setting, algorithm, federation, end, {one for cell in cells for one in cell.protocols.values()})
+    found = _score(setting, algorithm, federation, end, {one for cell in cells for one in cell.scorings.values()})
     return found, _curves(points, chunks) if points else [], int(np.sum(end.state.faults.num))
 
 
-def _pauses(schedules: list[Schedule]) -> dict[str, Any]:
-    """Options of `simulate` with which Ctrl-C is heard within a twentieth of a run."""
+def _pauses(schedules: list[Schedule]) -> Monitor:
+    """A monitor that only pauses, so that Ctrl-C takes effect within a twentieth of a run."""
     first = schedules[0]
     length = int(first.round_ends.sum()) if first.has_rounds else first.num_events
-    return {"every": -(-length // 20), "observe": lambda snapshot: None}
+    return Monitor(lambda snapshot: None, every=-(-length // 20))
 
 
 def _score(
-    setting: _Setting, algorithm: Algorithm, federation: Federation, at: Snapshot, readings: set[Reading]
+    setting: _TrainingSetting, algorithm: Algorithm, federation: Federation, at: Snapshot, readings: set[Reading]
 ) -> dict[Reading, Scores]:
     """What these readings say of each seed."""
     training, schedules, keys = setting
@@ -250,7 +253,7 @@ def _curves(points: list[tuple[int, float, list[list[float]]]], chunks: list[flo
     ]
 
 
-def _choose(setting: _Setting, federation: Federation) -> tuple[str, Algorithm]:
+def _choose(setting: _TrainingSetting, federation: Federation) -> tuple[str, Algorithm]:
     """The candidate with the best mean on validation data, by the first cell's first honest reading."""
     training, schedules, keys = setting
     candidates = _candidates(training)
@@ -261,12 +264,12 @@ def _choose(setting: _Setting, federation: Federation) -> tuple[str, Algorithm]:
         schedules = [training.search(key=keys[0])]
     held = validation_of(federation, jax.random.key(0))
     cell, scores = training.cells[0], {}
-    honest = next(one for one in cell.protocols.values() if not one.flag)
+    honest = next(one for one in cell.scorings.values() if not one.flag)
     sign = 1 if higher_is_better(cell.metric) else -1
     run = (list(candidates.values()), training.task, held, lambda algorithm: schedules, keys)
-    for (name, algorithm), end in zip(candidates.items(), run_all(*run, **_pauses(schedules)), strict=True):
+    for (name, algorithm), end in zip(candidates.items(), run_all(*run, monitor=_pauses(schedules)), strict=True):
         if end is not None:
-            found = _score(_Setting(training, schedules, keys), algorithm, held, end, {honest})[honest]
+            found = _score(_TrainingSetting(training, schedules, keys), algorithm, held, end, {honest})[honest]
             scores[name] = sign * float(np.mean(found[cell.metric]))
     if not scores:
         raise ValueError(f"{cell.row}, {cell.column}: all of {', '.join(candidates)} diverged. Add smaller steps.")

@@ -1,6 +1,6 @@
 """Bounds of APFL 2020: what a mixture of a local and a global model risks, and the terms of its convergence.
 
-The generalisation bounds have constants C that the paper leaves open; the convergence theorems are given up to constant
+The generalization bounds have constants C that the paper leaves open; the convergence theorems are given up to constant
 factors, and here as their terms without them. m is a client's mixing weight, alpha_i in the paper: 1 is its own model.
 """
 
@@ -68,7 +68,7 @@ def risk_bound(risk: Risk, mix: float, constant: float) -> float:
 
 
 def best_mix(risk: Risk, constant: float) -> float:
-    """`together / (together + alone)`, the weight that minimises (2): section 2.2. Departures from the paper: none.
+    """`together / (together + alone)`, the weight that minimizes (2): section 2.2. Departures from the paper: none.
 
     It weighs bounds, not risks: it says in which direction a client's data point, no more. At its weight (2) is
     2 (alone)(together) / (alone + together).
@@ -94,7 +94,7 @@ def gain_over_local(risk: Risk, mix: float, constant: float, lower_constant: flo
 
 
 @dataclass(frozen=True)
-class Setting:
+class MixtureSetting:
     """A client's problem and a run of Algorithm 1.
 
     | field | symbol |
@@ -137,7 +137,7 @@ class Setting:
         return min(self.cohort_size / self.num_clients, 0.5)
 
 
-def least_mix(setting: Setting) -> float:
+def least_mix(setting: MixtureSetting) -> float:
     """`max(1 - 1 / (4 sqrt(6) kappa), 1 - 1 / (4 sqrt(6) kappa sqrt(mu)))`, from which on Theorems 2 and 5 hold.
 
     With sampled clients the proof needs more: (29) divides by 1 - 8 (m - m^2 K / n), which near m = 1 is positive only
@@ -147,7 +147,7 @@ def least_mix(setting: Setting) -> float:
     return float(max(1 - 1 / factor, 1 - 1 / (factor * np.sqrt(setting.strong_convexity))))
 
 
-def personal_terms(setting: Setting, mix: float) -> dict[str, float]:
+def personal_terms(setting: MixtureSetting, mix: float) -> dict[str, float]:
     """Terms of E[f_i(v_i)] - f_i* for strongly convex losses and sampled clients: Theorem 2."""
     s, away = setting, _away(mix)
     mu, kappa, b, steps, tau = s.strong_convexity, s.condition, s.share, s.num_steps, s.num_local_steps
@@ -161,7 +161,7 @@ def personal_terms(setting: Setting, mix: float) -> dict[str, float]:
     }
 
 
-def personal_terms_nonconvex(setting: Setting, mix: float, squared_diameter: float) -> dict[str, float]:
+def personal_terms_nonconvex(setting: MixtureSetting, mix: float, squared_diameter: float) -> dict[str, float]:
     """Terms of (1/T) sum_t |grad f_i(v_i(t))|^2 with full gradients of all clients: Theorem 3.
 
     `squared_diameter` bounds |w - w'|^2 over the domain, D_W in the theorem (Lemma 8 writes D_W^2 for it).
@@ -178,13 +178,13 @@ def personal_terms_nonconvex(setting: Setting, mix: float, squared_diameter: flo
     }
 
 
-def global_terms_of_all(setting: Setting) -> dict[str, float]:
+def global_terms_of_all(setting: MixtureSetting) -> dict[str, float]:
     """Terms of E[F(w)] - F* for strongly convex losses with all clients in every round: Theorem 4."""
     s = setting
     return _global_terms(s, s.total_diversity / s.num_clients, s.num_clients)
 
 
-def personal_terms_of_all(setting: Setting, mix: float) -> dict[str, float]:
+def personal_terms_of_all(setting: MixtureSetting, mix: float) -> dict[str, float]:
     """Terms of E[f_i(v_i)] - f_i* for strongly convex losses with all clients in every round: Theorem 5."""
     s, away = setting, _away(mix)
     mu, steps = s.strong_convexity, s.num_steps
@@ -197,7 +197,7 @@ def personal_terms_of_all(setting: Setting, mix: float) -> dict[str, float]:
     }
 
 
-def global_terms(setting: Setting) -> dict[str, float]:
+def global_terms(setting: MixtureSetting) -> dict[str, float]:
     """Terms of E[F(w)] - F* for strongly convex losses and sampled clients: Theorem 6, (24).
 
     Remark 5 draws O(sqrt(1/KT)) from it for tau = sqrt(T/K); the terms give O(1/KT).
@@ -206,7 +206,7 @@ def global_terms(setting: Setting) -> dict[str, float]:
     return _global_terms(s, 2 * s.total_diversity / s.cohort_size, s.cohort_size)
 
 
-def personal_terms_of_any_mix(setting: Setting, mix: float, gradient_bound: float) -> dict[str, float]:
+def personal_terms_of_any_mix(setting: MixtureSetting, mix: float, gradient_bound: float) -> dict[str, float]:
     """Terms of E[f_i(v_i)] - f_i* for strongly convex losses, sampled clients and any weight: Theorem 7, (33)."""
     s, away = setting, _away(mix)
     mu, b, steps = s.strong_convexity, s.share, s.num_steps
@@ -218,14 +218,14 @@ def personal_terms_of_any_mix(setting: Setting, mix: float, gradient_bound: floa
     }
 
 
-def global_terms_nonconvex(setting: Setting) -> dict[str, float]:
+def global_terms_nonconvex(setting: MixtureSetting) -> dict[str, float]:
     """Terms of (1/T) sum_t |grad F(w(t))|^2 with full gradients of all clients: Theorem 8."""
     s = setting
     drift = s.num_local_steps**2 * s.total_diversity / (s.num_clients * s.num_steps)
     return {"optimisation": s.smoothness / float(np.sqrt(s.num_steps)), "local_drift": drift}
 
 
-def _global_terms(s: Setting, spread: float, num: int) -> dict[str, float]:
+def _global_terms(s: MixtureSetting, spread: float, num: int) -> dict[str, float]:
     steps, tau = s.num_steps, s.num_local_steps
     drift = s.condition**2 * tau * (s.noise**2 + tau * spread) / s.strong_convexity
     return {
@@ -236,7 +236,7 @@ def _global_terms(s: Setting, spread: float, num: int) -> dict[str, float]:
     }
 
 
-def _shared_terms(s: Setting, away: float, num: int, b: float) -> dict[str, float]:
+def _shared_terms(s: MixtureSetting, away: float, num: int, b: float) -> dict[str, float]:
     """The terms of Theorems 5 and 7 that come from the shared model."""
     mu, kappa, steps, tau = s.strong_convexity, s.condition, s.num_steps, s.num_local_steps
     spread = s.total_diversity / num

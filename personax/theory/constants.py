@@ -32,7 +32,7 @@ def gradient_bound(loss: LossFn, region: Region, batches: Batch) -> Measured:
     Departures from the paper: over the region's models; over all of space it is infinite for a quadratic.
     """
     norms = np.asarray(_gradient_norms(loss, region.models, batches))
-    return largest(norms, np.zeros_like(norms), region.told)
+    return largest(norms, np.zeros_like(norms), region.description)
 
 
 def smoothness(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> Measured:
@@ -41,7 +41,7 @@ def smoothness(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_
     By `num_steps` Lanczos steps on Hessian-vector products. Departures from the paper: over the region's models.
     """
     found = _spectra(loss, region, batches, key, num_steps)
-    return largest(np.asarray(found.norm), np.asarray(found.norm_error), region.told)
+    return largest(np.asarray(found.norm), np.asarray(found.norm_error), region.description)
 
 
 def strong_convexity(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> Measured:
@@ -50,7 +50,7 @@ def strong_convexity(loss: LossFn, region: Region, batches: Batch, *, key: Array
     Departures from the paper: over the region's models.
     """
     found = _spectra(loss, region, batches, key, num_steps)
-    lowest = largest(-np.asarray(found.smallest), np.asarray(found.smallest_error), region.told)
+    lowest = largest(-np.asarray(found.smallest), np.asarray(found.smallest_error), region.description)
     return lowest._replace(value=-lowest.value)
 
 
@@ -66,7 +66,7 @@ def hessian_lipschitz(
     require_count("num_starts", num_starts)
     first = starts(region.models, num_starts, key)
     norms = np.asarray(_cubic_norms(loss, num_steps, region.models, batches, first))
-    return largest(norms, np.zeros_like(norms), region.told)
+    return largest(norms, np.zeros_like(norms), region.description)
 
 
 def gradient_noise(loss: LossFn, region: Region, batches: Batch) -> Noise:
@@ -184,4 +184,4 @@ def _noise(found: _Moments, region: Region) -> Noise:
     deviation = np.sqrt(second)
     # The error of a root, to first order; without noise there is none.
     error = np.divide(second_error, 2 * deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    return Noise(largest(deviation, error, region.told), largest(fourth, fourth_error, region.told))
+    return Noise(largest(deviation, error, region.description), largest(fourth, fourth_error, region.description))

@@ -11,13 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from personax.describe import label_counts
-from personax.federation import Federation
-from personax.keys import host_generator
+from personax.data.describe import label_counts
+from personax.data.federation import Federation
+from personax.keys import HostStream, host_generator
 from personax.typing import Array
 from personax.values import require, require_count, require_nonnegative
-
-_DIRECTIONS, _SUBSETS = 2**31 + 25, 2**31 + 26  # streams of a key
 
 
 def label_distributions(federation: Federation) -> np.ndarray:
@@ -111,7 +109,7 @@ def sliced_wasserstein(
 
     require_count("num_directions", num_directions)
     coordinates = points(federation, label_cost=label_cost)
-    directions = host_generator(key, _DIRECTIONS).normal(size=(coordinates.shape[1], num_directions))
+    directions = host_generator(key, HostStream.DIRECTIONS).normal(size=(coordinates.shape[1], num_directions))
     directions /= np.linalg.norm(directions, axis=0)
 
     def distance(own: np.ndarray, everyone: np.ndarray, weights: np.ndarray) -> float:
@@ -143,7 +141,7 @@ def _against_average(
     if num_samples is not None and max(map(len, parts)) > num_samples:
         if key is None:
             raise ValueError(f"Drawing {num_samples} samples of each client needs a `key`. Without a number all count.")
-        drawn = host_generator(key, _SUBSETS)
+        drawn = host_generator(key, HostStream.SUBSETS)
         parts = [part[drawn.permutation(len(part))[:num_samples]] for part in parts]
     everyone = np.concatenate(parts)
     weights = np.concatenate([np.full(len(part), 1 / (len(part) * len(parts))) for part in parts])

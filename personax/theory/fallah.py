@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from personax.sampling import BatchSizes
+from personax.client.sampling import BatchSizes
 from personax.theory.quantities import Constants, EstimatorError, require_small_adapt_lr
 from personax.values import require, require_count, require_nonnegative, require_positive
 
@@ -111,7 +111,7 @@ def spread_from_wasserstein(lipschitz: float, distances: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Training:
+class RoundTraining:
     """A run of Algorithm 1: beta is `local_lr`, tau `num_local_steps`, K `num_rounds`, r n `cohort_size`, n clients."""
 
     local_lr: float
@@ -147,7 +147,9 @@ def largest_local_lr(meta_smoothness: float, num_local_steps: int) -> float:
     return 1 / (10 * num_local_steps * meta_smoothness)
 
 
-def noise_floor(training: Training, meta_smoothness: float, estimator: EstimatorError, meta_spread: float) -> float:
+def noise_floor(
+    training: RoundTraining, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
+) -> float:
     """`sigma_T^2`, the part of (111) that more rounds do not remove: (108), corrected.
 
         280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2) + beta L_F (2 sigma_F^2 + q gamma_F^2) + m_F^2
@@ -176,7 +178,7 @@ def noise_floor(training: Training, meta_smoothness: float, estimator: Estimator
 
 
 def stationarity_bound(
-    training: Training, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
+    training: RoundTraining, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
 ) -> float:
     """The mean over rounds and local steps of E|grad F|^2 at the cohort's mean iterate: (111).
 
@@ -193,7 +195,7 @@ def stationarity_bound(
 
 
 def stationarity_terms(
-    training: Training, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
+    training: RoundTraining, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
 ) -> dict[str, float]:
     """The terms of Theorem 4.5 and gMeta (30), which are given up to a constant factor (but the first, which has it).
 
@@ -217,7 +219,7 @@ def _check(constants: Constants, adapt_lr: float) -> None:
     require_small_adapt_lr(adapt_lr, constants.smoothness, _ANY_STEP)
 
 
-def _check_local_lr(training: Training, meta_smoothness: float) -> None:
+def _check_local_lr(training: RoundTraining, meta_smoothness: float) -> None:
     most = largest_local_lr(meta_smoothness, training.num_local_steps)
     allowed = lambda v: v <= most * (1 + 1e-9)
     require(allowed, "local_lr", training.local_lr, f"be at most 1 / (10 tau L_F) = {most:.4g}")

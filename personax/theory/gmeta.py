@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from personax.sampling import BatchSizes
+from personax.client.sampling import BatchSizes
 from personax.theory.quantities import Constants, EstimatorError
 from personax.values import require_count, require_nonnegative, require_positive
 

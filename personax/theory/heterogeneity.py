@@ -23,7 +23,7 @@ def gradient_spread(loss: LossFn, region: Region, batches: Batch) -> Measured:
     Fallah (13), gMeta (18), PersA-FL (16). Departures from the paper: over the region's models.
     """
     spreads = np.sqrt(np.asarray(_gradient_distances(loss, region.models, batches)).mean(axis=1))
-    return largest(spreads, np.zeros_like(spreads), region.told, over_clients=False)
+    return largest(spreads, np.zeros_like(spreads), region.description, over_clients=False)
 
 
 def hessian_spread(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> Measured:
@@ -35,7 +35,7 @@ def hessian_spread(loss: LossFn, region: Region, batches: Batch, *, key: Array, 
     require_count("num_steps", num_steps)
     norms, errors = _hessian_distances(loss, num_steps, region.models, batches, starts(region.models, 1, key)[0])
     spreads = np.sqrt(np.mean(np.square(norms), axis=1))
-    return largest(spreads, np.asarray(errors).max(axis=1), region.told, over_clients=False)
+    return largest(spreads, np.asarray(errors).max(axis=1), region.description, over_clients=False)
 
 
 def gradient_diversity(loss: LossFn, region: Region, batches: Batch) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from personax.sampling import BatchSizes
+from personax.client.sampling import BatchSizes
 from personax.theory import gmeta
 from personax.theory.quantities import Constants, EstimatorError
 from personax.values import require, require_count, require_nonnegative, require_positive
@@ -114,7 +114,7 @@ def sharp_moreau_spread(constants: Constants, strength: float) -> float:
 
 
 @dataclass(frozen=True)
-class Training:
+class ArrivalTraining:
     """A run of Algorithms 1 and 2: T is `num_updates` of the server, Q `num_local_steps`, tau `staleness`, at most."""
 
     num_updates: int
@@ -127,7 +127,7 @@ class Training:
         require_count("staleness", self.staleness, least=0)
 
 
-def local_lr(training: Training, smoothness: float) -> float:
+def local_lr(training: ArrivalTraining, smoothness: float) -> float:
     """`eta = 1 / (Q sqrt(L T))`, the step size of Theorems 1 to 3; L is that of the objective: L, L_b or L_c."""
     require_positive("smoothness", smoothness)
     return 1 / (training.num_local_steps * np.sqrt(smoothness * training.num_updates))
@@ -145,7 +145,7 @@ def largest_staleness(smoothness: float, num_local_steps: int, num_updates: int)
     return int(np.floor(np.cbrt(ratio) + 1e-12)) - 1
 
 
-def fedasync_bound(training: Training, initial_gap: float, constants: Constants, batch_size: int) -> float:
+def fedasync_bound(training: ArrivalTraining, initial_gap: float, constants: Constants, batch_size: int) -> float:
     """The mean over server updates of E|grad f(w^t)|^2: Theorem 1, with s = sigma_g^2 / b + gamma_g^2:
 
         4 sqrt(L) (f(w^0) - f*) / sqrt(T) + 8 sqrt(L) s / sqrt(T) + 80 L (1 + Q) (tau^2 + 1) s / T
@@ -160,7 +160,7 @@ def fedasync_bound(training: Training, initial_gap: float, constants: Constants,
 
 
 def persafl_meta_bound(
-    training: Training, initial_gap: float, constants: Constants, adapt_lr: float, batch_size: int
+    training: ArrivalTraining, initial_gap: float, constants: Constants, adapt_lr: float, batch_size: int
 ) -> float:
     """The mean over server updates of E|grad F^(b)(w^t)|^2: Theorem 2, for T >= 64 L_b:
 
@@ -179,7 +179,12 @@ def persafl_meta_bound(
 
 
 def persafl_moreau_bound(
-    training: Training, initial_gap: float, constants: Constants, strength: float, tolerance: float, batch_size: int
+    training: ArrivalTraining,
+    initial_gap: float,
+    constants: Constants,
+    strength: float,
+    tolerance: float,
+    batch_size: int,
 ) -> float:
     """The mean over server updates of E|grad F^(c)(w^t)|^2: Theorem 3, corrected:
 
@@ -201,16 +206,16 @@ def persafl_moreau_bound(
     return _first_terms(training, initial_gap, level, noise) + stale + 4 * steps * error.bias**2
 
 
-def _first_terms(training: Training, initial_gap: float, smoothness: float, noise: float) -> float:
+def _first_terms(training: ArrivalTraining, initial_gap: float, smoothness: float, noise: float) -> float:
     require_nonnegative("initial_gap", initial_gap)
     return float(np.sqrt(smoothness / training.num_updates)) * (4 * initial_gap + 8 * noise)
 
 
-def _staleness_term(training: Training, smoothness: float, factor: float, noise: float) -> float:
+def _staleness_term(training: ArrivalTraining, smoothness: float, factor: float, noise: float) -> float:
     return factor * smoothness * (training.staleness**2 + 1) * noise / training.num_updates
 
 
-def _check_num_updates(training: Training, least: float) -> None:
+def _check_num_updates(training: ArrivalTraining, least: float) -> None:
     enough = lambda v: v >= least * (1 - 1e-9)
     hint = "The bound holds for long runs only: use more updates, fewer local steps or less staleness."
     require(enough, "num_updates", training.num_updates, f"be at least {least:.6g}", hint)

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from personax.federation import Federation
-from personax.keys import host_generator
+from personax.data.federation import Federation
+from personax.keys import HostStream, host_generator
 from personax.typing import Array, Batch, Params
 from personax.values import require_count, require_positive
-
-_SAMPLES = 2**31 + 24  # stream of a key, away from those of splits and schedules
 
 
 class Region(NamedTuple):
@@ -24,7 +22,7 @@ class Region(NamedTuple):
     """
 
     models: Params
-    told: str
+    description: str
 
     @property
     def num_models(self) -> int:
@@ -73,7 +71,7 @@ def sample_clients(federation: Federation, num_samples: int | None = None, *, ke
         taken = np.arange(count)
         if count > width:
             assert key is not None
-            taken = host_generator(key, _SAMPLES, int(federation.ids[i])).permutation(count)[:width]
+            taken = host_generator(key, HostStream.THEORY_SAMPLES, int(federation.ids[i])).permutation(count)[:width]
         rows[i, : len(taken)], weight[i, : len(taken)] = start + taken, 1
         rows[i, len(taken) :] = start
     keys = jax.random.split(jax.random.key(0), len(counts))

@@ -1,19 +1,16 @@
-"""How far a model is from a stationary point of what the clients minimise together: the quantity of every theorem."""
+"""How far a model is from a stationary point of the clients' mean objective: the quantity of every theorem."""
 
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from personax.curvature import exact
-from personax.objectives import Erm, Meta, Moreau, Objective, Visit
+from personax.client.step_sizes import Clock
+from personax.objectives import Objective, Visit
 from personax.objectives.objective import Batches
-from personax.step_sizes import Clock
 from personax.theory.region import Region
 from personax.typing import Array, Batch, LossFn, Params
-from personax.values import require
 
 
 class Stationarity(NamedTuple):
@@ -33,11 +30,13 @@ def client_gradients(
     may be left as an error (PersA-FL (26)); for `Erm` grad f_i. Departures from the paper: none. With `as_trained`,
     the Hessians of `Meta` are applied as the objective does: what its bias is measured by.
     """
-    known = isinstance(objective, Erm | Meta | Moreau)
-    require(
-        lambda _: known, "objective", objective, "be Erm, Meta or Moreau", "Others have no single function to stop at."
-    )
-    return _client_gradients(loss, objective if as_trained else _without_shortcuts(objective), params, batches)
+    tracked = objective.tracked()
+    if tracked is None:
+        raise ValueError(
+            f"`objective` must have clients that minimize one function, such as Erm, Meta or Moreau (got {objective}). "
+            "Others have no stationary point."
+        )
+    return _client_gradients(loss, objective if as_trained else tracked, params, batches)
 
 
 def stationarity(objective: Objective, loss: LossFn, params: Params, batches: Batch) -> Stationarity:
@@ -64,10 +63,6 @@ def _client_gradients(loss: LossFn, objective: Objective, params: Params, batche
         return objective.gradient(loss, iterate, memory, visit, _all_of(objective, batch))[0]
 
     return jax.lax.map(of_client, batches)
-
-
-def _without_shortcuts(objective: Objective) -> Objective:
-    return replace(objective, hvp=exact) if isinstance(objective, Meta) else objective
 
 
 def _all_of(objective: Objective, batch: Batch) -> Batches:

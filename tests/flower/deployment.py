@@ -13,12 +13,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from personax.checkpoint import read_model
-from personax.config import load
-from personax.datasets import synthetic
-from personax.federation import Federation
+from personax.data.datasets import synthetic
+from personax.data.federation import Federation
+from personax.experiment.checkpoint import read_model
+from personax.experiment.config import load
+from personax.experiment.folders import Folder
 from personax.flower.template import write_app
-from personax.folders import Folder
 from personax.live.journal import read_lines
 from personax.live.server import choose
 

@@ -10,9 +10,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message
 
 from personax import rounds, simulate
-from personax.config import Sample, Terms
+from personax.experiment.config import Sample, Terms
 from personax.flower.channel import PROTOCOL
-from personax.flower.driver import Driver, Failed, Manners, report_of
+from personax.flower.driver import Driver, Manners, NodeFailed, report_of
 from personax.flower.records import from_content, from_record, to_content, to_record
 from personax.flower.server import read_terms, serve
 from personax.flower.worker import Worker
@@ -242,7 +242,7 @@ def test_a_run_that_nobody_can_take_part_in_ends_with_words(tmp_path):
         grid.answers[i] = lambda task, about, arrays: ({"error": "no samples"}, {})
         grid.come(i)
     (failure,) = drive(grid, book)()
-    assert isinstance(failure, Failed) and "None of the nodes can take part" in str(failure)
+    assert isinstance(failure, NodeFailed) and "None of the nodes can take part" in str(failure)
 
 
 def test_a_key_that_was_registered_for_a_client_speaks_for_no_other(tmp_path, caplog):
@@ -258,7 +258,7 @@ def test_a_key_that_was_registered_for_a_client_speaks_for_no_other(tmp_path, ca
 
 def test_odd_reports_are_left_out():
     given = recipe("FedAvg")
-    (name,) = given.training.protocols
+    (name,) = given.training.scorings
     told = {"numbers": {name: {"accuracy": 0.5, "loss": float("nan")}, "other": {"accuracy": 1.0}}}
     told |= {"version": 1, "samples": 3, "train_samples": 4}
     assert report_of(given, told)["numbers"] == {name: {"accuracy": 0.5}}

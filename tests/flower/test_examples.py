@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from personax.records import read_results
+from personax.experiment.records import read_results
 from tests.flower.deployment import ENVIRONMENT, free_port, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "flower"

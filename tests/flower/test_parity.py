@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from personax import rounds, simulate
-from personax.checkpoint import load
+from personax.experiment.checkpoint import load
 from personax.live.results import journal_schedule
 from tests.flower.deployment import FEDERATION, NAMES, Deployment, Run
 from tests.live_parts import assert_same

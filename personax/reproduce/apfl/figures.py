@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from personax import datasets
 from personax.algorithms import Algorithm, apfl, fedavg
-from personax.datasets.fetch import folder
-from personax.datasets.stand_in import STAND_IN
-from personax.federation import Federation
-from personax.protocol import Protocol
+from personax.data import datasets
+from personax.data.datasets.fetch import folder
+from personax.data.datasets.stand_in import STAND_IN
+from personax.data.federation import Federation
+from personax.evaluation.scoring import Scoring
 from personax.reproduce.apfl.setting import (
     ADAPTIVE,
     BATCH,
@@ -51,7 +51,7 @@ from personax.reproduce.apfl.setting import (
     protocol_of,
     size_of,
 )
-from personax.reproduce.experiment import Cell, Claim, Contrast, Experiment, Training, beats
+from personax.reproduce.experiment import Cell, Claim, Contrast, Experiment, PaperTraining, beats
 
 NUM_NEW, NUM_SAMPLES = 3, 250  # of Figure 6: clients that join, samples of each client
 EPOCHS = {num: f"{num} epoch{'s' * (num > 1)}" for num in (1, 2, 3, 4, 5)}
@@ -76,7 +76,7 @@ def figure1(quick: bool) -> Experiment:
                 Cell(loss_of(row), column, readings, metric="train_loss"),
                 Cell(f"{row}: validation loss", column, readings, metric="loss"),
             )
-            trainings.append(Training(row, LOGISTIC, algorithms[columns], online(size), cells))
+            trainings.append(PaperTraining(row, LOGISTIC, algorithms[columns], online(size), cells))
     rows = (loss_of("2 classes"), "2 classes: validation loss")
     grows = lambda column: tuple(
         Contrast(kind, ((f"IID: {kind}", column),), ((f"2 classes: {kind}", column),))
@@ -116,7 +116,7 @@ def figure2(quick: bool) -> Experiment:
     size, lr = size_of(quick), DECAYS[CHOSEN](LR, 0.01)
     names = {num: _classes(num) for num in (2, 4, 10)}
     trainings = [
-        Training(row, LOGISTIC, algorithm, online(size), cells_of(row, columns), every=1 if quick else 5)
+        PaperTraining(row, LOGISTIC, algorithm, online(size), cells_of(row, columns), every=1 if quick else 5)
         for row in names.values()
         for columns, algorithm in contestants_of(lr, lr, num_steps=10, batch_size=BATCH).items()
         if columns[0] not in (ADAPTIVE, FROM_LITTLE)
@@ -169,7 +169,9 @@ def figure3(quick: bool) -> Experiment:
     contestants = contestants_of(lr, lr, num_steps=10, batch_size=BATCH)
     mixed = (FROM_LITTLE, ADAPTIVE)
     trainings = [
-        Training(row, LOGISTIC, contestants[columns], online(size), cells_of(row, columns), every=1 if quick else 5)
+        PaperTraining(
+            row, LOGISTIC, contestants[columns], online(size), cells_of(row, columns), every=1 if quick else 5
+        )
         for row in spreads.values()
         for columns in ((FROM_LITTLE,), (ADAPTIVE,), (FEDAVG, LOCALIZED_FEDAVG))
     ]
@@ -219,7 +221,7 @@ def figure4(quick: bool) -> Experiment:
     size, lr = size_of(quick), DECAYS[CHOSEN](LR, 0.01)
     shares = {share: f"{share:.0%} online" for share in (0.3, 0.5, 0.7)}
     trainings = [
-        Training("mnist", LOGISTIC, algorithm, online(size, share), cells_of(row, columns), 1 if quick else 5)
+        PaperTraining("mnist", LOGISTIC, algorithm, online(size, share), cells_of(row, columns), 1 if quick else 5)
         for share, row in shares.items()
         for columns, algorithm in contestants_of(lr, lr, num_steps=10, batch_size=BATCH).items()
         if columns[0] in (*FIXED, FEDAVG)
@@ -282,9 +284,12 @@ def figure5(quick: bool) -> Experiment:
     lr = DECAYS[CHOSEN](LR, 0.01)
     local: dict[str, Any] = {"num_epochs": 1, "batch_size": BATCH, "sampling": "shuffled"}
     row = "writers"
-    entries = {(ADAPTIVE,): apfl(lr, 0.5, "round", **local), (FEDAVG, LOCALIZED_FEDAVG): fedavg(lr, **local)}
+    entries = {
+        (ADAPTIVE,): apfl(lr=lr, mix=0.5, update_mix="round", **local),
+        (FEDAVG, LOCALIZED_FEDAVG): fedavg(lr=lr, **local),
+    }
     trainings = [
-        Training(row, MLP, algorithm, online(size, 0.1), online_cells(row, columns), 1 if quick else 10)
+        PaperTraining(row, MLP, algorithm, online(size, 0.1), online_cells(row, columns), 1 if quick else 10)
         for columns, algorithm in entries.items()
     ]
     better = beats(ADAPTIVE, LOCALIZED_FEDAVG, (accuracy_of(row),))
@@ -318,7 +323,7 @@ def _of_newcomers(data: str, name: str, model: Any) -> tuple[Cell, ...]:
     cells = []
     for num, words in EPOCHS.items():
         steps = num * NUM_SAMPLES * 4 // 5 // BATCH
-        readings = {"ours": Protocol(model, steps, LR, BATCH, clients="held_out", score_on="both")}
+        readings = {"ours": Scoring(model, steps, LR, BATCH, clients="held_out", score_on="both")}
         cells.append(Cell(loss_of(f"{data}, {words}"), name, readings, metric="train_loss"))
         cells.append(Cell(accuracy_of(f"{data}, {words}"), name, readings))
     return tuple(cells)
@@ -331,12 +336,12 @@ def figure6(quick: bool) -> Experiment:
     local: dict[str, Any] = {"num_epochs": 1, "batch_size": BATCH, "sampling": "shuffled"}
     mixed = "APFL, 0.5"
     entries: dict[str, tuple[Algorithm, str]] = {
-        mixed: (apfl(lr, 0.5, "never", **local), "recomputed"),
-        "FedAvg": (fedavg(lr, **local), "adapted"),
+        mixed: (apfl(lr=lr, mix=0.5, update_mix="never", **local), "recomputed"),
+        "FedAvg": (fedavg(lr=lr, **local), "adapted"),
     }
     spreads = {spread: f"synthetic({spread}, {spread})" for spread in (0.0, 0.5)}
     trainings = [
-        Training(data, LOGISTIC, algorithm, online(size), _of_newcomers(data, name, model))
+        PaperTraining(data, LOGISTIC, algorithm, online(size), _of_newcomers(data, name, model))
         for data in spreads.values()
         for name, (algorithm, model) in entries.items()
     ]

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from personax import partition
 from personax.algorithms import Algorithm, apfl, fedavg, scaffold
-from personax.datasets import Pool
-from personax.federation import Federation
+from personax.client.step_sizes import Decay, InverseDecay, StepSize
+from personax.data import partition
+from personax.data.datasets import Pool
+from personax.data.federation import Federation
+from personax.data.partition import Partition
+from personax.evaluation.scoring import Scoring
 from personax.models import logistic_regression, mlp
-from personax.partition import Partition
-from personax.protocol import Protocol
+from personax.models.tasks import classification
 from personax.reproduce.experiment import Cell, Experiment
 from personax.schedules import rounds
-from personax.step_sizes import Decay, InverseDecay, StepSize
-from personax.tasks import classification
 from personax.typing import Array
 
 SPLIT = 2003  # the seed of the splits
@@ -109,11 +109,11 @@ def cells_of(row: str, columns: Iterable[str], paper: Mapping[str, Any] = {}, **
     return tuple(cells)
 
 
-def protocol_of(column: str, **scored: Any) -> Protocol:
+def protocol_of(column: str, **scored: Any) -> Scoring:
     """What a column scores: a global, a localized or a personal model."""
     if column == PER_FEDAVG:
-        return Protocol("adapted", 1, 0.01, BATCH, score_on="both", **scored)
-    return Protocol(SCORED.get(column, "personal"), score_on="both", **scored)
+        return Scoring("adapted", 1, 0.01, BATCH, score_on="both", **scored)
+    return Scoring(SCORED.get(column, "personal"), score_on="both", **scored)
 
 
 online_cells = partial(cells_of, clients="cohort")  # averaged over the clients online, as in the tables
@@ -121,13 +121,13 @@ online_cells = partial(cells_of, clients="cohort")  # averaged over the clients 
 
 def contestants_of(lr: StepSize, scaffold_lr: StepSize, **local: Any) -> dict[tuple[str, ...], Algorithm]:
     """Who is trained, by the columns that each fills."""
-    mixed = {(name,): apfl(lr, mix, "never", **local) for name, mix in zip(FIXED, MIXES, strict=True)}
+    mixed = {(name,): apfl(lr=lr, mix=mix, update_mix="never", **local) for name, mix in zip(FIXED, MIXES, strict=True)}
     return {
         **mixed,
-        (ADAPTIVE,): apfl(lr, 0.5, "round", **local),
-        (FROM_LITTLE,): apfl(lr, 0.01, "round", **local),
-        (FEDAVG, LOCALIZED_FEDAVG): fedavg(lr, **local),
-        (SCAFFOLD, LOCALIZED_SCAFFOLD): scaffold(scaffold_lr, 2, **local),
+        (ADAPTIVE,): apfl(lr=lr, mix=0.5, update_mix="round", **local),
+        (FROM_LITTLE,): apfl(lr=lr, mix=0.01, update_mix="round", **local),
+        (FEDAVG, LOCALIZED_FEDAVG): fedavg(lr=lr, **local),
+        (SCAFFOLD, LOCALIZED_SCAFFOLD): scaffold(lr=scaffold_lr, option=2, **local),
     }
 
 
@@ -147,7 +147,7 @@ def by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: int
 
     def divide(labels: np.ndarray, num_clients: int, *, key: Array) -> Partition:
         if num_classes_each == 10:
-            return partition.iid(len(labels), num_clients, key=key)
+            return partition.iid(labels, num_clients, key=key)
         return partition.classes_per_client(labels, num_clients, num_classes_each, key=key)
 
     return divided(load, divide, num_clients)

@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from personax import datasets, partition
 from personax.algorithms import per_fedavg, pfedme
 from personax.curvature import exact
-from personax.datasets import Pool
+from personax.data import datasets, partition
+from personax.data.datasets import Pool
 from personax.models import cnn2, standardized
+from personax.models.tasks import classification
 from personax.reproduce.apfl.setting import (
     ADAPTIVE,
     ALL_MIXED,
@@ -47,8 +48,7 @@ from personax.reproduce.apfl.setting import (
     online_cells,
     size_of,
 )
-from personax.reproduce.experiment import OF_CIFAR, Claim, Experiment, Training, beats
-from personax.tasks import classification
+from personax.reproduce.experiment import OF_CIFAR, Claim, Experiment, PaperTraining, beats
 from personax.typing import Task
 
 # Tables 1 to 3: training loss and validation accuracy in %, each with its interval.
@@ -98,14 +98,14 @@ def _first(num: int, load: Callable[[], Pool]) -> Pool:
 
 def _table(
     size: Mapping[str, int], rows: Mapping[str, tuple[str, str]], task: Task, paper: Mapping[str, Any], num_steps: int
-) -> list[Training]:
+) -> list[PaperTraining]:
     """A table's columns. A row is a federation and a reading of the decay."""
     trainings = []
     for row, (data, reading) in rows.items():
         decay = DECAYS[reading]
         contestants = contestants_of(decay(LR, 0.01), decay(0.05, 0.05), num_steps=num_steps, batch_size=BATCH)
         trainings += [
-            Training(data, task, algorithm, online(size), online_cells(row, columns, paper))
+            PaperTraining(data, task, algorithm, online(size), online_cells(row, columns, paper))
             for columns, algorithm in contestants.items()
             if columns[0] in paper
         ]
@@ -157,16 +157,18 @@ def table1(quick: bool) -> Experiment:
     )
 
 
-def _without_decay(size: Mapping[str, int], rows: Mapping[str, tuple[str, str]]) -> list[Training]:
+def _without_decay(size: Mapping[str, int], rows: Mapping[str, tuple[str, str]]) -> list[PaperTraining]:
     """The columns perFedAvg and pFedMe, one training for all rows of a federation."""
     by_data = {data: [row for row, (of, _) in rows.items() if of == data] for data, _ in rows.values()}
     local: dict[str, Any] = {"num_steps": 20, "batch_size": BATCH}
     constant = {
-        PER_FEDAVG: per_fedavg(0.01, 0.001, exact, query_share=0.1, **local),
-        PFEDME: pfedme(15.0, 0.01, 0.05, **local),
+        PER_FEDAVG: per_fedavg(adapt_lr=0.01, lr=0.001, hvp=exact, query_share=0.1, **local),
+        PFEDME: pfedme(strength=15.0, lr=0.01, prox_lr=0.05, **local),
     }
     return [
-        Training(data, MLP, algorithm, online(size), sum((online_cells(row, (name,), TABLE_2) for row in of_data), ()))
+        PaperTraining(
+            data, MLP, algorithm, online(size), sum((online_cells(row, (name,), TABLE_2) for row in of_data), ())
+        )
         for data, of_data in by_data.items()
         for name, algorithm in constant.items()
     ]
@@ -231,7 +233,7 @@ def table3(quick: bool) -> Experiment:
     }
     contestants = contestants_of(lr, lr, num_epochs=1, batch_size=BATCH, sampling="shuffled")
     trainings = [
-        Training(row, MLP, algorithm, online(size), online_cells(row, columns, TABLE_3))
+        PaperTraining(row, MLP, algorithm, online(size), online_cells(row, columns, TABLE_3))
         for row in splits
         for columns, algorithm in contestants.items()
         if columns[0] in TABLE_3

@@ -1,0 +1,179 @@
+"""Commands of a live federation: `serve`, `join` and `status`.
+
+They import what they need when they run, so that other commands start fast and work without the extra `live`.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+
+from personax.cli.certify import CERTIFICATES
+from personax.cli.console import err, out
+from personax.cli.errors import plain_errors
+
+Identity = Annotated[Path | None, typer.Option(help="The folder with ca.pem, cert.pem and key.pem.")]
+Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server listens.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: on this machine alone, for trying.")]
+
+
+def serve(
+    config: Annotated[Path, typer.Argument(help="A TOML file with one algorithm, or use --algorithm.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")] = "127.0.0.1:7000",
+    identity: Identity = None,
+    insecure: Insecure = False,
+    algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; an old one goes on.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Serve the last model after the end, to newcomers.")] = False,
+    metrics_port: Annotated[int | None, typer.Option(help="A page for Prometheus on this machine.")] = None,
+    view: Annotated[bool, typer.Option(help="Show the clients on the terminal.")] = True,
+) -> None:
+    """Serve a recipe to clients on other machines; killed, it goes on with the same command."""
+    with plain_errors():
+        from personax.live.processes import keep_modules, set_up_server
+
+        set_up_server()  # before gRPC is imported, which reads its settings then
+        from personax.cli.imports import load_and_announce
+        from personax.live import server
+
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+        credentials = _find_identity(identity, insecure, "server")
+        recipe = server.choose(load_and_announce(config, overrides), algorithm)
+        address = server.Address(listen, credentials, metrics_port)
+        root = folder or Path("runs") / f"live-{recipe.config.name}"
+        keep_modules()
+        with _show_server(view) as opened:
+            record = server.serve(recipe, root, address, stay=stay, opened=opened)
+        if record is None:
+            typer.echo(f"The run is in {root}. No client reported numbers, so there is nothing to show in a report.")
+            return
+        from personax.experiment.folders import Folder
+        from personax.report import write_report
+
+        typer.echo(f"The run is in {root}, the report in {write_report([root], Folder(root).report)}")
+
+
+def join(
+    server: Server,
+    data: Annotated[Path, typer.Option(help="The client's samples: npz, CSV or Parquet with a label column.")],
+    identity: Identity = None,
+    insecure: Annotated[str | None, typer.Option(help="Without TLS, on this machine alone: the client's name.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="For the personal state; by default in the identity.")] = None,
+    label: Annotated[str, typer.Option(help="The column of labels.")] = "label",
+    shape: Annotated[str | None, typer.Option(help="The shape of a sample, such as 28x28.")] = None,
+    report: Annotated[int | None, typer.Option(min=1, help="Report test scores every so many updates.")] = None,
+    limits: Annotated[Path | None, typer.Option(help="A TOML file: what you allow the server to ask for.")] = None,
+    personalize_only: Annotated[bool, typer.Option("--personalize-only", help="No training.")] = False,
+) -> None:
+    """Take part in a live federation with your own data, which stays here, and get your own model."""
+    with plain_errors("Interrupted. The same command goes on from here."):
+        from personax.live.processes import keep_modules, set_up_client
+
+        set_up_client()  # before gRPC is imported, which reads its settings then
+        from personax.live import client
+        from personax.live.certificates import read_credentials
+        from personax.live.connection import Connection
+        from personax.live.ports import require_loopback
+        from personax.live.recipe import Limits, read_limits
+
+        if (identity is None) == (insecure is None):
+            raise ValueError("Give --identity for mutual TLS, or --insecure NAME to try without: one of them.")
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+        logging.getLogger("personax.live").setLevel(logging.INFO)  # shows attempts to connect, but no messages of JAX
+        allowed = Limits() if limits is None else read_limits(limits)
+        sizes = None if shape is None else tuple(int(part) for part in shape.split("x"))
+        samples = client.read_data(data, label=label, shape=sizes)
+        if identity is None:
+            require_loopback(server)
+        credentials = None if identity is None else read_credentials(identity)
+        state = folder or (identity or Path("personax-client")) / "state"
+        most = {"max_bytes": allowed.max_bytes, "patience": allowed.patience}
+        connection = Connection(server, credentials, name=insecure or "", **most)
+        keep_modules()
+        given = {"limits": allowed, "notify": lambda text: typer.echo(text, err=True)}
+        try:
+            if personalize_only:
+                found = client.personalize_only(connection, samples, state, **given)
+            else:
+                found = client.take_part(connection, samples, state, **given, habits=client.Habits(report))
+        finally:
+            connection.close()
+        _show_client(found)
+
+
+def status(
+    server: Server,
+    identity: Identity = None,
+    insecure: Insecure = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show how a live federation goes: all clients to its operator, a client itself."""
+    with plain_errors():
+        from personax.live.certificates import read_credentials
+        from personax.live.connection import Connection
+        from personax.live.ports import require_loopback
+        from personax.live.standing import Standing
+        from personax.live.view import table_of
+
+        chosen = _find_identity(identity, insecure, "operator")
+        if chosen is None:
+            require_loopback(server)
+        credentials = None if chosen is None else read_credentials(chosen)
+        connection = Connection(server, credentials, name="operator", role="operator", patience=5.0, call_seconds=5.0)
+        try:
+            text = connection.status()
+        finally:
+            connection.close()
+        if as_json:
+            typer.echo(text)
+        else:
+            out.print(table_of(Standing.from_json(text)))
+
+
+def _find_identity(given: Path | None, insecure: bool, role: str) -> Path | None:
+    """Return the folder of the certificate, by default where `personax certify` writes it, or None without TLS."""
+    usual = CERTIFICATES / role
+    found = given or (usual if usual.is_dir() and not insecure else None)
+    if (found is None) != insecure:
+        raise ValueError(f"Give --identity for mutual TLS ({usual} is not there), or --insecure to try: one of them.")
+    return found
+
+
+@contextlib.contextmanager
+def _show_server(view: bool) -> Iterator[Callable[[int, Any], None]]:
+    """Yield a function for the server to call once it listens; on a terminal, show the clients until the end."""
+    from personax.live.view import table_of
+
+    screen = Live(console=err, auto_refresh=False) if view and err.is_terminal else None
+    tasks: list[Any] = []  # keeps a reference, because the event loop keeps only weak ones
+
+    async def refresh(screen: Live, service: Any) -> None:
+        while True:
+            screen.update(table_of(service.standing()), refresh=True)
+            await asyncio.sleep(0.5)
+
+    def opened(port: int, service: Any) -> None:
+        typer.echo(f"Listening on port:{port}")
+        if screen is not None:
+            tasks.append(asyncio.get_running_loop().create_task(refresh(screen, service)))
+
+    with screen or contextlib.nullcontext():
+        yield opened
+
+
+def _show_client(found: Any) -> None:
+    """Print the scores of a client that has finished, and where its personal model is."""
+    from personax.evaluation.scores import show
+
+    typer.echo(f"{found.num_updates} updates. On this client's test samples:")
+    for metric, shared in found.numbers["shared"].items():
+        numbers = (found.numbers["start"].get(metric), shared, found.numbers["personal"][metric])
+        start, before, after = (show(number, metric) for number in numbers)
+        typer.echo(f"  {metric:10}{start:>8} at the start{before:>8} shared model{after:>8} personal model")
+    typer.echo(f"The personal model is in {found.model}")

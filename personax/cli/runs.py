@@ -1,0 +1,177 @@
+"""Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from personax.cli.console import err, print_table
+from personax.cli.errors import plain_errors
+from personax.cli.imports import announce_run, load_and_announce
+from personax.cli.options import ConfigFile, Out, Overrides
+from personax.cli.progress import Bars
+from personax.evaluation.scores import Interval, show
+from personax.experiment import citations, newcomers
+from personax.experiment.build import resolve
+from personax.experiment.checkpoint import write_atomically
+from personax.experiment.config import STARTER, Config, ConfigError, check_names
+from personax.experiment.folders import Folder, refuse_used, tidy
+from personax.experiment.loggers import Events
+from personax.experiment.records import RunRecord, TableRow, read_results
+from personax.experiment.runs import Work, execute, prepare, start
+from personax.experiment.tuning import tune
+from personax.report import write_report
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Tune = Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder, too.")]
+
+
+def compare(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    folder: Out = None,
+    tuned: Tune = False,
+    tensorboard: TensorBoard = False,
+) -> None:
+    """Train several algorithms on the same federation, cohorts and batches, and see who wins, and for whom."""
+    with plain_errors():
+        _new_run(resolve(load_and_announce(config, overrides), baselines=True), folder, tuned, tensorboard)
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
+    overrides: Overrides = None,
+    folder: Out = None,
+    tuned: Tune = False,
+    tensorboard: TensorBoard = False,
+) -> None:
+    """Train one algorithm."""
+    with plain_errors():
+        given = load_and_announce(config, overrides)
+        names = list(given.algorithms)
+        if algorithm is None and len(names) > 1:
+            raise ConfigError(f"{config} has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
+        name = algorithm or names[0]
+        check_names(str(config), [name], names, "algorithm")
+        chosen = replace(given, algorithms={name: given.algorithms[name]})
+        _new_run(resolve(chosen, baselines=False), folder, tuned, tensorboard)
+
+
+def resume(run: Run, tensorboard: TensorBoard = False) -> None:
+    """Continue an interrupted run; it ends as if it had never been interrupted."""
+    with plain_errors():
+        folder = Folder(run)
+        if not folder.config.exists():
+            raise ValueError(f"{run} is not a run folder: it has no config.toml. Start one with `personax compare`.")
+        if folder.results.exists():
+            tidy(folder)
+            typer.echo(f"{run} is finished.")
+            _show_run(folder, read_results(run))
+        else:
+            announce_run(run)
+            _finish(folder, tensorboard)
+
+
+def personalize(
+    run: Run,
+    data: Annotated[Path, typer.Option(help="The client's samples: npz, CSV or Parquet with a label column.")],
+    algorithm: Annotated[str | None, typer.Option(help="By default the run's best that adapts.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Adaptation steps. By default the run's.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="Their size. By default the run's.")] = None,
+    path: Annotated[Path, typer.Option("--out", "-o", help="The personal model.")] = Path("personal.safetensors"),
+) -> None:
+    """Adapt a trained model to a client that nobody has seen, and write its personal model."""
+    with plain_errors():
+        announce_run(run)
+        found = newcomers.hand_over(Folder(run), data, algorithm, num_steps=steps, lr=lr)
+        newcomers.write(found, path)
+        typer.echo(f"{found.algorithm}: {found.words.split(';')[0]}, from {found.num_train} samples")
+        typer.echo(f"on {found.num_test} others:")
+        for metric, before in found.before.items():
+            typer.echo(f"  {metric:10}{show(before, metric):>8} before{show(found.after[metric], metric):>8} after")
+        typer.echo(f"The model is in {path}")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; also of runs made apart.")],
+    path: Annotated[
+        Path | None, typer.Option("--out", "-o", help="By default report.html in the first folder.")
+    ] = None,
+) -> None:
+    """Write one HTML page about one run or several, which opens offline."""
+    with plain_errors():
+        typer.echo(f"The report is in {write_report(runs, path or Folder(runs[0]).report)}")
+
+
+def cite(run: Run) -> None:
+    """Print BibTeX for exactly what a run used."""
+    with plain_errors():
+        record = read_results(run)
+        used = [key for algorithm in record.algorithms for key in algorithm.citations]
+        typer.echo(citations.cite(dict.fromkeys([*used, *record.federation.citations, "jax"])))
+
+
+def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("personax.toml")) -> None:
+    """Write a commented starter configuration."""
+    with plain_errors():
+        if path.exists():
+            raise ValueError(f"{path} exists. Choose another name, or remove it.")
+        path.write_text(STARTER.read_text(encoding="utf-8"), encoding="utf-8")
+        typer.echo(f"Wrote {path}. Change it, then: personax compare {path}")
+
+
+def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) -> None:
+    """Tune a resolved configuration if that is wanted, then run it in a new folder."""
+    name = re.sub(r"\W+", "-", config.name)
+    path = path or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    refuse_used(path)
+    trials = []
+    if tuned:
+        err.print("Tuning on validation data cut from the clients' training data.", highlight=False)
+        config, trials = tune(config, lambda text: err.print(f"  {text}", highlight=False))
+    work = prepare(config)  # before `start`, so that a configuration that cannot be run leaves no folder
+    folder = start(config, path)
+    if trials:
+        content = json.dumps([trial._asdict() for trial in trials], indent=1)
+        write_atomically(folder.root / "tuning.json", content.encode())
+    _finish(folder, tensorboard, work)
+
+
+def _finish(folder: Folder, tensorboard: bool, work: Work | None = None) -> None:
+    """Train what is left of a run, and show the results."""
+    with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
+        listeners = [Events(folder.root / "tensorboard")] if tensorboard else []
+        with Bars(err) as bars:
+            record = execute(folder, bars, listeners=listeners, work=work)
+        _show_run(folder, record)
+
+
+def _show_run(folder: Folder, record: RunRecord) -> None:
+    """Print the results of a run, and write its report."""
+    _print_results(record)
+    typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
+
+
+def _print_results(record: RunRecord) -> None:
+    """Print the table of the headline metric, and below it what each row measures."""
+    columns = ("", record.headline, "std", "worst", "best", "> local", "> global")
+    rows = [row for row in record.table if row.metric == record.headline]
+    print_table(columns, [_cells(row, len(record.seeds)) for row in rows])
+    for algorithm in record.algorithms:
+        for score in algorithm.scores:
+            typer.echo(f"{score.name}: {score.words}")
+
+
+def _cells(row: TableRow, num_seeds: int) -> list[str]:
+    """Format one row of the table; "(!)" marks a flagged score."""
+    name = row.score + (" (!)" if row.flag else "")
+    mean = Interval(row.mean, row.low or row.mean, row.high or row.mean, num_seeds)
+    spread = [show(number, row.metric) for number in (row.std, row.worst_decile, row.best_decile)]
+    shares = ["" if share is None else f"{share:.0%}" for share in (row.better_than_local, row.better_than_global)]
+    return [name, show(mean, row.metric), *spread, *shares]

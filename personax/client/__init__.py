@@ -1,0 +1,1 @@
+"""Training on one client: steps, batches, optimizers and step sizes."""

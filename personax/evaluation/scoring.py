@@ -1,0 +1,96 @@
+"""Scoring as a value: the model, the clients, the adaptation and the data of an evaluation."""
+
+from typing import Literal
+
+from personax.values import Static, require_count, require_nonnegative, require_one_of, value
+
+MODELS = {
+    "global": "the shared model as it is",
+    "localized": "the client's own iterate after the local steps of its next visit, before any averaging",
+    "adapted": "the shared model after {steps} of size {lr:g}{each}",
+    "personal": "the personal model that the client keeps",
+    "recomputed": "the objective's personal model, recomputed from the shared one in {rounds}, step size {lr:g}{each}",
+    "local": "the part of the client's mixture that is its own",
+}
+_ADAPTING = ("adapted", "recomputed")
+
+
+@value
+class Scoring:
+    """The model that is scored, of which clients, on which data, after which adaptation.
+
+    `model`:
+
+    - `"global"`: the shared model as it is.
+    - `"localized"`: the client's own iterate after its local steps from the shared model, before averaging; SCAFFOLD's
+      with its corrections (APFL section 5). The batches are those of the client's next visit in a run with this key.
+    - `"adapted"`: the shared model after `num_steps` gradient steps of size `lr`: Fallah (3), gMeta (7), "FedAvg +
+      update". No steps leave it as it is.
+    - `"personal"`: the personal model that the client keeps: APFL's mixture, theta of the Moreau envelope, the model of
+      local training.
+    - `"recomputed"`: the objective's own personal model, made from the shared one, and the client's state where it has
+      one, with `num_steps` fresh batches: the Moreau envelope's inner problem (at its own step size), steps of the
+      client's v (APFL (7); a newcomer's weight is the initial one), ARUBA's refinement (`lr` multiplies its learned
+      step sizes: 1 leaves them), gradient steps of size `lr` for the others.
+    - `"local"`: APFL's v alone.
+
+    Adaptation takes shuffled batches of `batch_size` of the client's training data. `adapt_on="test"` takes them from
+    the data that is scored, as Fallah's section 5 has it: see `fallah_scoring`. `clients` are `"all"`, the `"cohort"`
+    of the last round, or those `"held_out"`, the federation's newcomers. `score_on` is the `"test"` data, the
+    `"training"` data (metrics are then called `train_...`) or `"both"`. `weighting` is that of the mean over clients.
+    """
+
+    model: Static[Literal["global", "localized", "adapted", "personal", "recomputed", "local"]] = "adapted"
+    num_steps: Static[int] = 1
+    lr: float = 0.01
+    batch_size: Static[int] = 40
+    adapt_on: Static[Literal["training", "test"]] = "training"
+    clients: Static[Literal["all", "cohort", "held_out"]] = "all"
+    score_on: Static[Literal["test", "training", "both"]] = "test"
+    weighting: Static[Literal["uniform", "samples"]] = "uniform"
+
+    def __post_init__(self) -> None:
+        require_one_of("model", self.model, tuple(MODELS))
+        require_count("num_steps", self.num_steps, 0)
+        require_nonnegative("lr", self.lr)
+        require_count("batch_size", self.batch_size)
+        require_one_of("adapt_on", self.adapt_on, ("training", "test"))
+        require_one_of("clients", self.clients, ("all", "cohort", "held_out"))
+        require_one_of("score_on", self.score_on, ("test", "training", "both"))
+        require_one_of("weighting", self.weighting, ("uniform", "samples"))
+        if self.adapt_on == "test" and self.model not in _ADAPTING:
+            raise ValueError(f"`adapt_on` is for models that are adapted, got {self.model!r}. Leave it out.")
+        if self.model in ("personal", "local") and self.clients == "held_out":
+            raise ValueError(
+                f"Clients held out of training keep no {self.model!r} model. "
+                "Score one that is 'adapted' or 'recomputed'."
+            )
+
+    @property
+    def adapts(self) -> bool:
+        """True if the client's data changes the model before it is scored."""
+        return self.model == "recomputed" or (self.model == "adapted" and self.num_steps > 0)
+
+    @property
+    def flag(self) -> str:
+        """A warning for readers, or nothing."""
+        leaks = self.adapts and self.adapt_on == "test" and self.score_on != "training"
+        return "adapted on the data that is scored" if leaks else ""
+
+    def describe(self) -> str:
+        """The scoring in words."""
+        count = lambda thing, plural="s": f"{self.num_steps} {thing}{'' if self.num_steps == 1 else plural}"
+        each = f", each on {self.batch_size} of its {self.adapt_on} samples" if self.num_steps else ""
+        model = MODELS[self.model].format(
+            steps=count("gradient step"), rounds=count("batch", "es"), lr=self.lr, each=each
+        )
+        whose = {"all": "all clients", "cohort": "the last cohort", "held_out": "clients held out of training"}
+        scored = {"both": "test and training data"}.get(self.score_on, f"{self.score_on} data")
+        mean = {"uniform": "averaged equally over clients", "samples": "averaged over clients by their scored samples"}
+        flagged = f" NOTE: {self.flag}." if self.flag else ""
+        return f"{model}; scored on the {scored} of {whose[self.clients]}, {mean[self.weighting]}.{flagged}"
+
+
+def fallah_scoring(lr: float = 0.01, num_steps: int = 1, batch_size: int = 40) -> Scoring:
+    """Fallah section 5: a step "with respect to the test data", scored on all of it; flagged wherever it shows."""
+    return Scoring("adapted", num_steps, lr, batch_size, adapt_on="test")

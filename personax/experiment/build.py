@@ -1,0 +1,287 @@
+"""Build the values of a run from a configuration: federation, task, algorithms, scorings, schedules."""
+
+import dataclasses
+import inspect
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.client.local import Local
+from personax.data.datasets import Pool
+from personax.data.federation import Federation
+from personax.evaluation.scoring import Scoring
+from personax.experiment.config import AlgorithmSection, Config
+from personax.models.tasks import as_inputs, classification, regression
+from personax.schedules import Delays, Schedule, arrivals, rounds
+from personax.simulation.checks import check_model
+from personax.typing import Array, Model, Params, Task
+from personax.values import DATASETS, DELAYS, MODELS, PARTITIONS, RECIPES, ConfigError, call, check_names
+
+
+class Training(NamedTuple):
+    """One algorithm of a run and how it is scored, by the name of each score."""
+
+    name: str
+    recipe: str  # a registered name, or the path that it is imported by
+    algorithm: Algorithm
+    scorings: dict[str, Scoring]
+
+
+class Study(NamedTuple):
+    """Everything that a run computes with. The baselines are the scores of local training and of FedAvg's model."""
+
+    federation: Federation
+    task: Task
+    trainings: list[Training]
+    keys: Array  # one for each seed
+    local_baseline: str | None
+    global_baseline: str | None
+
+
+def resolve(config: Config, *, baselines: bool) -> Config:
+    """The configuration with shared options and default scorings written out.
+
+    With `baselines`, local training and FedAvg's global model are added where they are missing.
+    """
+    if len(set(config.seed_list)) < len(config.seed_list):
+        raise ConfigError(f"`seeds` must all be different, got {config.seeds}. Remove the repeated ones.")
+    entries = {name: _merged(config, name, entry) for name, entry in config.algorithms.items()}
+    if baselines:
+        entries = _with_baselines(config, entries)
+    scored = {name: with_scores(name, entry) for name, entry in entries.items()}
+    names = [score for entry in scored.values() for score in entry.scores]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"Each score needs a name of its own, got `{twice[0]}` more than once. Rename one.")
+    return dataclasses.replace(config, seeds=config.seed_list, local={}, algorithms=scored)
+
+
+def build(config: Config) -> Study:
+    """The values of a resolved configuration, checked against each other."""
+    trainings = [make_training(name, entry) for name, entry in config.algorithms.items()]
+    federation = make_federation(config)
+    task = make_task(config, outputs_of(config, federation))
+    keys = jnp.stack([jax.random.key(seed) for seed in config.seed_list])
+    first = lambda stands_for: next(
+        (name for t in trainings for name, one in t.scorings.items() if stands_for(t.algorithm, one.model)), None
+    )
+    check_model(task, federation, None)
+    params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.first_sample[0])))
+    for training in trainings:
+        _check_scores(training, federation, params)
+    return Study(federation, task, trainings, keys, first(is_local_baseline), first(is_global_baseline))
+
+
+def is_local_baseline(algorithm: Algorithm, model: str) -> bool:
+    """True for a score of local training: the personal model where nothing is shared."""
+    return not algorithm.objective.federated and model == "personal"
+
+
+def is_global_baseline(algorithm: Algorithm, model: str) -> bool:
+    """True for a score of FedAvg: the shared model of plain synchronous averaging."""
+    is_fedavg = algorithm.objective.is_plain and algorithm.objective.federated and algorithm.server.is_synchronous
+    return is_fedavg and model == "global"
+
+
+def _check_scores(training: Training, federation: Federation, params: Params) -> None:
+    """Check, before training, that a run can give what its scores ask for."""
+    objective = training.algorithm.objective
+    kept = jax.eval_shape(lambda params: objective.models(params, objective.init_personal(params)), params)
+    for score, scoring in training.scorings.items():
+        where = f"algorithms.{training.name}.scores.{score}"
+        if scoring.clients == "held_out" and federation.newcomers is None:
+            raise ConfigError(f"`{where}` is of held-out clients and needs some. Set `split.num_held_out`.")
+        if scoring.clients == "cohort" and not training.algorithm.server.is_synchronous:
+            raise ConfigError(f"`{where}` is of a cohort, and an asynchronous server has none. Score all clients.")
+        check_names(where, [scoring.model], [*kept, "localized", "adapted", "recomputed"], "model")
+
+
+def make_schedules(config: Config, algorithm: Algorithm, num_clients: int) -> list[Schedule]:
+    """One schedule for each seed: rounds, or as many updates one by one where the server does not wait."""
+    section = config.schedule
+    cohort = num_clients if section.cohort_size == "all" else section.cohort_size
+    if cohort > num_clients:
+        raise ConfigError(
+            f"`schedule.cohort_size` must be at most the {num_clients} clients that train, got {cohort}. Lower it."
+        )
+    made = []
+    for seed in config.seed_list:
+        key = jax.random.key(seed)
+        delays = DELAYS.make(section.delays, "schedule.delays", num_clients=num_clients, key=key)
+        if not isinstance(delays, Delays):
+            raise ConfigError(f"`schedule.delays` must give a personax Delays (got {type(delays).__name__}).")
+        if algorithm.server.is_synchronous:
+            made.append(rounds(num_clients, section.num_rounds, cohort, key=key, delays=delays))
+        elif delays == Delays():
+            raise ConfigError('Asynchronous algorithms need delays, got none. Set `schedule.delays = "persafl"`.')
+        else:
+            made.append(arrivals(num_clients, section.num_rounds * cohort, delays=delays, key=key))
+    return made
+
+
+def make_federation(config: Config) -> Federation:
+    """The clients and their data, those held out of training apart."""
+    key = jax.random.key(config.split.seed)
+    found = DATASETS.make(config.data.table, "data", test_share=config.split.test_share, key=key)
+    if not isinstance(found, Pool | Federation):
+        got = type(found).__name__
+        raise ConfigError(f"`data` must give a personax Pool or Federation (got {got}). Change what is imported.")
+    if found.is_divided and config.partition is not None:
+        raise ConfigError(f"`{config.data.kind}` data comes divided among clients. Remove the `[partition]`.")
+    federation = found if isinstance(found, Federation) else _divided(config, found, key)
+    if federation.is_mapped:
+        return _checked(config, federation)
+    if federation.test_x is None:
+        federation = federation.split_tests(config.split.test_share, key=key)
+    held_out = config.split.num_held_out
+    if held_out >= federation.num_clients:
+        raise ConfigError(
+            f"`split.num_held_out` must leave some of the {federation.num_clients} clients, got {held_out}. Lower it."
+        )
+    return federation.hold_out(held_out, key=key) if held_out else federation
+
+
+def _checked(config: Config, federation: Federation) -> Federation:
+    """A federation in files, which is divided before it is saved: to do it here would read all of it."""
+    if federation.test_x is None:
+        raise ConfigError("The folder of `data.path` has no test data. Use `split_tests(...)` before `save(...)`.")
+    if config.split.num_held_out:
+        raise ConfigError("Clients of `data.path` cannot be held out here. Use `hold_out(...)` before `save(...)`.")
+    return federation
+
+
+def _divided(config: Config, pool: Pool, key: Array) -> Federation:
+    """Divide a pool by `[partition]`; with `test_each`, the published test set in the same way."""
+    if config.partition is None:
+        raise ConfigError(f"`{config.data.kind}` has to be divided among clients. Add a `[partition]`.")
+    table = dict(config.partition.table)
+    test_each = table.pop("test_each", None)
+    divide = lambda table, labels: PARTITIONS.make(table, "partition", labels=labels, key=key)
+    make = partial(Federation.from_partition, pool.x, pool.y, origin=f"{pool.name}.")
+    parts = divide(table, pool.y)
+    if test_each is None:
+        return make(*parts.split(config.split.test_share, key=key))
+    if pool.test_y is None:
+        raise ConfigError(f"{pool.name} has no published test set for `partition.test_each`. Leave it out.")
+    test = divide({**table, "num_each": test_each}, pool.test_y)
+    return make(parts, test, test_x=pool.test_x, test_y=pool.test_y)
+
+
+class Outputs(NamedTuple):
+    """The kind and number of a model's outputs."""
+
+    kind: str  # "classification" or "regression"
+    num: int
+
+
+def outputs_of(config: Config, federation: Federation) -> Outputs:
+    """One output for each class up to the largest label, or for each target."""
+    integers = np.issubdtype(federation.y.dtype, np.integer)
+    kind = config.task.kind if config.task.kind != "auto" else "classification" if integers else "regression"
+    if kind == "regression":
+        return Outputs(kind, int(np.prod(federation.y.shape[1:])))
+    if not integers:
+        raise ConfigError(f"Classification needs whole-number labels, got {federation.y.dtype}. Use `regression`.")
+    new = federation.newcomers
+    parts = [federation.y, federation.test_y, *((new.y, new.test_y) if new else ())]
+    return Outputs(kind, 1 + max(int(part.max()) for part in parts if part is not None))
+
+
+def make_task(config: Config, outputs: Outputs) -> Task:
+    """The model and its loss."""
+    make = classification if outputs.kind == "classification" else regression
+    return make(_model(config, outputs.num), config.task.l2)
+
+
+def _model(config: Config, num_outputs: int) -> Model:
+    made = MODELS.make(config.model.table, "model", num_outputs=num_outputs)
+    if not isinstance(made, Model):
+        got = type(made).__name__
+        raise ConfigError(f"`model` must give a personax.Model (got {got}). Use an adapter such as `px.from_flax`.")
+    try:
+        hash(made)
+    except TypeError as error:  # as it must be to compile once
+        raise ConfigError(f"`model`: its functions must be hashable: {error}. Use functions, not objects.") from error
+    return made
+
+
+def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSection:
+    """An entry with the shared options that its recipe takes."""
+    parameters = RECIPES.parameters(_recipe_table(entry), f"algorithms.{name}")
+    check_names("local", config.local, ["lr", *_LOCAL])
+    given = entry.options.keys() & {"num_steps", "num_epochs"}  # either replaces both
+    shared = {key: item for key, item in config.local.items() if not (given and key in ("num_steps", "num_epochs"))}
+    if "lr" in parameters and parameters["lr"].default is not inspect.Parameter.empty:
+        shared.pop("lr", None)  # a recipe with a step size of its own, such as ARUBA, which learns them
+    return dataclasses.replace(entry, options={**shared, **entry.options})
+
+
+def option_names(name: str, entry: AlgorithmSection) -> list[str]:
+    """The options that the recipe of an entry takes."""
+    return list(RECIPES.parameters(_recipe_table(entry), f"algorithms.{name}"))
+
+
+def _recipe_table(entry: AlgorithmSection) -> dict[str, Any]:
+    return {"kind": entry.recipe} if isinstance(entry.recipe, str) else entry.recipe
+
+
+def _with_baselines(config: Config, entries: dict[str, AlgorithmSection]) -> dict[str, AlgorithmSection]:
+    """Entries that have local training and FedAvg's global model among them."""
+    made = {name: with_scores(name, entry) for name, entry in entries.items()}
+    has = lambda stands_for: any(
+        stands_for(_algorithm(name, entry), str(score.get("model", Scoring.model)))
+        for name, entry in made.items()
+        for score in entry.scores.values()
+    )
+    taken = {*made, *(score for entry in made.values() for score in entry.scores)}
+    options = _shared_or_first(config, list(made.values()))
+    for name, recipe, model, stands_for in (
+        ("Local", "local_only", "personal", is_local_baseline),
+        ("FedAvg", "fedavg", "global", is_global_baseline),
+    ):
+        if not has(stands_for):
+            if "lr" not in options:
+                raise ConfigError(f"The comparison needs `{recipe}`, and no `lr` is given for it. Set `local.lr`.")
+            numbered = (f"{name} (baseline {i})" for i in range(2, len(taken) + 2))
+            free = next(n for n in (name, f"{name} (baseline)", *numbered) if n not in taken)
+            made[free] = AlgorithmSection(recipe, options, {free: {"model": model}})
+    return made
+
+
+def _shared_or_first(config: Config, entries: list[AlgorithmSection]) -> dict[str, Any]:
+    """Local options of baselines: the shared ones, or those of the first algorithm that has a step size."""
+    first = next((entry.options for entry in entries if "lr" in entry.options), {})
+    steps = ("num_steps", "num_epochs")
+    settled = (*config.local, "query_share", *(steps if config.local.keys() & set(steps) else ()))
+    return {**{key: first[key] for key in ("lr", *_LOCAL) if key in first and key not in settled}, **config.local}
+
+
+def with_scores(name: str, entry: AlgorithmSection) -> AlgorithmSection:
+    """An entry with at least one score: what its objective is for."""
+    if entry.scores:
+        return entry
+    return dataclasses.replace(entry, scores={name: _algorithm(name, entry).objective.default_scoring()})
+
+
+def make_training(name: str, entry: AlgorithmSection) -> Training:
+    """An algorithm and how it is scored, from an entry with at least one score."""
+    scorings = {
+        score: call(Scoring, table, f"algorithms.{name}.scores.{score}") for score, table in entry.scores.items()
+    }
+    recipe = _recipe_table(entry)
+    return Training(name, recipe.get("path", recipe["kind"]), _algorithm(name, entry), scorings)
+
+
+def _algorithm(name: str, entry: AlgorithmSection) -> Algorithm:
+    where = f"algorithms.{name}"
+    made = RECIPES.make({**_recipe_table(entry), **entry.options}, where)
+    if not isinstance(made, Algorithm):
+        raise ConfigError(f"`{where}` must be a recipe for an Algorithm (got {type(made).__name__}).")
+    return made
+
+
+_LOCAL = [field.name for field in dataclasses.fields(Local) if field.name != "lr"]

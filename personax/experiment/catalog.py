@@ -1,0 +1,14 @@
+"""Everything that a configuration can name, for `personax list`. It is registered next to its class or function."""
+
+from personax import algorithms, curvature  # noqa: F401
+from personax.data import datasets, partition  # noqa: F401
+from personax.models import networks  # noqa: F401
+from personax.schedules import delays  # noqa: F401  (registers its kinds)
+from personax.values import DATASETS, OBJECTIVES, PARTITIONS, RECIPES, Axis
+
+CATALOG: dict[str, Axis] = {
+    "algorithms": RECIPES,
+    "objectives": OBJECTIVES,
+    "partitions": PARTITIONS,
+    "datasets": DATASETS,
+}

@@ -1,0 +1,338 @@
+"""The configuration of a run as one value: TOML in, the same TOML out, checked before anything is computed."""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from personax.data import datasets, partition  # noqa: F401  (registers their kinds)
+from personax.models import networks  # noqa: F401
+from personax.values import DATASETS, MODELS, PARTITIONS, ConfigError, check_names, construct, imports_in, unknown_name
+
+_KNOWN = ConfigDict(extra="forbid")  # an unknown key is an error
+Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
+Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
+PartOrAll = Annotated[float, Field(gt=0, le=1, strict=True)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+AtLeastTwo = Annotated[int, Field(ge=2, lt=2**31, strict=True)]
+Natural = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Name = Annotated[str, Field(min_length=1, max_length=80)]
+HowMany = Annotated[int, Field(ge=1, le=1000, strict=True)]
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Section:
+    """`[data]`, `[partition]` or `[model]`: a kind, and the options that stand beside it in TOML."""
+
+    kind: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The section as it is written in TOML."""
+        return {"kind": self.kind, **self.options}
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Split:
+    """`[split]`: the test share of clients without tests of their own, newcomers, and the split's own seed."""
+
+    test_share: Share = 0.2
+    num_held_out: Natural = 0
+    seed: Natural = 0
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class TaskSection:
+    """`[task]`: classification or regression (by default what the labels suggest), and an l2 penalty."""
+
+    kind: Literal["auto", "classification", "regression"] = "auto"
+    l2: Amount = 0.0
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class ScheduleSection:
+    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get as many updates, one by one.
+
+    At most `cohort_chunk` clients train at once, where a whole cohort does not fit into the device's memory.
+    """
+
+    num_rounds: Count = 60
+    cohort_size: Count | Literal["all"] = 10
+    delays: str | dict[str, Any] = "none"
+    cohort_chunk: Count | None = None
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class EvaluationSection:
+    """`[evaluation]`: how often, in rounds; how far newcomers adapt; whether gradient norms are measured, too."""
+
+    every: Count = 10
+    stationarity: bool = False
+    adaptation_steps: list[Natural] = dataclasses.field(default_factory=lambda: [0, 1, 2, 5, 10])
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Sample:
+    """`[live.sample]`: what a sample of the clients looks like, where the server has no data to see it in."""
+
+    shape: list[Count]
+    type: Literal["float32", "float64", "uint8", "int32"] = "float32"
+    num_outputs: Count = 10
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Terms:
+    """`[live]`: what the operator of `personax serve` decides; a simulation ignores it. Times are in seconds.
+
+    A synchronous round ends when its cohort has reported, or at its `deadline` if `least_share` of the cohort has; else
+    those who are away are replaced and it waits once more. `num_clients` is how many there are (SCAFFOLD's N): a
+    synchronous run begins when so many are there.
+    An upload whose norm is more than `outlier_factor` times the median of the other clients' last is refused, or
+    clipped to that; with a factor of 0 any norm will do.
+    """
+
+    num_clients: Count | None = None
+    deadline: Positive = 600.0
+    least_share: PartOrAll = 0.5
+    outliers: Literal["refuse", "clip"] = "refuse"
+    outlier_factor: Amount = 20.0
+    least_peers: Count = 2  # who must have reported before norms are compared
+    rate: Positive = 100.0  # requests of one client in a second
+    max_streams: Annotated[Count, Field(ge=2)] = 4  # of one client at the same time; its uploads keep one open
+    max_transfers: Count = 64  # models on their way at the same time
+    max_connections: Count = 4096  # of all peers together
+    stall: Positive = 30.0  # without a piece of an upload
+    presence: Positive = 60.0  # since a client was last heard of
+    checkpoint: Positive = 10.0  # between checkpoints
+    linger: Amount = 60.0  # after the end, for the clients' last numbers
+    sync: Flag = False  # wait for the disk before answering: survives power cuts, too
+    sample: Sample | None = None
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class AlgorithmSection:
+    """`[algorithms.NAME]`: a recipe (a name, or a table that imports one), its options, and how it is scored."""
+
+    recipe: str | dict[str, Any]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    scores: dict[Name, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Config:
+    """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share.
+
+    `precision` is that of the clients' matrix products, see `simulate`.
+    """
+
+    name: Name = "run"
+    personax: str | None = None  # the version that wrote the configuration of a run folder
+    seeds: HowMany | Annotated[list[Natural], Field(min_length=1, max_length=1000)] = 3
+    precision: Literal["default", "float32", "tf32", "bf16"] = "default"
+    data: Section = Section("digits")
+    partition: Section | None = None
+    split: Split = Split()
+    model: Section = Section("mlp", {"widths": [32]})
+    task: TaskSection = TaskSection()
+    schedule: ScheduleSection = ScheduleSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    live: Terms | None = None
+    local: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tune: dict[str, Annotated[list[Any], Field(min_length=1)]] = dataclasses.field(default_factory=dict)
+    algorithms: Annotated[dict[Name, AlgorithmSection], Field(min_length=1)] = dataclasses.field(default_factory=dict)
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds themselves."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+
+STARTER = Path(__file__).with_name("default.toml")
+_CONFIG = TypeAdapter(Config)
+_SECTIONS = {"data": DATASETS, "partition": PARTITIONS, "model": MODELS}
+_OF_ENTRY = ("recipe", "scores")
+_ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # what pydantic adds to places
+_ASSIGNMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'=])*)=(.*)""", re.DOTALL)
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a file (without one: the embedded default), with `key=value` overrides."""
+    source = STARTER if path is None else path
+    try:
+        table = tomllib.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no file {source}. Write a starter with `personax init {source}`.") from None
+    except (ValueError, RecursionError) as error:  # also of letters, numbers and nesting that cannot be read
+        raise ConfigError(f"{source} is not TOML: {error}. Repair that place.") from None
+    for override in overrides:
+        _override(table, override)
+    return parse(table)
+
+
+def parse(table: dict[str, Any]) -> Config:
+    """Check plain tables and make a configuration of them. Nothing is imported."""
+    sections = {name: _with_options(table[name], ("kind",)) for name in _SECTIONS if name in table}
+    algorithms = table.get("algorithms", {})
+    if isinstance(algorithms, dict):
+        algorithms = {name: _with_options(entry, _OF_ENTRY) for name, entry in algorithms.items()}
+    try:
+        config = _CONFIG.validate_python({**table, **sections, "algorithms": algorithms})
+    except ValidationError as error:
+        raise ConfigError("\n".join(dict.fromkeys(_explain(one) for one in error.errors()))) from None
+    completed = {name: _completed(name, getattr(config, name)) for name in _SECTIONS}
+    return dataclasses.replace(config, **completed)
+
+
+def dump(config: Config) -> str:
+    """Write the configuration as TOML, including every default."""
+    table = _without_none(dataclasses.asdict(config))
+    sections = {name: getattr(config, name).table for name in _SECTIONS if name in table}
+    flat = {
+        name: {"recipe": entry["recipe"], **entry["options"], "scores": entry["scores"]}
+        for name, entry in table["algorithms"].items()
+    }
+    return tomli_w.dumps({**table, **sections, "algorithms": flat})
+
+
+def dump_run(config: Config) -> str:
+    """The configuration of a run folder: with the version of personax that wrote it."""
+    return dump(dataclasses.replace(config, personax=version("personax")))
+
+
+def load_run(path: Path) -> Config:
+    """The configuration of a run folder; one of an older version is rejected."""
+    try:
+        writer = tomllib.loads(path.read_text(encoding="utf-8")).get("personax", "0.1")
+    except ValueError:
+        writer = version("personax")  # `load` says what is wrong with the file
+    require_same_version(path.parent, str(writer))
+    return dataclasses.replace(load(path), personax=None)
+
+
+def require_same_version(folder: Path, writer: str) -> None:
+    """Raise unless a run folder was written by this version of personax (the last number does not matter)."""
+    mine = version("personax")
+    if writer.split(".")[:2] != mine.split(".")[:2]:
+        raise ConfigError(
+            f"{folder} was written by personax {writer} and cannot be read by {mine}. "
+            f"Run it again, or install personax {writer}."
+        )
+
+
+def imports_of(config: Config) -> list[str]:
+    """The path of everything that a run of this configuration imports, each once.
+
+    A configuration that imports is code: `compare` and `run` print this list before they run it.
+    """
+    return list(dict.fromkeys(imports_in(tomllib.loads(dump(config)))))
+
+
+def _completed(name: str, section: Section | None) -> Section | None:
+    """A section with the defaults of its kind, its options checked. What is imported is checked when it is built."""
+    if section is None or section.kind == "import":
+        return section
+    parameters = _SECTIONS[name].parameters(section.table, name)
+    known = {*parameters, *(("test_each",) if "num_each" in parameters else ())}  # for a published test set
+    check_names(name, section.options, known)
+    for key, item in section.options.items():
+        construct(parameters[key].annotation if key in parameters else int, item, f"{name}.{key}")
+    missing = [key for key, one in parameters.items() if one.default is one.empty and key not in section.options]
+    if missing:
+        raise ConfigError(f"`{name}` needs `{missing[0]}`. Add it; `personax init` writes an example.")
+    defaults = {key: one.default for key, one in parameters.items() if one.default not in (one.empty, None)}
+    return Section(section.kind, {**defaults, **section.options})
+
+
+def _with_options(table: Any, own: tuple[str, ...]) -> Any:
+    """The keys that stand beside `own` in TOML, in a table of their own."""
+    if not isinstance(table, dict):
+        return table
+    options = {key: item for key, item in table.items() if key not in own}
+    return {**{key: table[key] for key in own if key in table}, "options": options}
+
+
+def _without_none(item: Any) -> Any:
+    if isinstance(item, dict):
+        return {key: _without_none(entry) for key, entry in item.items() if entry is not None}
+    return [_without_none(entry) for entry in item] if isinstance(item, list | tuple) else item
+
+
+def _override(table: dict[str, Any], override: str) -> None:
+    """Put `a.b.c=value` into nested tables; the value is TOML, or else a string."""
+    parts = _ASSIGNMENT.fullmatch(override)
+    keys = _keys(parts[1]) if parts else []
+    if parts is None or not all(keys):
+        raise ConfigError(f"An override must look like `schedule.num_rounds=100`, got {override!r}.")
+    try:
+        value = tomllib.loads(f"value = {parts[2]}")["value"]
+    except (ValueError, RecursionError):
+        value = parts[2]
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"`{key}` in the override {override!r} is not a table. Name the setting itself.")
+    table[keys[-1]] = value
+
+
+def _keys(path: str) -> list[str]:
+    """The parts of a dotted TOML key; names with dots or spaces stand in quotes."""
+    try:
+        table: Any = tomllib.loads(f"{path.strip()} = 0")
+    except tomllib.TOMLDecodeError:
+        return path.strip().split(".")
+    keys = []
+    while isinstance(table, dict):
+        key, table = next(iter(table.items()))
+        keys.append(key)
+    return keys
+
+
+def _explain(error: Any) -> str:
+    """One sentence for one error: what, got, do."""
+    place = _in_toml(error["loc"])
+    where, name = ".".join(place[:-1]) or "the file", place[-1]
+    path = ".".join(place)
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return unknown_name(where, name, _settings_at(error["loc"][:-1]))
+    if error["type"] in ("missing", "missing_argument"):
+        return f"`{where}` needs `{name}`. Add it; `personax init` writes an example."
+    must = error["msg"][0].lower() + error["msg"][1:]
+    return f"`{path}`: {must}, got {error['input']!r:.80}. Change it; `personax init` writes an example."
+
+
+def _in_toml(loc: Sequence[Any]) -> list[str]:
+    """A place as it is written in TOML: without the alternatives that pydantic adds."""
+    first, *rest = map(str, loc)
+    if first in ("seeds", "schedule", "algorithms"):
+        rest = [part for part in rest if not _ALTERNATIVE.fullmatch(part)]
+    return [first, *rest]
+
+
+def _settings_at(place: Sequence[Any]) -> list[str]:
+    """The names of the settings of the section at this place."""
+    sections: list[Any] = [Config]
+    for part in place:
+        annotations = {name: kind for section in sections for name, kind in _types(section).items()}
+        sections = _classes(annotations[part]) if part in annotations else sections  # or an algorithm's name
+    return [name for section in sections for name in _types(section)]
+
+
+def _types(section: Any) -> dict[str, Any]:
+    return {field.name: field.type for field in dataclasses.fields(section)}
+
+
+def _classes(annotation: Any) -> list[Any]:
+    """The sections in an annotation."""
+    if dataclasses.is_dataclass(annotation):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _classes(part)]

@@ -1,0 +1,207 @@
+"""The quantity of the convergence theorems along a run: the squared gradient norm of the clients' mean objective."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax import theory
+from personax.algorithms import Algorithm
+from personax.experiment.build import Study
+from personax.experiment.records import BoundRecord
+from personax.objectives.objective import descend
+from personax.schedules import Schedule
+from personax.simulation.averages import RandomIterate
+from personax.simulation.results import Snapshot
+from personax.simulation.simulate import initial_params
+from personax.theory import fallah, gmeta, persafl
+from personax.typing import Batch, LossFn, Params
+
+MOST_CLIENTS, MOST_SAMPLES = 50, 64  # that stand for the federation; constants cost more and take fewer
+FEW_CLIENTS, FEW_SAMPLES = 10, 16
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """One algorithm's stationarity on a federation: of the server's models and of Fallah's random iterates."""
+
+    plan: Study
+    algorithm: Algorithm
+
+    @property
+    def tracker(self) -> RandomIterate | None:
+        """What follows the random iterates of Remark 4.7: synchronous rounds with a number of local steps have them."""
+        waits = self.algorithm.server.is_synchronous
+        return RandomIterate() if waits and self.algorithm.local.num_steps is not None else None
+
+    @cached_property
+    def batches(self) -> Batch:
+        """The samples that stand for the clients' losses."""
+        return self._sampled(MOST_CLIENTS, MOST_SAMPLES)
+
+    def _sampled(self, num_clients: int, num_samples: int) -> Batch:
+        federation = self.plan.federation
+        some = federation.select(np.arange(min(num_clients, federation.num_clients)))
+        return theory.sample_clients(some, num_samples, key=jax.random.key(0))
+
+    def of(self, models: Params) -> list[float]:
+        """|grad F(w)|^2 of each seed's model."""
+        region = theory.Region(models, "")
+        found = theory.stationarity_along(self.algorithm.objective, self.plan.task.loss, region, self.batches)
+        return np.asarray(found.squared_norm, float).tolist()
+
+    def at(self, snapshot: Snapshot) -> tuple[list[float], list[float] | None]:
+        """Of the server's models, and of the random iterates where they are followed."""
+        iterates = self.of(snapshot.state.tracked) if self.tracker is not None else None
+        return self.of(snapshot.params), iterates
+
+    def bound(self, schedule: Schedule, end: Params, rounds: list[int]) -> BoundRecord:
+        """The theorem's curve, with constants measured at the first seed's first and last model; or why there is none.
+
+        A synchronous run has one number for each of `rounds`; an asynchronous one, whose step size its theorem ties to
+        the whole length, one for the last.
+        """
+        first = initial_params(self.plan.task, self.plan.federation, key=self.plan.keys[0])
+        region = theory.path([first, end])
+        loss, few = self.plan.task.loss, self._sampled(FEW_CLIENTS, FEW_SAMPLES)
+        constants = theory.constants_of(theory.measure(loss, region, few, key=jax.random.key(0), num_steps=10))
+        objective = self.algorithm.objective
+        starts = [objective.theorem(_FirstValue(loss, first, client)) for client in _each(few)]
+        run = _CoveredRun(self.algorithm, schedule, constants, float(np.mean(starts)))
+        waits = self.algorithm.server.is_synchronous
+        if not waits:
+            rounds = rounds[-1:]
+        theorems = _RoundTheorems if waits else _ArrivalTheorems
+        try:
+            values = [objective.theorem(theorems(run, num)) for num in rounds]
+        except ValueError as error:
+            return BoundRecord(f"No theorem covers this run: {error}", [], [])
+        source = "Fallah (111), gMeta Theorem 8" if waits else "PersA-FL Theorems 1 to 3"
+        words = (
+            f"{source}, corrected as docs/theory.md says, with constants measured at the first and the last model and "
+            "Hessian-free products taken as exact"
+        )
+        return BoundRecord(words, rounds, values)
+
+
+class _CoveredRun(NamedTuple):
+    """Everything that a theorem needs of a run. `gap` bounds F(w_0) - F* from above."""
+
+    algorithm: Algorithm
+    schedule: Schedule
+    constants: theory.Constants
+    gap: float
+
+    def plain_local(self) -> tuple[float, int]:
+        """The constant step size and the number of local steps, which all theorems assume."""
+        local, server = self.algorithm.local, self.algorithm.server
+        if callable(local.lr) or local.num_steps is None or float(server.lr) != 1:
+            raise ValueError("the theorems are for a constant `lr`, a number of local steps and a server step of 1.")
+        return float(local.lr), local.num_steps
+
+
+@dataclass(frozen=True)
+class _FirstValue:
+    """F_i(w_0), an upper bound of F_i(w_0) - F* because losses are not negative; f_i(w_0) is one for the envelope."""
+
+    loss: LossFn
+    params: Params
+    batch: Batch
+
+    def plain(self) -> float:
+        return float(self.loss(self.params, self.batch))
+
+    def meta(self, adapt_lr: float, num_adapt_steps: int, is_first_order: bool) -> float:
+        steps = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_adapt_steps), self.batch)
+        return float(self.loss(descend(self.loss, self.params, steps, adapt_lr)[0], self.batch))
+
+    def envelope(self, strength: float, tolerance: float) -> float:
+        return self.plain()
+
+    def none(self) -> float:
+        return self.plain()
+
+
+@dataclass(frozen=True)
+class _RoundTheorems:
+    """The bound after a number of synchronous rounds: Fallah (111), gMeta Theorem 8."""
+
+    run: _CoveredRun
+    num_rounds: int
+
+    def plain(self) -> float:
+        return self.meta(0.0, 1, is_first_order=False)  # no adaptation: FedAvg
+
+    def meta(self, adapt_lr: float, num_adapt_steps: int, is_first_order: bool) -> float:
+        (lr, num_steps), schedule, constants = self.run.plain_local(), self.run.schedule, self.run.constants
+        error = gmeta.first_order_error if is_first_order else gmeta.exact_error
+        cohort = schedule.num_events // int(schedule.round_ends.sum())
+        training = fallah.RoundTraining(lr, num_steps, self.num_rounds, cohort, schedule.num_clients)
+        level = gmeta.meta_smoothness(constants, adapt_lr, num_adapt_steps)
+        return fallah.stationarity_bound(
+            training,
+            self.run.gap,
+            level,
+            error(constants, adapt_lr, num_adapt_steps, self.run.algorithm.local.sizes),
+            gmeta.meta_spread(constants, adapt_lr, num_adapt_steps),
+        )
+
+    def envelope(self, strength: float, tolerance: float) -> float:
+        raise ValueError("the papers have none for a synchronous Moreau envelope.")
+
+    def none(self) -> float:
+        raise ValueError("the papers have none for this objective.")
+
+
+@dataclass(frozen=True)
+class _ArrivalTheorems:
+    """The bound at the end of an asynchronous run: PersA-FL Theorems 1 to 3."""
+
+    run: _CoveredRun
+    num_rounds: int
+
+    @property
+    def training(self) -> persafl.ArrivalTraining:
+        num_steps = self.run.plain_local()[1]
+        return persafl.ArrivalTraining(
+            self.run.schedule.num_events, num_steps, int(self.run.schedule.staleness().max())
+        )
+
+    @property
+    def batch_size(self) -> int:
+        return self.run.algorithm.local.size_of("outer")
+
+    def plain(self) -> float:
+        self._require_lr(self.run.constants.smoothness)
+        return persafl.fedasync_bound(self.training, self.run.gap, self.run.constants, self.batch_size)
+
+    def meta(self, adapt_lr: float, num_adapt_steps: int, is_first_order: bool) -> float:
+        constants = self.run.constants
+        self._require_lr(persafl.meta_smoothness(constants, adapt_lr))
+        return persafl.persafl_meta_bound(self.training, self.run.gap, constants, adapt_lr, self.batch_size)
+
+    def envelope(self, strength: float, tolerance: float) -> float:
+        constants = self.run.constants
+        self._require_lr(persafl.moreau_smoothness(constants, strength))
+        given = (self.training, self.run.gap, constants, strength, tolerance, self.batch_size)
+        return persafl.persafl_moreau_bound(*given)
+
+    def none(self) -> float:
+        raise ValueError("the papers have none for this objective.")
+
+    def _require_lr(self, smoothness: float) -> None:
+        lr, wanted = self.run.plain_local()[0], persafl.local_lr(self.training, smoothness)
+        if not np.isclose(lr, wanted, rtol=0.01):
+            raise ValueError(f"PersA-FL's have `lr` = 1 / (Q sqrt(L T)) = {wanted:.3g}, got {lr:.3g}.")
+
+
+def can_follow(algorithm: Algorithm) -> bool:
+    """True if an algorithm's clients minimize one function together."""
+    return algorithm.objective.tracked() is not None
+
+
+def _each(batches: Batch) -> list[Batch]:
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], batches) for i in range(len(batches.weight))]

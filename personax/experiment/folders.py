@@ -1,0 +1,82 @@
+"""Paths of the files of a run. `records` describes their contents."""
+
+import re
+import shutil
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+_CUT_OFF = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as `write_atomically` names what it has not finished
+
+
+class Folder(NamedTuple):
+    """The paths of a run."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results.json"
+
+    @property
+    def clients(self) -> Path:
+        return self.root / "clients.parquet"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def checkpoints(self, name: str) -> Path:
+        """Where the states of one algorithm are."""
+        return self.root / "checkpoints" / slug(name)
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    def model(self, name: str) -> Path:
+        """The shared model that one algorithm ended with."""
+        return self.models / f"{slug(name)}.safetensors"
+
+    @property
+    def parts(self) -> Path:
+        return self.root / "parts"
+
+    def part(self, name: str) -> Path:
+        """The results of one algorithm that has ended, until all have."""
+        return self.parts / f"{slug(name)}.json"
+
+    def part_clients(self, name: str) -> Path:
+        """Its clients' numbers."""
+        return self.parts / f"{slug(name)}.parquet"
+
+
+def slug(name: str) -> str:
+    """A file name for a name; different names that look alike get different ones."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    return f"{plain}-{zlib.crc32(name.encode()):08x}"
+
+
+def refuse_used(root: Path) -> None:
+    """Refuse a folder that has a run."""
+    if Folder(root).config.exists():
+        raise ValueError(
+            f"{root} has a run already. Continue it with `personax resume {root}`, or choose another folder."
+        )
+
+
+def tidy(folder: Folder) -> None:
+    """Remove the parts of results that are whole now, and files that were cut off while they were written."""
+    shutil.rmtree(folder.parts, ignore_errors=True)
+    for place in (folder.root, folder.models):
+        for path in place.glob(".*"):
+            if _CUT_OFF.fullmatch(path.name):
+                path.unlink()

@@ -1,0 +1,147 @@
+"""Personal models for clients that were never seen in training, from a run and the client's own file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.data import datasets
+from personax.data.federation import Federation
+from personax.evaluation.evaluate import personalize
+from personax.evaluation.scores import higher_is_better
+from personax.evaluation.scoring import Scoring
+from personax.experiment import checkpoint
+from personax.experiment.build import Outputs, Training, make_task, make_training
+from personax.experiment.config import Config, ConfigError, check_names, load_run
+from personax.experiment.folders import Folder
+from personax.experiment.records import RunRecord, TableRow, read_results
+from personax.experiment.summaries import newcomer_scoring
+from personax.models.tasks import as_inputs
+from personax.simulation.checks import check_model
+from personax.typing import Batch, Params, Task
+
+_WHERE = "the run"
+
+
+class Handover(NamedTuple):
+    """A personal model, the scoring that made it, and its metrics before and after on data kept apart."""
+
+    params: Params
+    algorithm: str
+    words: str
+    num_train: int
+    num_test: int
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | None = None) -> tuple[str, str | None]:
+    """The algorithm and score with the best mean, of all or of one algorithm.
+
+    Scores by which newcomers cannot adapt, or that carry a warning, are left out. Where the algorithm that was asked
+    for has no score that is left, the score is None.
+    """
+    able = {
+        score
+        for training in trainings
+        for score, scoring in training.scorings.items()
+        if training.algorithm.objective.federated and newcomer_scoring(training.algorithm, scoring) is not None
+    }
+    rows = [row for row in record.table if row.metric == record.headline and row.score in able and not row.flag]
+    rows = [row for row in rows if np.isfinite(row.mean) and algorithm in (None, row.algorithm)]
+    if not rows and algorithm is None:
+        raise ConfigError(f"{record.name} has no algorithm that adapts to newcomers. Name one with --algorithm.")
+    sign = 1 if higher_is_better(record.headline) else -1
+    best: TableRow | None = max(rows, key=lambda row: sign * row.mean, default=None)
+    return (str(algorithm), None) if best is None else (best.algorithm, best.score)
+
+
+def hand_over(
+    folder: Folder,
+    data: Path,
+    algorithm: str | None = None,
+    *,
+    num_steps: int | None = None,
+    lr: float | None = None,
+    seed: int = 0,
+) -> Handover:
+    """Adapt one algorithm's shared model, by default the best's, to the client whose samples a file holds.
+
+    A fifth of the samples is kept apart to score the model before and after.
+    """
+    record = read_results(folder.root)
+    config = load_run(folder.config)
+    if algorithm is not None:
+        check_names(_WHERE, [algorithm], config.algorithms, "algorithm")
+    trainings = {name: make_training(name, entry) for name, entry in config.algorithms.items()}
+    algorithm, score = choose(record, list(trainings.values()), algorithm)
+    training = trainings[algorithm]
+    scoring = _scoring(training, score, num_steps, lr)
+    trees, about = checkpoint.read_model(folder.model(algorithm))
+    task = make_task(config, Outputs(about["task"], int(about["num_outputs"])))
+    client = _client(data, config, about, seed)
+    _check_words(data, client, record)
+    params = _restored(task, trees["params"], about)
+    check_model(task, client, params)
+    objective = training.algorithm.objective
+    shared = jax.tree.unflatten(
+        jax.tree.structure(objective.init_shared(params)),
+        [jnp.asarray(leaf) for _, leaf in sorted(trees.get("shared", {}).items(), key=lambda item: int(item[0]))],
+    )
+    adapted = personalize(
+        training.algorithm, task, params, client.client(0), scoring, shared=shared, key=jax.random.key(seed)
+    )
+    before, after = (_metrics(task, model, *client.client_test(0)) for model in (params, adapted))
+    sizes = (len(client.x), len(client.client_test(0)[1]))
+    return Handover(adapted, algorithm, scoring.describe(), *sizes, before, after)
+
+
+def write(found: Handover, path: Path) -> None:
+    """The personal model as one safetensors file."""
+    numbers = {"before": json.dumps(found.before), "after": json.dumps(found.after)}
+    checkpoint.export(path, found.params, {"algorithm": found.algorithm, "protocol": found.words, **numbers})
+
+
+def _scoring(training: Training, score: str | None, num_steps: int | None, lr: float | None) -> Scoring:
+    first, *_ = training.scorings.values()
+    able = None if score is None else newcomer_scoring(training.algorithm, training.scorings[score])
+    base = able or Scoring("adapted", max(first.num_steps, 1), first.lr, first.batch_size)
+    steps, size = base.num_steps if num_steps is None else num_steps, base.lr if lr is None else lr
+    return Scoring(base.model, steps, size, base.batch_size)
+
+
+def _client(path: Path, config: Config, about: dict[str, str], seed: int) -> Federation:
+    """The file's samples as one client, a fifth of them kept apart, in the shape that the model was trained on."""
+    names = {name: item for name, item in config.data.options.items() if name in ("client", "label")}
+    read = datasets.read_client(path, **names, shape=tuple(json.loads(about["input_shape"])))
+    if about["input_dtype"] == "uint8" and (read.x.min() < 0 or read.x.max() > 255 or np.any(read.x % 1)):
+        raise ConfigError(
+            f"{path.name}: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."
+        )
+    read = replace(read, x=read.x.astype(about["input_dtype"]))  # bytes are images to a model, other numbers are not
+    return read.split_tests(0.2, key=jax.random.key(seed))
+
+
+def _check_words(path: Path, client: Federation, record: RunRecord) -> None:
+    """Labels that are words were numbered in sorted order: the file must have the words that the run had."""
+    words, of_run = (text.partition("Labels: ")[2] for text in (client.origin, record.federation.summary))
+    if words and (words != of_run or "and so on" in words):
+        text = f"labels must be the run's ({of_run or 'numbers'}), got others ({words})"
+        raise ConfigError(f"{path.name}: {text}. Write the run's numbers in their place.")
+
+
+def _restored(task: Task, tree: dict[str, Any], about: dict[str, str]) -> Params:
+    """The parameters in the structure that the task's model has."""
+    x = jnp.zeros((1, *json.loads(about["input_shape"])), about["input_dtype"])
+    shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(x)))
+    return checkpoint.in_structure_of(shapes, tree)
+
+
+def _metrics(task: Task, params: Params, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y)), jax.random.key(0))
+    return {name: float(number) for name, number in task.metrics(params, batch).items()}

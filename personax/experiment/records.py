@@ -1,0 +1,194 @@
+"""The contents of a run folder as data: the schema of `results.json` and of the tables beside it.
+
+    config.toml       the resolved configuration; running it again gives the same numbers
+    results.json      a `RunRecord`
+    metrics.jsonl     one line for each evaluation, written while the run goes on
+    clients.parquet   one row for each client, seed and score at the end of a run
+    checkpoints/      the last two states of each algorithm
+    report.html       all of it for people
+
+Numbers "for each seed" are lists in the order of `seeds`.
+"""
+
+import json
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from personax.experiment.config import require_same_version
+
+SCHEMA_VERSION = 2
+Numbers = list[float]
+
+_KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class EvaluationRecord:
+    """One evaluation under one scoring: statistics over clients by metric, each for each seed."""
+
+    round: int  # rounds, or updates divided by the cohort's size where there are none
+    events: list[int]
+    time: Numbers  # virtual
+    seconds: float  # of wall-clock time since the run began, compilation left out
+    mean: dict[str, Numbers]
+    std: dict[str, Numbers]
+    worst_decile: dict[str, Numbers]
+    best_decile: dict[str, Numbers]
+    personal_number: Numbers | None = None  # its mean over clients, where the objective shows one
+    stationarity: Numbers | None = None  # |grad F|^2 at the server's model, of the clients' mean objective
+    iterate_stationarity: Numbers | None = None  # and at a random iterate of the last round: Fallah Remark 4.7
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class BestRecord:
+    """The best evaluation of each seed by one metric: chosen by what it scores, so only beside the last."""
+
+    events: list[int]
+    mean: Numbers
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class AdaptationRecord:
+    """Newcomers: mean metrics against the number of adaptation steps, [steps][seeds]."""
+
+    words: str
+    steps: list[int]
+    mean: dict[str, list[Numbers]]
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class ScoreRecord:
+    """One scoring applied to one algorithm, from the first evaluation to the last.
+
+    The last evaluation's numbers of each client are the rows of `clients.parquet` with this `score`.
+    """
+
+    name: str
+    scoring: dict[str, Any]
+    words: str
+    flag: str
+    evaluations: list[EvaluationRecord]
+    best: dict[str, BestRecord]
+    newcomers: AdaptationRecord | None = None
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class BoundRecord:
+    """A convergence theorem's bound after each of these numbers of rounds; without numbers the words say why."""
+
+    words: str
+    rounds: list[int]
+    values: Numbers
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class AlgorithmRecord:
+    """One algorithm of a run: what it was, how long it took, how it was scored."""
+
+    name: str
+    recipe: str
+    definition: dict[str, Any]
+    citations: list[str]  # keys of BibTeX entries, or entries of what was imported
+    mode: Literal["synchronous", "asynchronous"]
+    num_rounds: int
+    num_events: int
+    seconds: dict[Literal["compile", "train", "evaluate"], float]
+    bytes_up: float  # for each seed, in total
+    bytes_down: float
+    num_dropped: list[int]  # updates too stale, for each seed
+    num_skipped: list[int]  # updates not finite
+    scores: list[ScoreRecord]
+    personal_number: str = ""  # the name of the personal number that is shown: APFL's mixing weight
+    staleness: dict[str, list[int]] = field(default_factory=dict)  # "staleness" and "count", of the first seed
+    active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, of the first seed
+    bound: BoundRecord | None = None  # of the stationarity, where that was asked for
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class TableRow:
+    """One score at the end of a run, by one metric: a row of the headline table."""
+
+    algorithm: str
+    score: str
+    metric: str
+    mean: float
+    low: float | None  # the 95 % t-interval over seeds; none for one seed
+    high: float | None
+    std: float  # across clients
+    worst_decile: float
+    best_decile: float
+    over_local: float | None  # paired differences of means, with their intervals
+    over_local_low: float | None
+    over_local_high: float | None
+    over_global: float | None
+    over_global_low: float | None
+    over_global_high: float | None
+    better_than_local: float | None  # share of clients
+    better_than_global: float | None
+    flag: str
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class FederationRecord:
+    """The data in words and numbers."""
+
+    num_clients: int
+    num_held_out: int
+    num_samples: int
+    num_test_samples: int
+    summary: str
+    citations: list[str]
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class RunRecord:
+    """`results.json`."""
+
+    schema_version: Literal[2]
+    personax: str
+    name: str
+    started: str  # ISO 8601, UTC
+    machine: dict[str, str]
+    seeds: list[int]
+    metrics: list[str]
+    headline: str  # the metric of the headline table
+    federation: FederationRecord
+    algorithms: list[AlgorithmRecord]
+    local_baseline: str | None  # the scores that stand for local training and for the global model of all
+    global_baseline: str | None
+    table: list[TableRow]
+
+
+RUN = TypeAdapter(RunRecord)
+
+
+def read_results(folder: Path) -> RunRecord:
+    """The results of a run folder; an error says what is wrong with it."""
+    path = folder / "results.json"
+    if not path.exists():
+        raise ValueError(
+            f"{folder} has no results.json. Give the folder of a finished run, or finish it: personax resume {folder}"
+        )
+    content = path.read_bytes()
+    try:
+        return RUN.validate_json(content)
+    except ValidationError as error:
+        found = _table(content)
+        if "schema_version" in found:
+            require_same_version(folder, str(found.get("personax")))
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path} is not what a run writes: {where}: {first['msg']}. Run it again.") from None
+
+
+def _table(content: bytes) -> dict[str, Any]:
+    """The table that a JSON file holds; empty if it holds none."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

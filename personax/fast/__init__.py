@@ -1,0 +1,1 @@
+"""Faster programs with the same results."""

@@ -1,0 +1,302 @@
+"""The networks that the papers use.
+
+A network is a `Model(init, apply)` of pure functions. By default kernels start Glorot-normal and biases at zero;
+with `init="fan_in"` both are uniform within one over the root of the number of inputs of a unit, PyTorch's default.
+Parameters have JAX's default float type; `apply` computes in the type of its parameters, whatever the type of `x`.
+Equal arguments give the same `Model` object, because `jit` recognizes a function by identity: a model built twice
+compiles once.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from personax.fast.convolution import convolve
+from personax.typing import DenseLayer, Model, Params
+from personax.values import MODELS, require, require_count, require_one_of, require_positive
+
+Activation = Callable[[Array], Array]
+
+
+@jax.custom_jvp
+def _elu(x: Array) -> Array:
+    """`jax.nn.elu` with its derivative from the value, so that a step need not keep what the value came from."""
+    return jax.nn.elu(x)
+
+
+@_elu.defjvp
+def _elu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y = _elu(*primals)
+    return y, tangents[0] * jnp.where(y > 0, jnp.ones_like(y), y + 1)
+
+
+# All of them are monotone, which `_cnn` relies on: they commute with max pooling.
+_ACTIVATIONS: dict[str, Activation] = {"elu": _elu, "relu": jax.nn.relu, "tanh": jnp.tanh}
+_PADDINGS = ("SAME", "VALID")
+_POOLINGS = ("each", "last")
+_INITS = ("glorot", "fan_in")
+
+
+@MODELS.register()
+def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu", init: str = "glorot") -> Model:
+    """Fully connected network with one hidden layer for each entry of `widths`; inputs are flattened.
+
+    Fallah 2020 section 5 and gMeta 2025: `mlp((80, 60), 10)`; gMeta does not name its activation.
+    APFL 2020 Table 2 and appendix B: `mlp((200, 200), 10, "relu")`.
+    """
+    require_one_of("activation", activation, tuple(_ACTIVATIONS))
+    require_one_of("init", init, _INITS)
+    return _mlp(_counts("widths", widths), _count("num_outputs", num_outputs), activation, init)
+
+
+@MODELS.register()
+def logistic_regression(num_outputs: int, init: str = "glorot") -> Model:
+    """Linear model, an `mlp` without hidden layers (APFL 2020 section 5, the strongly convex loss).
+
+    It starts at random like the others, so that a seed varies its start too. The paper's parameter regularization
+    belongs to the loss: `classification(model, l2=...)`.
+    """
+    return mlp((), num_outputs, init=init)
+
+
+@MODELS.register()
+def cnn(
+    channels: Sequence[int],
+    widths: Sequence[int],
+    num_outputs: int,
+    kernel_size: int = 5,
+    padding: str = "SAME",
+    activation: str = "relu",
+    dropout: float = 0.0,
+    init: str = "glorot",
+    pooling: str = "each",
+) -> Model:
+    """Convolutional network for images `[batch, height, width, channel]` or `[batch, height, width]`.
+
+    Each entry of `channels` is a convolution, the activation and 2x2 max pooling (an odd last row or column is
+    dropped; with `pooling="last"` the last one alone is pooled); each entry of `widths` is a hidden dense layer, the
+    activation and dropout; then the output layer.
+    """
+    require_one_of("padding", padding, _PADDINGS)
+    require_one_of("activation", activation, tuple(_ACTIVATIONS))
+    require_one_of("init", init, _INITS)
+    require_one_of("pooling", pooling, _POOLINGS)
+    require(lambda v: (v >= 0) & (v < 1), "dropout", dropout, "lie in [0, 1)", "It is the share of units set to zero.")
+    widths = _counts("widths", widths)
+    if dropout:
+        hint = "Dropout follows hidden dense layers: add one, or leave `dropout` at 0."
+        require(lambda v: v.size > 0, "widths", widths, "not be empty with dropout", hint)
+    sizes = _counts("channels", channels), widths, _count("num_outputs", num_outputs)
+    return _cnn(*sizes, _count("kernel_size", kernel_size), padding, activation, float(dropout), init, pooling)
+
+
+@MODELS.register()
+def cnn2(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
+    """2 convolutions and 2 dense layers, the output layer counted (APFL 2020 Table 1; PersA-FL 2023 on MNIST, l = 2).
+
+    Departures from the papers: they give no sizes; these are small enough to train on a CPU.
+    """
+    return cnn((16, 32), (128,), num_outputs, kernel_size=5, dropout=dropout, init=init)
+
+
+@MODELS.register()
+def cnn3(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
+    """3 convolutions and 3 dense layers, the output layer counted (PersA-FL 2023 appendix D on CIFAR-10, l = 3).
+
+    Departures from the paper: it gives no sizes; these are small enough to train on a CPU.
+    """
+    return cnn((16, 32, 64), (128, 64), num_outputs, kernel_size=3, dropout=dropout, init=init)
+
+
+def standardized(model: Model, mean: float | Sequence[float], deviation: float | Sequence[float]) -> Model:
+    """The same network on inputs less `mean` over `deviation`: a number each, or one for each channel.
+
+    Images that are stored as bytes are in [0, 1] here, so `mean` and `deviation` are too.
+    """
+    require_positive("deviation", deviation)
+    shift, scale = (tuple(np.atleast_1d(given).tolist()) for given in (mean, deviation))
+    return _standardized(model, shift, scale)
+
+
+def _count(name: str, given: int) -> int:
+    require_count(name, given)
+    return operator.index(given)
+
+
+def _counts(name: str, given: Sequence[int]) -> tuple[int, ...]:
+    require(lambda v: v.ndim == 1, name, given, "be a tuple of layer sizes", "Write one layer of 80 as (80,).")
+    return tuple(_count(name, size) for size in given)
+
+
+@functools.cache
+def _standardized(model: Model, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Model:
+    def inputs(x: Array) -> Array:
+        if wrong := {len(mean), len(deviation)} - {1, x.shape[-1]}:
+            raise ValueError(
+                f"`mean` and `deviation` must have one number, or {x.shape[-1]}, one for each channel of `x` of shape "
+                f"{x.shape}, got {wrong.pop()}."
+            )
+        of_channel = lambda given: jnp.reshape(jnp.asarray(given), (1,) * (x.ndim - 1) + (-1,))
+        return (x - of_channel(mean)) / of_channel(deviation)
+
+    dense = model.dense
+    return Model(
+        lambda key, x: model.init(key, inputs(x)),
+        lambda params, x, key=None: model.apply(params, inputs(x), key),
+        dense and dense._replace(rows=lambda rest, x: dense.rows(rest, inputs(x))),
+    )
+
+
+@functools.cache
+def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str) -> Model:
+    sizes = (*widths, num_outputs)
+    act = _ACTIVATIONS[activation]
+
+    def init(key: Array, x: Array) -> Params:
+        return _init_dense(start, key, math.prod(x.shape[1:]), sizes)
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        kernel, rest = _split(params)
+        return after(rest, _flatten(x.astype(kernel.dtype)) @ kernel, key)
+
+    def after(rest: Params, products: Array, key: Array | None = None) -> Array:
+        del key
+        return _after_product(rest, products, len(sizes), act)
+
+    return Model(init, apply, DenseLayer(_split, _join, lambda rest, x: _flatten(x), after, is_first=True))
+
+
+def _split(params: Params) -> tuple[Array, Params]:
+    """The kernel of the first dense layer, and the parameters without it."""
+    return params["dense_0"]["kernel"], _join(None, params)
+
+
+def _join(kernel: Array | None, rest: Params) -> Params:
+    return rest | {"dense_0": rest["dense_0"] | {"kernel": kernel}}
+
+
+@functools.cache
+def _cnn(
+    channels: tuple[int, ...],
+    widths: tuple[int, ...],
+    num_outputs: int,
+    kernel_size: int,
+    padding: str,
+    activation: str,
+    dropout: float,
+    start: str,
+    pooling: str,
+) -> Model:
+    sizes = (*widths, num_outputs)
+    act = _ACTIVATIONS[activation]
+    pooled = [pooling == "each" or at == len(channels) - 1 for at in range(len(channels))]
+
+    def init(key: Array, x: Array) -> Params:
+        image = _image_shape(x)
+        height, width = (_pooled_size(side, pooled, kernel_size, padding) for side in image[:2])
+        depths = (image[2], *channels)
+        dense_key, *keys = jax.random.split(key, 1 + len(channels))
+        convs = {
+            f"conv_{i}": _init_layer(start, keys[i], (kernel_size, kernel_size, depths[i], depths[i + 1]))
+            for i in range(len(channels))
+        }
+        return convs | _init_dense(start, dense_key, height * width * depths[-1], sizes)
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        kernel, rest = _split(params)
+        return after(rest, rows(rest, x).astype(kernel.dtype) @ kernel, key)
+
+    def rows(rest: Params, x: Array) -> Array:
+        x = x.reshape(x.shape[0], *_image_shape(x)).astype(rest["dense_0"]["bias"].dtype)
+        for i in range(len(channels)):
+            layer = rest[f"conv_{i}"]
+            # The activation is monotone, so it commutes with the maximum; after it, it costs a quarter.
+            x = act(convolve(x, layer["kernel"], layer["bias"], padding, pooled[i]))
+        return _flatten(x)
+
+    def after(rest: Params, products: Array, key: Array | None = None) -> Array:
+        return _after_product(rest, products, len(sizes), act, dropout, key)
+
+    return Model(init, apply, DenseLayer(_split, _join, rows, after, is_first=not channels))
+
+
+def _init_layer(start: str, key: Array, shape: tuple[int, ...]) -> Params:
+    if start == "glorot":
+        return {"kernel": jax.nn.initializers.glorot_normal()(key, shape), "bias": jnp.zeros(shape[-1])}
+    bound, (kernel_key, bias_key) = math.prod(shape[:-1]) ** -0.5, jax.random.split(key)
+    uniform = lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+    return {"kernel": uniform(kernel_key, shape), "bias": uniform(bias_key, shape[-1:])}
+
+
+def _init_dense(start: str, key: Array, num_inputs: int, sizes: tuple[int, ...]) -> Params:
+    inputs = (num_inputs, *sizes)
+    keys = jax.random.split(key, len(sizes))
+    return {f"dense_{i}": _init_layer(start, keys[i], (inputs[i], sizes[i])) for i in range(len(sizes))}
+
+
+def _after_product(
+    params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
+) -> Array:
+    """Dense layers from the product with the first kernel on, the activation and dropout between them.
+
+    Without a key dropout is off.
+    """
+    for i in range(num_layers):
+        layer = params[f"dense_{i}"]
+        x = (x if i == 0 else x @ layer["kernel"]) + layer["bias"][None, :]
+        if i < num_layers - 1:
+            x = act(_apart(x))
+            if dropout and key is not None:
+                x = _drop(x, dropout, jax.random.fold_in(key, i))
+    return x
+
+
+@jax.custom_jvp
+def _apart(x: Array) -> Array:
+    """`x`, whose gradient is made before anything reads it: on a GPU a layer need not wait for its bias's sum."""
+    return x
+
+
+@_apart.defjvp
+def _apart_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return primals[0], jax.lax.optimization_barrier(tangents[0])
+
+
+def _drop(x: Array, rate: float, key: Array) -> Array:
+    """Inverted dropout: the survivors are scaled up, so that the expectation is `x` and evaluation needs no scaling."""
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
+
+
+def _flatten(x: Array) -> Array:
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+def _image_shape(x: Array) -> tuple[int, int, int]:
+    """Height, width and channels; a batch without a channel axis has one channel."""
+    if x.ndim not in (3, 4):
+        raise ValueError(
+            f"`x` must have shape [batch, height, width] or [batch, height, width, channel], got {x.shape}. "
+            "For flat inputs use `mlp(...)`."
+        )
+    height, width, channel = (*x.shape[1:], 1)[:3]
+    return height, width, channel
+
+
+def _pooled_size(side: int, pooled: list[bool], kernel_size: int, padding: str) -> int:
+    """One side of the image after convolutions, of which some are pooled."""
+    size = side
+    for halved in pooled:
+        size = (size if padding == "SAME" else size - kernel_size + 1) // (1 + halved)
+        if size < 1:
+            raise ValueError(
+                f"`x` must be large enough for {len(pooled)} convolutions ({padding}) and {sum(pooled)} poolings, got "
+                f"a side of {side}. Use fewer `channels`, a smaller `kernel_size` or padding 'SAME'."
+            )
+    return size

@@ -1,0 +1,177 @@
+"""Tasks that a network is trained for: `classification` and `regression`, each with a loss, metrics and a data check.
+
+Losses are weighted means over the batch, sum_j weight_j l_j / sum_j weight_j, so filler rows of weight 0 count for
+nothing and a batch of fillers has loss and gradient zero. With `l2 > 0` they add l2/2 |params|^2. Images stored as
+uint8 become floats in [0, 1] here, inside the loss, so that a federation stays in bytes.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from personax.typing import Batch, LayeredLoss, LossFn, Metrics, Model, Params, Scalar, Task
+from personax.values import require_count, require_nonnegative
+
+
+def classification(model: Model, l2: float = 0.0) -> Task:
+    """Softmax cross-entropy of integer labels: l_j = log sum_c exp(o_jc) - o_jy for outputs o_j and label y.
+
+    With `l2 > 0` the loss adds l2/2 |params|^2, which makes logistic regression strongly convex (APFL 2020
+    section 5). Metrics, with dropout off: "loss", the same function, and "accuracy". Outputs with more axes
+    (`[batch, time, class]`, labels `[batch, time]`) are averaged over them within each example.
+    """
+    require_nonnegative("l2", l2)
+    return _classification(model, float(l2))
+
+
+def regression(model: Model, l2: float = 0.0) -> Task:
+    """Squared error, averaged over the d outputs of an example: l_j = |o_j - y_j|^2 / d.
+
+    With `l2 > 0` the loss adds l2/2 |params|^2. Metrics, with dropout off: "loss", the same function, and "error",
+    the mean squared error without the penalty. It is not the root, because means of squares can be averaged over
+    batches and clients. Targets `[batch]` fit outputs `[batch, 1]`.
+    """
+    require_nonnegative("l2", l2)
+    return _regression(model, float(l2))
+
+
+def rematerialize(task: Task, slice_size: int) -> Task:
+    """The same task for models whose activations do not fit: the loss takes `slice_size` examples of a batch at a time.
+
+    Only a slice's activations are in memory, and they are computed again for the gradient. The loss must be a weighted
+    mean over examples, as those here are: loss(B) = sum_s (weight of slice s / weight of B) loss(s). With dropout the
+    masks are others than on the whole batch.
+    """
+    require_count("slice_size", slice_size)
+    return _rematerialized(task, int(slice_size))
+
+
+@functools.cache
+def _rematerialized(task: Task, slice_size: int) -> Task:
+    def loss(params: Params, batch: Batch) -> Scalar:
+        num = -(-len(batch.weight) // slice_size)
+        if num == 1:
+            return task.loss(params, batch)
+        filler = num * slice_size - len(batch.weight)
+        pad = lambda leaf: jnp.pad(leaf, ((0, filler),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")
+        x, y, weight = (pad(leaf).reshape(num, slice_size, *leaf.shape[1:]) for leaf in batch[:3])
+        weight = jnp.where(jnp.arange(num * slice_size).reshape(weight.shape) < len(batch.weight), weight, 0)
+        # Of a batch that is nothing but filler, all slices count the same: its loss is that of each.
+        shares = jnp.where(weight.any(), weight.sum(axis=1) / jnp.maximum(weight.sum(), 1e-30), 1 / num)
+        keys = jax.vmap(lambda at: jax.random.fold_in(batch.key, at))(jnp.arange(num))
+
+        @jax.checkpoint
+        def add(total: Array, part: tuple[Array, Batch]) -> tuple[Array, None]:
+            return total + (part[0] * task.loss(params, part[1])).astype(total.dtype), None
+
+        zero = jnp.zeros((), jax.eval_shape(task.loss, params, batch).dtype)
+        return jax.lax.scan(add, zero, (shares, Batch(x, y, weight, keys)))[0]
+
+    return task._replace(loss=loss)
+
+
+@functools.cache
+def _classification(model: Model, l2: float) -> Task:
+    def metrics(params: Params, batch: Batch) -> Metrics:
+        outputs = model.apply(params, _inputs(params, batch.x))
+        hits = (jnp.argmax(outputs, axis=-1) == batch.y).astype(outputs.dtype)
+        cross_entropy = _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight)
+        return {"loss": cross_entropy + _penalty(params, l2), "accuracy": _weighted_mean(hits, batch.weight)}
+
+    return Task(model, _loss(model, _cross_entropy, l2), metrics, _check_labels, _inputs)
+
+
+@functools.cache
+def _regression(model: Model, l2: float) -> Task:
+    def metrics(params: Params, batch: Batch) -> Metrics:
+        outputs = model.apply(params, _inputs(params, batch.x))
+        error = _weighted_mean(_squared_error(outputs, batch.y), batch.weight)
+        return {"loss": error + _penalty(params, l2), "error": error}
+
+    return Task(model, _loss(model, _squared_error, l2), metrics, _check_targets, _inputs)
+
+
+def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float) -> LossFn:
+    """The weighted mean of the examples' losses, and the penalty."""
+
+    def mean(outputs: Array, batch: Batch) -> Array:
+        return _weighted_mean(of_examples(outputs, batch.y), batch.weight)
+
+    def loss(params: Params, batch: Batch) -> Array:
+        return mean(model.apply(params, _inputs(params, batch.x), batch.key), batch) + _penalty(params, l2)
+
+    if l2 or (layer := model.dense) is None:  # a penalty sees the kernel by itself
+        return loss
+    return LayeredLoss(
+        layer,
+        lambda kernel, rest, batch: layer.rows(rest, as_inputs(batch.x, kernel.dtype)).astype(kernel.dtype),
+        lambda at, batch: mean(layer.apply(*at, batch.key), batch),
+    )
+
+
+def as_inputs(x: Array, dtype: Any = float) -> Array:
+    """What a model sees: images, stored as bytes, become floats in [0, 1]; anything else is as it is."""
+    return x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x
+
+
+def _inputs(params: Params, x: Array) -> Array:
+    """What a model of these parameters sees, in their type."""
+    dtype = jnp.result_type(*(leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)))
+    return as_inputs(x, dtype)
+
+
+def _cross_entropy(outputs: Array, labels: Array) -> Array:
+    # Not by indexing: the gradient of that is a scatter, a kernel of its own on a GPU and slow on a CPU.
+    chosen = jax.nn.one_hot(labels.astype(jnp.int32), outputs.shape[-1], dtype=bool)
+    # Nor by `jax.nn.logsumexp`, whose care for infinite outputs is one more kernel in each gradient.
+    largest = jax.lax.stop_gradient(outputs.max(axis=-1))
+    sums = jnp.exp(outputs - largest[..., None]).sum(axis=-1)
+    return jnp.log(sums) + largest - jnp.sum(outputs, axis=-1, where=chosen)
+
+
+def _squared_error(outputs: Array, targets: Array) -> Array:
+    return jnp.square(outputs - targets.reshape(outputs.shape).astype(outputs.dtype))
+
+
+def _weighted_mean(losses: Array, weight: Array) -> Array:
+    """Sum of weight times loss over sum of weight; 0, with gradient 0, where every weight is 0."""
+    per_example = losses.mean(axis=tuple(range(1, losses.ndim)))
+    weight = weight.astype(losses.dtype)
+    return jnp.sum(weight * per_example) / jnp.maximum(jnp.sum(weight), jnp.finfo(losses.dtype).tiny)
+
+
+def _penalty(params: Params, l2: float) -> Array | float:
+    """l2/2 |params|^2; a plain 0 costs nothing where there is no penalty."""
+    return l2 / 2 * sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params)) if l2 else 0.0
+
+
+def _check_labels(outputs: Any, targets: Any) -> str:
+    labels = np.asarray(targets)
+    num_classes = outputs.shape[-1]
+    if not np.issubdtype(labels.dtype, np.integer):
+        return f"labels must be integers, got {labels.dtype}"
+    if labels.shape[1:] != tuple(outputs.shape[1:-1]):
+        return f"labels must have shape {_shape(outputs.shape[1:-1])}, got {_shape(labels.shape[1:])}"
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    return f"labels must lie in 0..{num_classes - 1}, got {wrong[0]}" if wrong.size else ""
+
+
+def _check_targets(outputs: Any, targets: Any) -> str:
+    values = np.asarray(targets)
+    expected, given = tuple(outputs.shape[1:]), values.shape[1:]
+    if expected not in (given, (*given, 1)):
+        return f"targets must have shape {_shape(expected)}, got {_shape(given)}"
+    if not np.issubdtype(values.dtype, np.number):
+        return f"targets must be numbers, got {values.dtype}"
+    if not np.all(np.isfinite(values)):
+        return "targets must be finite numbers, got NaN or infinity"
+    return ""
+
+
+def _shape(per_example: tuple[int, ...]) -> str:
+    return f"[{', '.join(['n', *map(str, per_example)])}]"

@@ -1,0 +1,90 @@
+"""Asynchronous arrivals: every client reports when it is ready, and starts again."""
+
+import numpy as np
+
+from personax.keys import HostStream, host_generator
+from personax.schedules.delays import BLOCK, Delays
+from personax.schedules.schedule import Schedule
+from personax.typing import Array
+from personax.values import require_count
+
+
+def arrivals(num_clients: int, num_events: int, *, delays: Delays, key: Array) -> Schedule:
+    """Asynchronous arrivals: each client downloads, trains, uploads, and begins again.
+
+    A client receives the model as it is when it asks. Where several things happen at the same time, clients with fewer
+    updates come first, then those of lower position; a request sees the arrivals that came before it in that order.
+    """
+    require_count("num_clients", num_clients)
+    require_count("num_events", num_events)
+    clients = np.broadcast_to(np.arange(num_clients), (BLOCK, num_clients))
+    requested, received, arrived, begin = [], [], [], np.zeros(num_clients)
+    while not arrived or not _complete(np.concatenate(arrived), num_events):
+        waits = np.stack(delays.sample(key, len(arrived), clients), axis=1).reshape(-1, num_clients)
+        times = begin + np.cumsum(waits, axis=0)
+        requested.append(np.r_[begin[None], times[2:-1:3]])
+        received.append(times[::3])
+        arrived.append(times[1::3])
+        begin = times[-1]
+    update, client = np.divmod(np.arange(len(arrived) * BLOCK * num_clients), num_clients)
+    asked, had, time = (np.concatenate(parts).ravel() for parts in (requested, received, arrived))
+    order, rest = np.split(np.lexsort((client, update, time)), [num_events])
+    next_of_each = had[rest[np.unique(client[rest], return_index=True)[1]]]
+    return Schedule(
+        num_clients=num_clients,
+        client=client[order].astype(np.int32),
+        started_at=_num_before(time[order], update[order], asked[order]),
+        requested=asked[order],
+        received=had[order],
+        time=time[order],
+        aggregated=np.ones(num_events, bool),
+        round_ends=np.zeros(num_events, bool),
+        pending=next_of_each[next_of_each <= time[order[-1]]],
+    )
+
+
+def _complete(arrived: np.ndarray, num_events: int) -> bool:
+    """Whether the first `num_events` arrivals are known: no later one of any client can come before."""
+    return (
+        arrived.size >= num_events
+        and np.partition(arrived.ravel(), num_events - 1)[num_events - 1] <= arrived[-1].min()
+    )
+
+
+def _num_before(time: np.ndarray, update: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """For each request, the arrivals before it: earlier in time, or at the same time with fewer updates."""
+    keys = np.stack([np.r_[time, asked], np.r_[update, update], np.repeat([1, 0], len(time))])
+    order = np.lexsort((keys[2], keys[1], keys[0]))
+    is_arrival = keys[2][order] == 1
+    counts = np.empty(len(order), np.int64)
+    counts[order] = np.cumsum(is_arrival) - is_arrival
+    return counts[len(time) :]
+
+
+def uniform_arrivals(num_clients: int, num_events: int, max_staleness: int, *, key: Array) -> Schedule:
+    """PersA-FL Assumption 1: the client of each event is uniform, and no update is older than `max_staleness` events.
+
+    The download is uniform over what the bound allows, and comes after the client's own previous update.
+    """
+    require_count("num_clients", num_clients)
+    require_count("num_events", num_events)
+    require_count("max_staleness", max_staleness, least=0)
+    client = host_generator(key, HostStream.ARRIVING_CLIENTS).integers(num_clients, size=num_events).astype(np.int32)
+    position = host_generator(key, HostStream.DOWNLOADS).uniform(size=num_events)
+    next_download = np.zeros(num_clients, np.int64)
+    started_at = np.empty(num_events, np.int64)
+    for event, who in enumerate(client):
+        earliest = max(event - max_staleness, next_download[who])
+        started_at[event] = earliest + int(position[event] * (event - earliest + 1))
+        next_download[who] = event + 1
+    time = np.arange(1.0, num_events + 1)
+    return Schedule(
+        num_clients=num_clients,
+        client=client,
+        started_at=started_at,
+        requested=started_at.astype(float),
+        received=started_at.astype(float),
+        time=time,
+        aggregated=np.ones(num_events, bool),
+        round_ends=np.zeros(num_events, bool),
+    )

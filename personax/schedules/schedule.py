@@ -1,0 +1,104 @@
+"""A schedule: which client reports when, and which model it started from.
+
+An *event* is the arrival of one client's update at the server. `started_at` counts the events that had arrived when the
+client asked for its model; how many server versions ago that was depends on the server's buffer. Delays do not depend
+on parameters, so a schedule is a table that is computed before the run.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A table of events, one entry of each array for each, in the order of arrival (within a round: of the cohort).
+
+    `requested`, `received` and `time` are the virtual times at which the client asked for a model, had it, and its
+    update arrived. `pending` has the times at which clients received the models of updates that come after the last
+    event.
+    `aggregated` is False for clients that train without being aggregated (pFedMe). `round_ends` is True at the last
+    event of each round, and nowhere in a schedule of arrivals.
+    """
+
+    num_clients: int
+    client: np.ndarray
+    started_at: np.ndarray
+    requested: np.ndarray
+    received: np.ndarray
+    time: np.ndarray
+    aggregated: np.ndarray
+    round_ends: np.ndarray
+    pending: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        arrays = (self.started_at, self.requested, self.received, self.time, self.aggregated, self.round_ends)
+        if not len(self.client) or any(len(array) != len(self.client) for array in arrays):
+            raise ValueError(
+                f"All columns of a schedule must have one entry for each of its {len(self.client)} events."
+            )
+        if self.client.min() < 0 or self.client.max() >= self.num_clients:
+            raise ValueError(f"`client` must lie in 0..{self.num_clients - 1}, got up to {self.client.max()}.")
+        late = np.flatnonzero((self.started_at > np.arange(len(self.client))) | (self.started_at < 0))
+        if len(late):
+            raise ValueError(
+                f"`started_at` must not be after the event itself, got {self.started_at[late[0]]} at {late[0]}."
+            )
+        ends = np.flatnonzero(self.round_ends) + 1
+        if len(ends) and (ends[-1] != len(self.client) or len(set(np.diff(ends, prepend=0).tolist())) > 1):
+            raise ValueError(
+                f"Rounds must have the same length and end with the last event, got ends {ends[:5].tolist()}."
+            )
+
+    @property
+    def num_events(self) -> int:
+        """The number of events."""
+        return len(self.client)
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the events come in rounds."""
+        return bool(self.round_ends.any())
+
+    def updates(self) -> np.ndarray:
+        """For each event, how many events of the same client came before it."""
+        order = np.argsort(self.client, kind="stable")
+        sorted_clients = self.client[order]
+        first = np.r_[True, sorted_clients[1:] != sorted_clients[:-1]]
+        run_start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+        counts = np.empty(len(order), np.int32)
+        counts[order] = np.arange(len(order)) - run_start
+        return counts
+
+    def visits(self, num_events: int) -> np.ndarray:
+        """How many of the first `num_events` events are of each client."""
+        return np.bincount(self.client[:num_events], minlength=self.num_clients)
+
+    def cohort(self, num_events: int) -> np.ndarray:
+        """The clients of the round that ends with the `num_events`-th event (before the first round: of that)."""
+        if not self.has_rounds:
+            raise ValueError("A cohort is of a round, and a schedule of arrivals has none. Score all clients.")
+        size = self.num_events // int(self.round_ends.sum())
+        last = max(num_events, size)
+        return np.sort(self.client[last - size : last])
+
+    def staleness(self, buffer_size: int | None = None) -> np.ndarray:
+        """Server versions between download and arrival, for a server that steps every `buffer_size` events.
+
+        By default a server steps at the end of each round, or at each event where there are no rounds.
+        """
+        if buffer_size is None:
+            buffer_size = self.num_events // int(self.round_ends.sum()) if self.has_rounds else 1
+        return np.arange(self.num_events) // buffer_size - self.started_at // buffer_size
+
+    def active_share(self, times: np.ndarray) -> np.ndarray:
+        """The share of clients that are active at each of these virtual times.
+
+        A client is active from receiving a model until its update arrives: computing or uploading. It is idle while it
+        waits for a download or pauses, and in a synchronous schedule while it is not in the cohort or waits for the
+        slowest. (PersA-FL section 5 reports about 80 % of active, "not idle", clients: with uploads 4 to 6 times as
+        long as downloads this is the reading that gives it.)
+        """
+        received = np.searchsorted(np.sort(np.r_[self.received, self.pending]), times, side="right")
+        arrived = np.searchsorted(np.sort(self.time), times, side="right")
+        return (received - arrived) / self.num_clients

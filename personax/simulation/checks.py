@@ -1,0 +1,80 @@
+"""Checks before anything is compiled, with errors that name the client and the remedy."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.data.federation import Federation
+from personax.keys import MAX_STEPS
+from personax.models.tasks import as_inputs
+from personax.schedules import Schedule
+from personax.simulation.averages import Tracker
+from personax.typing import Batch, Params, Task
+
+
+def check_run(
+    algorithm: Algorithm,
+    federation: Federation,
+    schedules: Sequence[Schedule],
+    num_seeds: int,
+    tracker: Tracker | None,
+    streams: bool = False,
+) -> None:
+    """Check that an algorithm, a federation and schedules fit each other."""
+    if len(schedules) != num_seeds:
+        raise ValueError(f"Give one schedule, or one for each of the {num_seeds} keys, got {len(schedules)}.")
+    for schedule in schedules:
+        if schedule.num_clients != federation.num_clients:
+            raise ValueError(
+                f"The schedule is for {schedule.num_clients} clients, the federation has {federation.num_clients}. "
+                "Make it with the federation's `num_clients`."
+            )
+        if algorithm.server.is_synchronous and not schedule.has_rounds:
+            raise ValueError(
+                "A synchronous server waits for rounds, and this schedule has none. "
+                "Use `rounds(...)`, or a server that is `asynchronous(...)` or `buffered(...)`."
+            )
+    shapes = {(s.num_events, int(s.round_ends.sum())) for s in schedules}
+    if len(shapes) > 1:
+        raise ValueError(f"Schedules of seeds that run together must have the same length, got {sorted(shapes)}.")
+    if (longest := algorithm.local.steps_of(int(federation.counts.max()))) > MAX_STEPS:
+        raise ValueError(f"A visit would take {longest} local steps, more than {MAX_STEPS}. Use fewer `num_epochs`.")
+    draws_alone = set(algorithm.objective.roles()) == {"outer"}
+    if algorithm.local.query_share is not None and draws_alone:
+        raise ValueError(
+            f"`query_share` keeps a part of the data for the outer batches, and {algorithm.objective} draws no others. "
+            "Leave it out."
+        )
+    if tracker is not None and (not algorithm.server.is_synchronous or algorithm.local.num_steps is None):
+        raise ValueError("A tracker follows synchronous rounds with `num_steps` local steps; here it cannot.")
+    if tracker is not None and (problem := tracker.explain(algorithm.objective, streams)):
+        raise ValueError(problem)
+
+
+def check_model(task: Task, federation: Federation, params: Params | None) -> None:
+    """Check that the task's model takes the clients' data and that the targets are what the task expects."""
+    x, y = federation.first_sample
+    try:
+        # JAX keeps what it traces by the function: those of a task are traced once, however often they are checked.
+        key, inputs = jax.random.key(0), jax.eval_shape(as_inputs, x)
+        shapes = jax.eval_shape(task.model.init, key, inputs) if params is None else params
+        batch = Batch(x, y, np.ones(1, np.float32), key)  # pyright: ignore[reportArgumentType]
+        outputs = jax.eval_shape(task.model.apply, shapes, inputs)
+        loss = jax.eval_shape(task.loss, shapes, batch)
+    except (TypeError, ValueError) as error:
+        given = f"samples of shape {x.shape[1:]} and type {x.dtype}"
+        raise ValueError(
+            f"The model and its parameters must take the clients' data, got {given} (bytes are read as images): {error}"
+        ) from error
+    parts = [("training", federation.y, federation.offsets)]
+    if federation.test_y is not None and federation.test_offsets is not None:
+        parts.append(("test", federation.test_y, federation.test_offsets))
+    for part, targets, offsets in parts:
+        if task.check(outputs, targets):
+            for i, name in enumerate(federation.names):
+                if message := task.check(outputs, targets[offsets[i] : offsets[i + 1]]):
+                    raise ValueError(f"{name}: the {part} {message}.")
+    if loss.shape != ():
+        raise ValueError(f"The loss must be one number for a batch, got shape {loss.shape}. Take a mean over examples.")

@@ -1,0 +1,322 @@
+"""The compiled part of a run: the clients of a wave vmapped, waves looped over, seeds vmapped or looped over."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from personax.algorithms import Algorithm
+from personax.client.local import Start, Update, first_extra, local_update
+from personax.client.sampling import ClientRows
+from personax.data.federation import ClientData, Federation
+from personax.fast.backends import holds_one_model, unrolled_arrivals
+from personax.keys import RunStream, run_stream, typed_key
+from personax.models.tasks import as_inputs
+from personax.server import ServerState, Upload
+from personax.simulation.averages import Path, Tracker
+from personax.simulation.results import NO_EVENT, Faults, State, repeat
+from personax.simulation.waves import WavePlan, Waves
+from personax.typing import Array, Model, Params, Personal, PyTree, Task
+
+LONG_VISIT = 256  # local steps
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled in, beside the shapes. With a mesh the members of a wave are divided among its devices."""
+
+    task: Task
+    num_clients: int  # of the federation, however many of them the data holds
+    max_count: int
+    cohort_chunk: int | None
+    has_seeds: bool
+    sweeps: bool = False  # each seed has an algorithm of its own
+    mesh: Mesh | None = None
+
+
+class SimulationRun(NamedTuple):
+    """All that a run is, from its first wave to its last."""
+
+    program: Program
+    algorithm: Algorithm
+    federation: Federation
+    key: Array
+    plan: WavePlan
+    tracker: Tracker | None
+    skips: bool  # updates that are not finite
+
+    @property
+    def advance(self) -> Callable[..., State]:
+        """The compiled function that takes this run on."""
+        return advance if self.algorithm.local.steps_of(self.program.max_count) <= LONG_VISIT else advance_long
+
+
+def _advance(
+    program: Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    key: Array,
+    waves: Waves,
+    tracker: Tracker | None,
+    state: State,
+    begin: int,
+    stop: int,
+    skips: bool,
+) -> State:
+    """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
+    step = partial(_wave, program, data, tracker)
+    streams_of = lambda key: (run_stream(key, RunStream.BATCHES), run_stream(key, RunStream.ITERATES))
+
+    def run(step: Callable[..., State], algorithm: Algorithm, streams: PyTree, waves: Waves, state: State) -> State:
+        axis = waves.client.ndim - 2  # of the waves, behind that of seeds
+        pick = lambda index: lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, axis, keepdims=False)
+
+        def more(carry: tuple[Array, State]) -> Array:
+            healthy = jnp.all(carry[1].faults.num == 0) | skips
+            return (carry[0] < stop) & healthy
+
+        def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
+            return carry[0] + 1, step(algorithm, streams, jax.tree.map(pick(carry[0]), waves), carry[1])
+
+        return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
+
+    if not program.has_seeds:
+        return run(step, algorithm, streams_of(key), waves, state)
+    given = (jax.vmap(streams_of)(key), waves, state)
+    if not _one_by_one(waves, state):
+        return run(jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0)), algorithm, *given)
+    if program.sweeps:
+        return jax.lax.map(lambda own: run(step, *own), (algorithm, *given))
+    return jax.lax.map(lambda own: run(step, algorithm, *own), given)
+
+
+# On an NVIDIA GPU a run is one graph, its loops included, in which a kernel starts when what it reads is there. Kernels
+# of a loop's next step are in it, too; not where there would be too many of them. Products by the same matrix stay
+# apart: XLA would copy their other factors into one, and the results out of it.
+_GRAPH = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE",
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_dot_merger_threshold_mb": 0,
+}
+_compiled = partial(jax.jit, _advance, static_argnames=("program",))
+advance = _compiled(compiler_options={**_GRAPH, "xla_gpu_command_buffer_unroll_loops": True})
+advance_long = _compiled(compiler_options=_GRAPH)
+
+
+def _one_by_one(waves: Waves, state: State) -> bool:
+    """Whether seeds run one after another: on a CPU whose caches do not hold the models of a wave in all of them."""
+    num_seeds, _, num_members = waves.client.shape
+    return holds_one_model(num_members * _num_bytes(state.server.params) // num_seeds)
+
+
+def _num_bytes(models: Params) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(models))
+
+
+class _Trained(NamedTuple):
+    """Updates, from their training to their arrival."""
+
+    update: Update
+    client: Array  # its place in the data
+    event: Array
+    version: Array  # that it started from
+    counts: Array  # whether the schedule lets the server have it
+    finite: Array
+    stage: Array  # the first that is not
+
+
+def _wave(
+    program: Program,
+    data: ClientData,
+    tracker: Tracker | None,
+    algorithm: Algorithm,
+    streams: tuple[Array, Array],
+    wave: Waves,
+    state: State,
+) -> State:
+    """Train the members of one wave, then let the server receive those whose turn it is."""
+    synchronous = algorithm.server.is_synchronous
+    now = (state.server.params, state.server.shared, state.server.version)
+    anchors = now if synchronous else jax.tree.map(lambda leaf: leaf[wave.read], state.slots)
+    updates = _train(program, algorithm, data, tracker, streams[0], wave, state.personal, anchors)
+    version = jnp.broadcast_to(anchors[2], wave.client.shape)
+    trained = _Trained(updates, wave.client, wave.event, version, wave.aggregated, *_finite(updates))
+    held, arrived = (), wave.valid
+    if not synchronous:
+        trained = _uploaded(trained, algorithm)
+        put = lambda place, new: place.at[wave.hold].set(new.astype(place.dtype), mode="drop")
+        held = jax.tree.map(put, state.held, trained)
+        trained, arrived = jax.tree.map(lambda place: place[wave.take], held), wave.take >= 0
+    usable = arrived & trained.finite
+    target = jnp.where(usable, trained.client, len(data.start))
+    update = trained.update
+    personal = jax.tree.map(lambda a, new: a.at[target].set(new, mode="drop"), state.personal, update.personal)
+    weight = data.num_samples[trained.client].astype(float)
+    uploads = Upload(update.delta, update.end, update.extra, trained.version, weight, usable & trained.counts)
+    tracked = state.tracked
+    if tracker is not None:
+        iterates, memories = updates.path
+        path = Path(now[0], iterates, memories, target, usable, state.server.version, streams[1])
+        tracked = tracker.update(tracked, path, state.personal)
+    server, slots = _receive(program, algorithm, state, uploads, wave)
+    return State(server, personal, slots, held, tracked, _note(state.faults, trained, arrived))
+
+
+def _uploaded(trained: _Trained, algorithm: Algorithm) -> _Trained:
+    """What must wait with an update: what the server looks at, and no path."""
+    unused = {"end": ()} if algorithm.server.applies == "deltas" else {"delta": ()}
+    return trained._replace(update=trained.update._replace(path=(), **unused))
+
+
+def _train(
+    program: Program,
+    algorithm: Algorithm,
+    data: ClientData,
+    tracker: Tracker | None,
+    stream: Array,
+    wave: Waves,
+    personal: Personal,
+    anchors: PyTree,
+) -> Update:
+    """The visits of a wave's members, each a function of its own client alone."""
+    synchronous = algorithm.server.is_synchronous
+    chunk = program.cohort_chunk or _default_chunk(anchors[0], 1 if synchronous else len(wave.client))
+
+    def visits(algorithm: Algorithm, data: ClientData, stream: Array, personal: Personal, now: PyTree, members: PyTree):
+        def visit(client: Array, update: Array, anchor: PyTree) -> Update:
+            where = ClientRows(data.start[client], data.num_samples[client], data.ids[client], update)
+            own = jax.tree.map(lambda leaf: leaf[client], personal)
+            begin = now if synchronous else anchor
+            run = (algorithm.objective, algorithm.local, program.task, data, program.max_count)
+            start = Start(begin[0], begin[1], own, begin[2])
+            return local_update(*run, where, start, stream, tracker is not None)
+
+        if chunk is None:
+            return jax.vmap(visit)(*members)
+        # One at a time without a batch axis: with one of length 1, XLA writes gradients of dense layers transposed.
+        batch_size = None if chunk == 1 else chunk
+        return jax.lax.map(lambda member: visit(*member), members, batch_size=batch_size)
+
+    if program.mesh is not None:
+        whole, divided = PartitionSpec(), PartitionSpec(program.mesh.axis_names)
+        specs = (*(whole,) * 5, divided)
+        visits = jax.shard_map(visits, mesh=program.mesh, in_specs=specs, out_specs=divided, check_vma=False)
+    own_anchors = () if synchronous else anchors
+    members = (wave.client, wave.update, own_anchors)
+    return visits(algorithm, data, stream, personal, anchors if synchronous else (), members)
+
+
+def _default_chunk(models: Params, num_models: int) -> int | None:
+    """How many clients to train at once: all, but large models one after another on a CPU, whose caches hold one."""
+    return 1 if holds_one_model(_num_bytes(models) // num_models) else None
+
+
+def _receive(
+    program: Program, algorithm: Algorithm, state: State, uploads: Upload, wave: Waves
+) -> tuple[ServerState, PyTree]:
+    """Hand a wave's uploads to the server: at once at the end of a round, or one after another."""
+    server, objective = algorithm.server, algorithm.objective
+    if server.is_synchronous:
+        received = server.receive(state.server, uploads)
+        return server.step(received, objective, program.num_clients), state.slots
+
+    def arrive(now: ServerState, upload: Upload) -> tuple[ServerState, PyTree]:
+        one = jax.tree.map(lambda leaf: leaf[None], upload)
+        now = server.step_if_full(server.receive(now, one), objective, program.num_clients)
+        return now, (now.params, now.shared, now.version)
+
+    last, models = jax.lax.scan(arrive, state.server, uploads, unroll=unrolled_arrivals())
+    return last, jax.tree.map(lambda slot, new: slot.at[wave.save].set(new, mode="drop"), state.slots, models)
+
+
+def _finite(updates: Update) -> tuple[Array, Array]:
+    """Whether each update is finite, and the first stage (of `STAGES`) that is not."""
+    num = len(jax.tree.leaves(updates.delta)[0])
+
+    def all_finite(tree: PyTree) -> Array:
+        # A sum is finite when its terms are, and several times faster than looking at each.
+        sums = [leaf.reshape(num, -1).sum(axis=1, dtype=float) for leaf in jax.tree.leaves(tree)]
+        return jnp.isfinite(sum(sums, jnp.zeros(num)))
+
+    good = jnp.stack([all_finite(tree) for tree in (updates.delta, updates.personal, updates.extra)])
+    return good.all(axis=0), jnp.argmin(good, axis=0)
+
+
+def _note(faults: Faults, trained: _Trained, arrived: Array) -> Faults:
+    bad = arrived & ~trained.finite
+    events = jnp.where(bad, trained.event, NO_EVENT)
+    first = jnp.argmin(events)
+    earlier = events[first] < faults.event
+    pick = lambda new, old: jnp.where(earlier, new[first], old)
+    return Faults(
+        faults.num + bad.sum(dtype=jnp.int32),
+        pick(events.astype(jnp.int32), faults.event),
+        pick(trained.stage.astype(jnp.int32), faults.stage),
+    )
+
+
+def replicate(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """The tree on all devices of a mesh; without one, as it is."""
+    if mesh is None:
+        return tree
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Array) -> Array:
+        if isinstance(leaf, jax.Array) and leaf.sharding == everywhere:
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(place(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        whole = np.asarray(leaf)  # by a callback, because devices of other processes cannot be put anything on
+        return jax.make_array_from_callback(whole.shape, everywhere, lambda part: whole[part])
+
+    return jax.tree.map(place, tree)
+
+
+def initial_params(task: Task, federation: Federation, *, key: Array) -> Params:
+    """The model that a run with this key starts from; with several keys along a leading axis."""
+    keys = typed_key(key)
+    return first_params(task.model, federation.first_sample[0], keys, keys.ndim > 0)
+
+
+@partial(jax.jit, static_argnames=("model", "has_seeds"))
+def first_params(model: Model, x: Array, key: Array, has_seeds: bool = False) -> Params:
+    """The model's own start for samples like these; a program of its own, which all algorithms share."""
+    init = lambda key: model.init(run_stream(key, RunStream.INIT), as_inputs(x))
+    return jax.vmap(init)(key) if has_seeds else init(key)
+
+
+@partial(jax.jit, static_argnames=("program", "num_personal", "num_slots", "num_places"))
+def initialize(
+    program: Program,
+    algorithm: Algorithm,
+    params: Params,
+    tracker: Tracker | None,
+    num_personal: int,
+    num_slots: int,
+    num_places: int,
+) -> State:
+    """The state before the first event, for each seed, with the personal states of so many clients."""
+
+    def one(algorithm: Algorithm, params: Params) -> State:
+        objective = algorithm.objective
+        own = objective.init_personal(params)
+        extra = jax.eval_shape(partial(first_extra, objective), params, own)
+        server = algorithm.server.init(objective, params, extra)
+        personal = repeat(own, num_personal)
+        slots = repeat((server.params, server.shared, server.version), num_slots)
+        held = ()
+        if num_places:
+            count, flag = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+            update = Update(params, params, server.pending_extra, own, ())
+            held = repeat(_uploaded(_Trained(update, count, count, count, flag, flag, count), algorithm), num_places)
+        tracked = () if tracker is None else tracker.init(params, personal)
+        none = jnp.full((), NO_EVENT, jnp.int32)
+        return State(server, personal, slots, held, tracked, Faults(jnp.zeros((), jnp.int32), none, none))
+
+    of_seeds = jax.vmap(one, in_axes=(0 if program.sweeps else None, 0))
+    return (of_seeds if program.has_seeds else one)(algorithm, params)

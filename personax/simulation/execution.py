@@ -1,0 +1,67 @@
+"""Execution and monitoring of a run: what `simulate` takes besides the run itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from personax.fast.precision import Precision, require_precision
+from personax.simulation.averages import Tracker
+from personax.simulation.results import Snapshot
+from personax.simulation.stream import Stream
+from personax.values import require_count, require_one_of
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Settings for executing a run. Apart from rounding, its numbers do not depend on them.
+
+    Args:
+        cohort_chunk: clients that train at the same time, on each device; by default all (on a CPU, large models one
+            after another).
+        wave_width: the most clients in an asynchronous wave; by default what costs least.
+        on_nonfinite: whether an update that is not finite raises `NonFiniteUpdate` or is skipped and counted.
+        stream: keeps data and personal states on the host and moves only those of the next waves to the device. A
+            memory-mapped federation is always streamed. (docs/scale.md)
+        devices: devices that share the members of each wave.
+        precision: of the clients' matrix products; "bf16" and "tf32" add up in float32.
+
+    >>> Execution(wave_width=4).on_nonfinite
+    'raise'
+    """
+
+    cohort_chunk: int | None = None
+    wave_width: int | None = None
+    on_nonfinite: Literal["raise", "skip"] = "raise"
+    stream: Stream | None = None
+    devices: Sequence[Any] | None = None
+    precision: Precision = "default"
+
+    def __post_init__(self) -> None:
+        require_count("cohort_chunk", self.cohort_chunk)
+        require_count("wave_width", self.wave_width)
+        require_one_of("on_nonfinite", self.on_nonfinite, ("raise", "skip"))
+        if self.devices is not None and not len(self.devices):
+            raise ValueError("`devices` is empty. Give `jax.devices()`, or leave it out.")
+        require_precision(self.precision)
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Callbacks and trackers that watch a run.
+
+    Args:
+        observe: called with a snapshot before the first event, then every `every` rounds (events, where there are no
+            rounds: at the next wave) and at the end; what it returns is kept in `result.history`.
+        every: rounds, or events, between two calls; by default only the first and the last.
+        tracker: follows models between the server's, such as `RandomIterate()`.
+
+    >>> Monitor(every=10).every
+    10
+    """
+
+    observe: Callable[[Snapshot], Any] | None = None
+    every: int | None = None
+    tracker: Tracker | None = None
+
+    def __post_init__(self) -> None:
+        require_count("every", self.every)

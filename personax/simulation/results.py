@@ -1,0 +1,159 @@
+"""The state of a run, and its result."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.schedules import Schedule
+from personax.server import ServerState
+from personax.simulation.store import Kept
+from personax.typing import Array, Params, Personal, PyTree, Shared
+
+STAGES = ("local steps", "personal state", "upload beside the delta")
+NO_EVENT = np.iinfo(np.int32).max
+
+
+class NonFiniteUpdate(FloatingPointError):
+    """A client's update was not finite."""
+
+
+class Faults(NamedTuple):
+    """Updates that were not finite: how many, and the event and the stage of the first one."""
+
+    num: Array
+    event: Array
+    stage: Array
+
+
+class State(NamedTuple):
+    """Everything that a run carries from wave to wave. Leaves have a leading axis of seeds when there are several."""
+
+    server: ServerState
+    personal: Personal  # of all clients; between the waves of a streamed run a `Kept`
+    slots: PyTree  # models that are still in use: (params, shared, version)
+    held: PyTree  # updates that wait for their turn
+    tracked: PyTree
+    faults: Faults
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from."""
+
+    state: State
+    wave: int
+    num_events: int | np.ndarray  # with several seeds, one for each
+    time: float | np.ndarray  # virtual
+    schedules: tuple[Schedule, ...]  # of each seed
+    ids: np.ndarray  # of the federation's clients, in its order
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether every array has a leading axis for several seeds."""
+        return np.ndim(self.num_events) > 0
+
+    @property
+    def visits(self) -> np.ndarray:
+        """How many updates each client has made so far, [clients] or [seeds, clients]."""
+        return self._of_each_seed(Schedule.visits)
+
+    @property
+    def cohort(self) -> np.ndarray:
+        """The clients of the last round, in the order of the federation, [members] or [seeds, members]."""
+        return self._of_each_seed(Schedule.cohort)
+
+    def of_seeds(self, begin: int, end: int) -> "Snapshot":
+        """Some of several seeds."""
+        part = slice(begin, end)
+        kept = self.state.personal
+        state = jax.tree.map(lambda leaf: leaf[part], self.state._replace(personal=()))
+        personal = kept.of_seeds(begin, end) if isinstance(kept, Kept) else jax.tree.map(lambda leaf: leaf[part], kept)
+        at = (np.asarray(self.num_events)[part], np.asarray(self.time)[part])
+        return Snapshot(state._replace(personal=personal), self.wave, *at, self.schedules[part], self.ids)
+
+    def _of_each_seed(self, ask: Callable[[Schedule, int], np.ndarray]) -> np.ndarray:
+        asked = [ask(s, int(n)) for s, n in zip(self.schedules, np.atleast_1d(self.num_events), strict=True)]
+        return np.stack(asked) if self.has_seeds else asked[0]
+
+    @property
+    def params(self) -> Params:
+        """The shared model."""
+        return self.state.server.params
+
+    @property
+    def shared(self) -> Shared:
+        """What the server broadcasts beside the model."""
+        return self.state.server.shared
+
+    @property
+    def personal(self) -> Personal:
+        """The personal states of all clients, along the axis after the seeds."""
+        if not isinstance(self.state.personal, Kept):
+            return self.state.personal
+        everyone = (*np.shape(self.num_events), len(self.ids))
+        return self.personal_of(np.broadcast_to(np.arange(len(self.ids)), everyone))
+
+    def personal_of(self, positions: np.ndarray) -> Personal:
+        """The personal states of the clients at these positions, [positions] or [seeds, positions]."""
+        if isinstance(self.state.personal, Kept):
+            return self.state.personal.read(positions)
+        pick = lambda tree, at: jax.tree.map(lambda leaf: leaf[at], tree)
+        return (jax.vmap(pick) if self.has_seeds else pick)(self.state.personal, jnp.asarray(positions))
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The end of a run. With several seeds every array has a leading axis for them.
+
+    `personal` holds the state of all clients, `tracked` what a tracker followed, `history` what `observe` returned.
+    Each event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back.
+    """
+
+    snapshot: Snapshot
+    history: list[Any]
+    bytes_up: np.ndarray
+    bytes_down: np.ndarray
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether every array has a leading axis for several seeds."""
+        return self.snapshot.has_seeds
+
+    @property
+    def params(self) -> Params:
+        """The shared model."""
+        return self.snapshot.params
+
+    @property
+    def shared(self) -> Shared:
+        """What the server broadcasts beside the model."""
+        return self.snapshot.shared
+
+    @property
+    def personal(self) -> Personal:
+        """The personal states of all clients."""
+        return self.snapshot.personal
+
+    @property
+    def tracked(self) -> PyTree:
+        """The state of the tracker."""
+        return self.snapshot.state.tracked
+
+    @property
+    def num_dropped(self) -> np.ndarray:
+        """Updates that were too stale."""
+        return np.asarray(self.snapshot.state.server.num_dropped)
+
+    @property
+    def num_skipped(self) -> np.ndarray:
+        """Updates that were not finite."""
+        return np.asarray(self.snapshot.state.faults.num)
+
+
+def repeat(tree: PyTree, num: int) -> PyTree:
+    """The same tree `num` times, along a new leading axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), tree)

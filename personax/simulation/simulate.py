@@ -1,0 +1,272 @@
+"""Simulate a whole federation: an algorithm along a schedule, from the first event to the last."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from personax.algorithms import Algorithm
+from personax.data.federation import Federation
+from personax.fast.backends import wave_overhead
+from personax.fast.backends import wave_width as largest_width
+from personax.fast.flops import operations_of
+from personax.fast.precision import products_in
+from personax.keys import typed_key
+from personax.schedules import Schedule
+from personax.server import ServerState
+from personax.simulation.averages import Tracker
+from personax.simulation.checks import check_model, check_run
+from personax.simulation.engine import Program, SimulationRun, initial_params, initialize, replicate
+from personax.simulation.execution import Execution, Monitor
+from personax.simulation.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State, repeat
+from personax.simulation.store import Kept, Store, kept_shapes
+from personax.simulation.stream import Stream, Streamed, block_sizes
+from personax.simulation.waves import WavePlan, best_width, plan_arrivals, plan_rounds, stack, widen
+from personax.typing import Array, Batch, Params, Task
+
+
+def simulate(
+    algorithm: Algorithm | Sequence[Algorithm],
+    task: Task,
+    federation: Federation,
+    schedule: Schedule | Iterable[Schedule],
+    *,
+    key: Array,
+    params: Params | None = None,
+    start: Snapshot | None = None,
+    monitor: Monitor = Monitor(),
+    execution: Execution = Execution(),
+) -> Result:
+    """Run an algorithm on a federation along a schedule.
+
+    Args:
+        algorithm: a recipe, or one for each key: a sweep over their numbers.
+        task: the model and its loss.
+        federation: the clients and their data.
+        schedule: who reports when; one for all seeds, or one for each.
+        key: one key, or an array of keys that runs that many seeds together.
+        params: the initial model of all seeds; by default the task's model is initialized from each key.
+        start: a snapshot of the same run to continue from.
+        monitor: what is watched on the way, see `Monitor`.
+        execution: how it is executed, see `Execution`.
+    """
+    key = typed_key(key)
+    has_seeds = key.ndim > 0
+    num_seeds = len(key) if has_seeds else 1
+    schedules = [schedule] * num_seeds if isinstance(schedule, Schedule) else list(schedule)
+    stream = Stream() if execution.stream is None and federation.is_mapped else execution.stream
+    sweeps = not isinstance(algorithm, Algorithm)
+    algorithm = algorithm if isinstance(algorithm, Algorithm) else _swept(algorithm, key)
+    check_run(algorithm, federation, schedules, num_seeds, monitor.tracker, streams=stream is not None)
+    for part in (federation, federation.newcomers):
+        if part is not None:
+            check_model(task, part, params)
+    devices = execution.devices
+    mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
+    largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
+    program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh)
+    overhead = _overhead(algorithm, task, federation, num_seeds)
+    ahead = monitor.tracker is None and stream is None
+    plan = _plan(algorithm, schedules, execution.wave_width, overhead, ahead, 1 if devices is None else len(devices))
+    seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
+    run = SimulationRun(program, algorithm, federation, key, plan, monitor.tracker, skips)
+    if start is None:
+        wave, state = 0, _first_state(run, params, stream is not None)
+    else:
+        _check_start(start, plan, seedless, stream is not None)
+        wave, state = start.wave, start.state
+    observe = monitor.observe
+    stops = _stops(plan, schedules[0], wave, monitor.every if observe else None)
+    if stream is None:
+        advance_to, shown = _resident(run, seedless), lambda state: state
+    else:
+        streamed = _streamed(run, stream, state.personal, stops, wave)
+        advance_to, shown, state = streamed.advance, streamed.shown, state._replace(personal=())
+    snap = lambda state, wave: _snapshot(plan, schedules, federation.ids, seedless, shown(state), wave)
+    history = [observe(snap(state, wave))] if observe and start is None else []
+    for stop in stops:
+        with products_in(execution.precision):
+            state = advance_to(state, wave, stop)
+        if not skips:
+            _raise_fault(state.faults, schedules, federation)
+        wave = stop
+        if observe:
+            history.append(observe(snap(state, wave)))
+    up, down = _bytes(algorithm, state.server, has_seeds)
+    sent = seedless(np.stack([s.aggregated for s in schedules]) * up)
+    return Result(snap(state, wave), history, sent, np.full_like(sent, down))
+
+
+def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:
+    """A run with all data and all personal states on the device."""
+    program, mesh = run.program, run.program.mesh
+    waves = jax.device_put(jax.tree.map(seedless, run.plan.waves))
+    data, key, waves = replicate(mesh, (run.federation.train, run.key, waves))
+    return lambda state, begin, stop: run.advance(
+        program, run.algorithm, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
+    )
+
+
+def _streamed(run: SimulationRun, stream: Stream, kept: Kept, stops: list[int], wave: int) -> Streamed:
+    """A run with its data and its personal states on the host."""
+    store = Store(kept, stream.memory, stream.folder)
+    return Streamed(run, store, block_sizes(run.plan, run.federation, kept.layout.num_bytes, stops, wave))
+
+
+def state_shapes(
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    schedule: Schedule | Iterable[Schedule],
+    *,
+    key: Array,
+    tracker: Tracker | None = None,
+    num_events: int | Sequence[int] = 0,
+) -> State:
+    """The shapes and types of a run's state, without computing anything: what a checkpoint is read into.
+
+    `num_events` is how far it has come (with several seeds, each): a run from the host has states of whom it visited.
+    """
+    key = typed_key(key)
+    has_seeds, streams = key.ndim > 0, federation.is_mapped
+    schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
+    program = Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds)
+    overhead, ahead = _overhead(algorithm, task, federation, len(schedules)), tracker is None and not streams
+    plan = _plan(algorithm, schedules, None, overhead, ahead, 1)
+    run = SimulationRun(program, algorithm, federation, key, plan, tracker, skips=False)
+    num_personal = 1 if streams else federation.num_clients
+    shapes = jax.eval_shape(lambda key: _initial_state(run._replace(key=key), None, num_personal), key)
+    if not streams:
+        return shapes
+    num = sum(len(np.unique(s.client[:n])) for s, n in zip(schedules, np.atleast_1d(num_events), strict=True))
+    return shapes._replace(personal=kept_shapes(federation.num_clients, has_seeds, shapes.personal, num))
+
+
+def _first_state(run: SimulationRun, params: Params | None, streams: bool) -> State:
+    """The state before the first event; in a streamed run nobody has been visited."""
+    program = run.program
+    if not streams:
+        return _initial_state(run, params, program.num_clients)
+    state = _initial_state(run, params, 1)
+    default = jax.tree.map(lambda leaf: np.asarray(leaf).squeeze(int(program.has_seeds)), state.personal)
+    return state._replace(personal=Kept(program.num_clients, program.has_seeds, default, {}))
+
+
+def _initial_state(run: SimulationRun, params: Params | None, num_personal: int) -> State:
+    """From the given model or the task's own, with the personal states of so many clients."""
+    if params is None:
+        first = initial_params(run.program.task, run.federation, key=run.key)
+    else:
+        given = jax.tree.map(jnp.asarray, params)
+        first = repeat(given, len(run.key)) if run.program.has_seeds else given
+    return initialize(
+        run.program, run.algorithm, first, run.tracker, num_personal, run.plan.num_slots, run.plan.num_places
+    )
+
+
+def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
+    """Several algorithms as one, whose numbers have a leading axis."""
+    if len(algorithms) != key.size or key.ndim != 1:
+        raise ValueError(f"Give one algorithm, or one for each key, got {len(algorithms)} for keys of {key.shape}.")
+    others = {jax.tree.structure(one): one for one in algorithms}
+    if len(others) > 1:
+        got = ", ".join(map(str, others.values()))
+        raise ValueError(f"Algorithms of a sweep must differ in numbers alone, got {got}. Run them separately.")
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *algorithms)
+
+
+def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> float:
+    """The fixed cost of an asynchronous wave, in units of one member's cost."""
+
+    def count_operations() -> int:
+        size = algorithm.local.size_of("outer")
+        x, y = (jnp.repeat(leaf, size, axis=0) for leaf in federation.first_sample)
+        batch = Batch(x, y, jnp.ones(size), jax.random.key(0))
+        params = jax.eval_shape(lambda key: initial_params(task, federation, key=key), jax.random.key(0))
+        return num_seeds * operations_of(jax.make_jaxpr(jax.grad(task.loss))(params, batch).jaxpr)
+
+    return 0.0 if algorithm.server.is_synchronous else wave_overhead(count_operations)
+
+
+def _plan(
+    algorithm: Algorithm,
+    schedules: list[Schedule],
+    width: int | None,
+    overhead: float,
+    ahead: bool,
+    num_devices: int,
+) -> WavePlan:
+    """The waves of all seeds. A tracker, or the blocks of a streamed run, want all that trains in a wave to arrive."""
+    if algorithm.server.is_synchronous:
+        plans = [plan_rounds(s) for s in schedules]
+    else:
+        width = width or best_width(schedules[0], overhead, ahead, largest_width())
+        plans = [plan_arrivals(s, width, ahead) for s in schedules]
+    return widen(stack(plans, schedules[0].num_clients), schedules[0].num_clients, num_devices)
+
+
+def _stops(plan: WavePlan, schedule: Schedule, wave: int, every: int | None) -> list[int]:
+    """The waves after which a run pauses: every `every` rounds, or events where there are none, and the end."""
+    if every is None:
+        return [plan.num_waves]
+    counted = schedule.round_ends if schedule.has_rounds else np.ones(schedule.num_events, bool)
+    done = np.r_[0, np.cumsum(counted)][plan.num_arrived[0, : plan.num_waves]]
+    marks = np.r_[np.arange(every, done[-1], every), done[-1]]
+    stops = np.unique(np.searchsorted(done, marks) + 1)
+    stops[-1] = plan.num_waves
+    return [int(stop) for stop in stops if stop > wave]
+
+
+def _check_start(start: Snapshot, plan: WavePlan, seedless: Callable[[np.ndarray], Any], streams: bool) -> None:
+    if isinstance(start.state.personal, Kept) != streams:
+        how = "with its clients' states on the " + ("device" if streams else "host")
+        raise ValueError(f"`start` is a snapshot of a run {how}. Continue it in the same way: see `stream`.")
+    num_events = seedless(_num_arrived(plan, start.wave))
+    if np.any(num_events != start.num_events):
+        raise ValueError(
+            f"`start` has seen {start.num_events} events, which is not where this run pauses ({num_events}). "
+            "Continue with the schedule, the seeds and the `wave_width` that it began with."
+        )
+
+
+def _num_arrived(plan: WavePlan, wave: int) -> np.ndarray:
+    """The number of events of each seed that have arrived before a wave."""
+    return plan.num_arrived[:, wave - 1] if wave else np.zeros(len(plan.num_arrived), int)
+
+
+def _snapshot(
+    plan: WavePlan,
+    schedules: list[Schedule],
+    ids: np.ndarray,
+    seedless: Callable[[np.ndarray], Any],
+    state: State,
+    wave: int,
+) -> Snapshot:
+    num_events = _num_arrived(plan, wave)
+    times = [s.time[:num].max(initial=0.0) for s, num in zip(schedules, num_events, strict=True)]
+    return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)), tuple(schedules), ids)
+
+
+def _raise_fault(faults: Faults, schedules: list[Schedule], federation: Federation) -> None:
+    event, stage = (np.atleast_1d(leaf) for leaf in faults[1:])
+    seed = int(np.argmin(event))
+    if event[seed] == NO_EVENT:
+        return
+    client = int(schedules[seed].client[event[seed]])
+    of_seed = f" of seed {seed}" if len(event) > 1 else ""
+    raise NonFiniteUpdate(
+        f"The update of {federation.names[client]} at event {event[seed]}{of_seed} is not finite: "
+        f"{STAGES[stage[seed]]}. Use smaller step sizes or `clip_norm`, or skip such updates: "
+        "`Execution(on_nonfinite='skip')`."
+    )
+
+
+def _bytes(algorithm: Algorithm, server: ServerState, has_seeds: bool) -> tuple[int, int]:
+    """Bytes that one event moves up and down."""
+    if not algorithm.objective.federated:
+        return 0, 0
+    size = lambda tree: sum(leaf.nbytes // (len(leaf) if has_seeds else 1) for leaf in jax.tree.leaves(tree))
+    return size((server.pending, server.pending_extra)), size((server.params, server.shared))

@@ -1,0 +1,173 @@
+"""Runs whose data stays on the host: only the clients of a few waves at a time are on the device.
+
+The schedule says beforehand who trains when. Waves are taken in blocks: a block's clients become a small federation of
+their own, with its rows in a buffer of a fixed size, and the compiled program is that of any run. While the device
+computes one block, the host writes back the personal states of the block before and prepares the next. A client of two
+consecutive blocks takes its state from the first on the device, because the host does not have it yet.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.data.federation import Federation
+from personax.simulation.engine import SimulationRun, replicate
+from personax.simulation.results import State
+from personax.simulation.store import Store
+from personax.simulation.waves import WavePlan, Waves
+from personax.typing import Array, Personal
+from personax.values import require_count
+
+_BLOCK_BYTES = 32 << 20  # of data and states that a block is to hold; one of a single wave may hold more
+_BLOCK_WAVES = 16  # beyond which longer blocks save nothing
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How a run from the host keeps its clients' personal states: those visited, as the run goes on.
+
+    Up to `memory` bytes of them stay in memory; the others go to a file in `folder`, by default among the system's
+    temporary files.
+    """
+
+    memory: int = 4 << 30
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        require_count("memory", self.memory, least=0)
+        if self.folder is not None and not Path(self.folder).is_dir():
+            raise ValueError(f"`folder` must be a folder that exists, got {self.folder!r}. Make it first.")
+
+
+class Sizes(NamedTuple):
+    """The shape of all blocks of a run."""
+
+    num_waves: int
+    num_clients: int
+    num_rows: int
+
+
+class _Block(NamedTuple):
+    """Consecutive waves, whose `client` counts in the block's own clients."""
+
+    num_waves: int
+    waves: Waves
+    clients: np.ndarray  # their positions in the federation, in order
+    visited: np.ndarray  # whether they are, in each seed: [places] or [seeds, places], more than there are clients
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What a run needs to go on from any wave."""
+
+    run: SimulationRun
+    store: Store
+    sizes: Sizes
+
+    def advance(self, state: State, begin: int, stop: int) -> State:
+        """Waves `begin` to `stop` of a run whose personal states the store has."""
+        run, mesh = self.run, self.run.program.mesh
+        state, before = replicate(mesh, state), None
+        for block in self._blocks(begin, stop):
+            own = run.federation.train_of(block.clients, self.sizes.num_rows, self.sizes.num_clients)
+            now = state._replace(personal=self._states(block, before))
+            data, key, waves = replicate(mesh, (own, run.key, block.waves))
+            given = (run.program, run.algorithm, data, key, waves, run.tracker)
+            state = run.advance(*given, now, 0, block.num_waves, run.skips)
+            self._settle(before)
+            before = block, state
+        self._settle(before)
+        return state._replace(personal=())
+
+    def shown(self, state: State) -> State:
+        """The state with the personal states of all clients: a view, of which later waves change nothing."""
+        return state._replace(personal=self.store.view())
+
+    def _blocks(self, begin: int, stop: int) -> Iterator[_Block]:
+        for first, last in pairwise([*range(begin, stop, self.sizes.num_waves), stop]):
+            yield _block(self.run.plan, self.run.program.has_seeds, self.sizes, first, last)
+
+    def _states(self, block: _Block, before: tuple[_Block, State] | None) -> Personal:
+        """The personal states of a block's clients, the newest of each."""
+        if self.store.is_empty:
+            return self.store.kept.default
+        states = replicate(self.run.program.mesh, self.store.kept.read(self._positions(block)))
+        if before is None:
+            return states
+        place = np.searchsorted(before[0].clients, block.clients).clip(max=len(before[0].clients) - 1)
+        found = before[0].clients[place] == block.clients
+        place = np.r_[np.where(found, place, -1), np.full(self.sizes.num_clients - len(place), -1)]
+        return _newer(self.run.program.has_seeds, place, before[1].personal, states)
+
+    def _settle(self, before: tuple[_Block, State] | None) -> None:
+        """Wait for a block, which keeps the host from running ahead, and store its states."""
+        if before is None:
+            return
+        block, state = before
+        if self.store.is_empty:
+            jax.block_until_ready(state.faults)
+            return
+        self.store.write(self._positions(block), block.visited, jax.tree.map(np.asarray, state.personal))
+
+    def _positions(self, block: _Block) -> np.ndarray:
+        """Of the clients at all places of a block, in each seed; the places beyond the last repeat it."""
+        padded = np.pad(block.clients, (0, self.sizes.num_clients - len(block.clients)), mode="edge")
+        return np.broadcast_to(padded, block.visited.shape)
+
+
+@partial(jax.jit, static_argnums=0)
+def _newer(has_seeds: bool, place: Array, before: Personal, states: Personal) -> Personal:
+    """The states of a block, from the block before where it has them (`place` is not -1)."""
+
+    def choose(old: Array, new: Array) -> Array:
+        return jnp.where((place >= 0).reshape((-1,) + (1,) * (new.ndim - 1)), old[place], new)
+
+    return jax.tree.map(jax.vmap(choose) if has_seeds else choose, before, states)
+
+
+def block_sizes(plan: WavePlan, federation: Federation, state_bytes: int, stops: list[int], begin: int) -> Sizes:
+    """The shape of the blocks of a run that pauses at `stops`: one for all, so that one program serves them."""
+    members = plan.waves.client[:, 0].size
+    row_bytes = (federation.x.nbytes + federation.y.nbytes) / len(federation.x)
+    wave_bytes = members * (federation.counts.mean() * row_bytes + state_bytes)
+    longest = max(b - a for a, b in pairwise([begin, *stops]))
+    num_waves = int(min(max(_BLOCK_BYTES // wave_bytes, 1), _BLOCK_WAVES, longest))
+    most_clients = most_rows = 1
+    for begins, ends in pairwise([begin, *stops]):
+        for first in range(begins, ends, num_waves):
+            clients = _clients(plan, first, min(first + num_waves, ends))
+            most_clients = max(most_clients, len(clients))
+            most_rows = max(most_rows, int(federation.counts[clients].sum()))
+    return Sizes(num_waves, roomy(most_clients), roomy(most_rows))
+
+
+def _clients(plan: WavePlan, first: int, last: int) -> np.ndarray:
+    return np.unique(plan.waves.client[:, first:last][plan.waves.valid[:, first:last]])
+
+
+def _block(plan: WavePlan, has_seeds: bool, sizes: Sizes, first: int, last: int) -> _Block:
+    clients, num = _clients(plan, first, last), last - first
+    waves = Waves(*(np.zeros((len(array), sizes.num_waves, array.shape[2]), array.dtype) for array in plan.waves))
+    for target, array in zip(waves, plan.waves, strict=True):
+        target[:, :num] = array[:, first:last]
+    place = np.searchsorted(clients, waves.client)
+    waves = waves._replace(client=np.where(waves.valid, place, sizes.num_clients))
+    visited = np.zeros((len(waves.client), sizes.num_clients + 1), bool)
+    np.put_along_axis(visited, waves.client.reshape(len(visited), -1), True, axis=1)
+    visited = visited[:, :-1]
+    if has_seeds:
+        return _Block(num, waves, clients, visited)
+    return _Block(num, Waves(*(array[0] for array in waves)), clients, visited[0])
+
+
+def roomy(least: int) -> int:
+    """A number that is a little larger, and the same for similar ones: runs that are alike share a program."""
+    step = 1 << max(least.bit_length() - 4, 0)
+    return -(-least // step) * step
