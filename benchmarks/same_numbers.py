@@ -47,6 +47,7 @@ import personax as px
 
 COMPILES_FASTER = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"  # as the command line has it
 GROUPS = ("demo", "recipes", "live")
+RENAMED = {"protocol": "scoring", "mix": "personal_number"}  # fields of records, from the old name to the new
 UNTIMELY = ("seconds", "started", "machine", "personax", "schema_version")  # keys of results.json that may differ
 NUM_CLIENTS, NUM_ROUNDS, COHORT, NUM_EVENTS = 6, 3, 4, 12
 STEPS = {"num_steps": 2, "batch_size": 8}
@@ -110,7 +111,7 @@ def hash_of(tree: Any) -> str:
 def columns_of(path: Path) -> dict[str, np.ndarray]:
     """The columns of numbers of a Parquet file; a missing number is NaN."""
     table = pq.read_table(path)
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    columns = {RENAMED.get(name, name): table.column(name).to_numpy() for name in table.column_names}
     return {name: column for name, column in columns.items() if column.dtype.kind in "biuf"}
 
 
@@ -119,7 +120,7 @@ def numbers_of(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, part in value.items():
             if key not in UNTIMELY:
-                yield from numbers_of(part, f"{path}.{key}")
+                yield from numbers_of(part, f"{path}.{RENAMED.get(key, key)}")
     elif isinstance(value, list):
         for i, part in enumerate(value):
             yield from numbers_of(part, f"{path}[{i}]")

@@ -1,6 +1,6 @@
 """Hessian-vector products: `(loss, params, vector, batch) -> H(w) v`."""
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,15 @@ class Hvp(Protocol):
     def given_norm(self, norm: Scalar) -> "Hvp": ...
 
     def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params: ...
+
+
+def require_hvp(given: Any) -> None:
+    """Raise unless `given` states what objectives ask of a Hessian-vector product."""
+    missing = [name for name in ("needs_batch", "is_coordinate_free", "given_norm") if name not in dir(given)]
+    if missing or not callable(given):
+        lacks = ", ".join(f"`{name}`" for name in missing) or "`__call__`"
+        hint = "`is_coordinate_free = False` and `given_norm = px.curvature.norm_unused` are always right."
+        raise ValueError(f"The Hessian-vector product {type(given).__name__} lacks {lacks}. {hint}")
 
 
 def norm_unused(self: HvpT, norm: Scalar) -> HvpT:

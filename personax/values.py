@@ -8,16 +8,30 @@ An *axis* is one table of kinds (all objectives, all partitions, ...). Each kind
 function. `Axis.make` builds one from a TOML table, as the annotations of its parameters ask for.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    Unpack,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import numpy as np
@@ -69,7 +83,7 @@ _VALUES: set[type] = set()
 
 def _is_static(annotation: Any) -> bool:
     if isinstance(annotation, str):  # of a module with `from __future__ import annotations`
-        return annotation.removeprefix("px.").startswith("Static[")
+        return "Static[" in annotation
     return _STATIC in getattr(annotation, "__metadata__", ())
 
 
@@ -143,13 +157,16 @@ class Axis:
         """Build what a table describes; `where` names the table in messages."""
         if isinstance(table, str):
             table = {"kind": self.shorthand, "name": table} if self.shorthand else {"kind": table}
-        kind = self.kind_of(table, where)
+        return self.build(self.kind_of(table, where), options_of(table), where, **supplied)
+
+    def build(self, kind: Kind, options: Mapping[str, Any], where: str, **supplied: Any) -> Any:
+        """Call a kind with options. Whatever something imported raises is reported with its name."""
         try:
-            return call(kind.make, options_of(table), where, self.supplied, **supplied)
+            return call(kind.make, options, where, self.supplied, **supplied)
         except ConfigError:
             raise
         except Exception as error:
-            if table.get("kind") != "import":
+            if self.kinds.get(kind.name) is kind:
                 raise
             raise ConfigError(f"`{where}`: {kind.name} failed: {type(error).__name__}: {error}") from error
 
@@ -159,6 +176,7 @@ class Axis:
         return {name: one for name, one in made.items() if name not in self.supplied}
 
 
+_ALLOWED: ContextVar[bool] = ContextVar("imports are allowed", default=True)
 _AXES: dict[Any, Axis] = {}  # by annotation
 _NAMES: dict[type, str] = {}  # of registered classes
 
@@ -199,8 +217,25 @@ def imports_in(item: Any) -> list[str]:
     return own + [path for entry in item.values() for path in imports_in(entry)]
 
 
+@contextlib.contextmanager
+def imports_forbidden() -> Iterator[None]:
+    """Raise for every import that a configuration asks for, for configurations that come from elsewhere."""
+    token = _ALLOWED.set(False)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def require_imports_allowed(path: str) -> None:
+    """Raise inside `imports_forbidden()`."""
+    if not _ALLOWED.get():
+        raise ConfigError(f"Importing {path!r} is not allowed here.")
+
+
 def imported(path: str, where: str) -> Any:
     """Import `module:name`; modules are also looked up in the current folder."""
+    require_imports_allowed(path)
     module, _, name = path.partition(":")
     if "" not in sys.path:
         sys.path.append("")
@@ -215,17 +250,21 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
     `**options: Unpack[Options]` of a `TypedDict` counts as the parameters that it names.
     """
-    hints = get_type_hints(
-        make.__init__ if isinstance(make, type) and make not in _VALUES else make, include_extras=True
-    )
+    target = make.func if isinstance(make, functools.partial) else make
+    is_plain_class = isinstance(target, type) and target not in _VALUES
+    try:
+        hints = get_type_hints(target.__init__ if is_plain_class else target, include_extras=True)
+        given = inspect.signature(make).parameters
+    except Exception as error:  # names that exist only for type checkers, builtins without a signature
+        raise ConfigError(f"The signature of {target} cannot be read: {error}. Annotate what TOML sets.") from error
     found: dict[str, inspect.Parameter] = {}
-    for name, one in inspect.signature(make).parameters.items():
-        if one.kind is one.VAR_KEYWORD:
-            (options,) = get_args(hints.get(name)) or (dict,)
-            for key, hint in get_type_hints(options, include_extras=True).items():
-                found[key] = inspect.Parameter(key, one.KEYWORD_ONLY, default=None, annotation=hint)
-        elif one.kind is not one.VAR_POSITIONAL:
-            found[name] = one.replace(annotation=hints.get(name, Any))
+    for name, one in given.items():
+        hint = hints.get(name, Any)
+        if one.kind is one.VAR_KEYWORD and get_origin(hint) is Unpack:
+            for key, inner in get_type_hints(get_args(hint)[0], include_extras=True).items():
+                found[key] = inspect.Parameter(key, one.KEYWORD_ONLY, default=None, annotation=inner)
+        elif one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            found[name] = one.replace(annotation=hint)
     return found
 
 
@@ -240,14 +279,15 @@ def call(
     check_names(where, table, [name for name in parameters if name not in reserved])
     options = {name: construct(parameters[name].annotation, item, f"{where}.{name}") for name, item in table.items()}
     given = {name: item for name, item in supplied.items() if name in parameters}
+    needed = [name for name, one in parameters.items() if one.default is one.empty]
+    if missing := [name for name in needed if name not in options and name not in given]:
+        raise ConfigError(f"`{where}` needs `{missing[0]}`. Add it.")
     try:
         return make(**options, **given)
-    except TypeError as error:  # a required option is missing
-        raise ConfigError(f"`{where}`: {error}. Add it, or change its type.") from None
     except ConfigError:
         raise
-    except ValueError as error:
-        raise ConfigError(f"`{where}`: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"`{where}`: {error}") from error
 
 
 def construct(annotation: Any, item: Any, where: str) -> Any:
@@ -256,7 +296,10 @@ def construct(annotation: Any, item: Any, where: str) -> Any:
     axis = next((_AXES[one] for one in options if _is_hashable(one) and one in _AXES), None)
     is_plain = any(one in (int, float, str, bool, Any) or get_origin(one) is Literal for one in options)
     if axis is not None and (isinstance(item, Mapping) or (isinstance(item, str) and not is_plain)):
-        return axis.make(item, where)
+        made, classes = axis.make(item, where), tuple(one for one in options if one in _NAMES)
+        if classes and not isinstance(made, classes):
+            raise ConfigError(f"`{where}` must be {' or '.join(_NAMES[one] for one in classes)}, got {name_of(made)}.")
+        return made
     if axis is not None and not is_plain:
         kinds = ", ".join(sorted(axis.kinds))
         raise ConfigError(f"`{where}` must be a kind or a table with a `kind`, got {item!r:.80}. Name one: {kinds}.")
@@ -267,11 +310,13 @@ def construct(annotation: Any, item: Any, where: str) -> Any:
         entries = next((get_args(one) or (Any,) for one in options if get_origin(one) in (tuple, list, Sequence)), None)
         if entries is None and Any not in options:
             raise ConfigError(f"`{where}` must be one value, got the list {item!s:.80}. To try several use `tune`.")
+        if entries is not None and len(entries) > 1 and Ellipsis not in entries and len(entries) != len(item):
+            raise ConfigError(f"`{where}` must be a list of {len(entries)}, got {item!s:.80}. Change it.")
         return tuple(construct(one, entry, f"{where}.{i}") for i, (one, entry) in enumerate(_paired(entries, item)))
     if isinstance(item, Mapping) and not any((get_origin(one) or one) in (dict, Any) for one in options):
         raise ConfigError(f"`{where}` must be one value, got the table {item!s:.80}. Change it.")
     _require_type(options, item, where)
-    return item
+    return Path(item) if Path in options and str not in options and isinstance(item, str) else item
 
 
 def _paired(entries: tuple[Any, ...] | None, items: list[Any]) -> list[tuple[Any, Any]]:
@@ -293,7 +338,8 @@ def _require_type(options: list[Any], item: Any, where: str) -> None:
         raise ConfigError(f"`{where}` must be a list, got {item!r:.80}. Change it.")
     literals = [choice for one in options if get_origin(one) is Literal for choice in get_args(one)]
     known = [one for one in options if one in fits]
-    if item in literals or not (known or literals) or any(fits[one] for one in known) or Any in options:
+    named = any(type(item) is type(one) and item == one for one in literals)
+    if named or not (known or literals) or any(fits[one] for one in known) or Any in options:
         return
     must = " or ".join(dict.fromkeys([*(words[one] for one in known), *map(repr, literals)]))
     raise ConfigError(f"`{where}` must be {must}, got {item!r:.80}. Change it.")

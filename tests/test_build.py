@@ -176,7 +176,7 @@ def test_baselines_need_a_step_size():
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"recipe": "fedavgg"}, "`algorithms.A` has no kind `fedavgg`. Did you mean `fedavg`?"),
+        ({"recipe": "fedavgg"}, "`algorithms.A` has no recipe `fedavgg`. Did you mean `fedavg`?"),
         ({"recipe": "fedavg", "num_step": 3}, "`algorithms.A` has no setting `num_step`. Did you mean `num_steps`?"),
         ({"recipe": "fedavg", "mix": 0.5}, "`algorithms.A` has no setting `mix`."),
         ({"recipe": "fedavg", "lr": -1}, "`algorithms.A`: `lr` must be positive, got -1."),
@@ -197,13 +197,13 @@ def test_baselines_need_a_step_size():
         ),
         (
             {"recipe": "fedprox"},
-            "`algorithms.A`: fedprox() missing 1 required keyword-only argument: 'strength'. Add it",
+            "`algorithms.A` needs `strength`. Add it.",
         ),
         ({"recipe": "per_fedavg", "adapt_lr": 0.1, "hvp": "exakt"}, "no kind `exakt`. Did you mean `exact`?"),
         ({"recipe": "per_fedavg", "adapt_lr": 0.1, "hvp": 3}, "`algorithms.A.hvp` must be a kind or a table with a `k"),
         ({"recipe": "fedavg", "server": 3}, "`algorithms.A.server` must be a kind or a table with a `kind`, got 3."),
         ({"recipe": "fedavg", "server": "asynchron"}, "no kind `asynchron`. Did you mean `asynchronous`?"),
-        ({"recipe": "fedavg", "server": {"kind": "buffered"}}, "`algorithms.A.server`: buffered() missing 1 required"),
+        ({"recipe": "fedavg", "server": {"kind": "buffered"}}, "`algorithms.A.server` needs `buffer_size`. Add it."),
         ({"recipe": "fedavg", "server": {"kind": "synchronous", "buffer_size": 2}}, "no setting `buffer_size`"),
         (
             {"recipe": "fedavg", "server": {"kind": "synchronous", "lr": 0}},
@@ -211,7 +211,12 @@ def test_baselines_need_a_step_size():
         ),
         ({"recipe": "fedavg", "optimizer": "adm"}, "`algorithms.A.optimizer`: `name` and `options` must make an optim"),
         ({"recipe": "fedavg", "optimizer": True}, "`algorithms.A.optimizer` must be a kind or a table"),
-        ({"recipe": "persafl", "objective": {"kind": "Meta"}}, "`algorithms.A.objective`: "),
+        ({"recipe": "persafl", "objective": {"kind": "Meta"}}, "`algorithms.A.objective` needs `adapt_lr`. Add it."),
+        ({"recipe": "aruba", "objective": "Erm"}, "`algorithms.A.objective` must be Aruba, got Erm."),
+        ({"recipe": "fedavg", "kind": "fedprox"}, "`algorithms.A` has no setting `kind`."),
+        ({"recipe": {"kind": "import", "path": "a:b", "lr": 1}}, "`algorithms.A.recipe` has no setting `lr`."),
+        ({"recipe": "import", "path": "os:system"}, "`algorithms.A` has no recipe `import`."),
+        ({"recipe": "scaffold", "option": True}, "`algorithms.A.option` must be 1 or 2, got True."),
         ({"recipe": "persafl", "objective": "Polynomial"}, "`algorithms.A.objective` has no kind `Polynomial`."),
         (
             {"recipe": "persafl", "objective": {"kind": "Meta", "adapt_lr": 0.1, "hvp": {"kind": "FirstOrde"}}},

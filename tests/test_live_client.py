@@ -217,7 +217,25 @@ def hostile_server(table):
     table["config"]["algorithms"]["FedAsync"]["server"] = {"kind": "asynchronous", "optimizer": "os:system"}
 
 
-@pytest.mark.parametrize("change", [hostile_model, hostile_optimizer, hostile_server])
+def hostile_recipe(table):
+    entry = table["config"]["algorithms"]["FedAsync"]
+    entry.update(recipe={"kind": "import", "path": "os:system"}, command="false")
+
+
+def hostile_recipe_name(table):
+    """The word `import` as the name of a recipe, its path among the options."""
+    table["config"]["algorithms"] = {"A": {"recipe": "import", "path": "os:system", "command": "false", "scores": {}}}
+
+
+def hostile_discount(table):
+    discount = {"kind": "import", "path": "os:system", "command": "false"}
+    table["config"]["algorithms"]["FedAsync"]["server"] = {"kind": "asynchronous", "discount": discount}
+
+
+HOSTILE = [hostile_model, hostile_optimizer, hostile_server, hostile_recipe, hostile_recipe_name, hostile_discount]
+
+
+@pytest.mark.parametrize("change", HOSTILE)
 def test_no_name_that_a_server_sends_is_imported(change, monkeypatch):
     import importlib
 
@@ -225,7 +243,7 @@ def test_no_name_that_a_server_sends_is_imported(change, monkeypatch):
     asked = []
     real = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *rest: asked.append(name) or real(name, *rest))
-    with pytest.raises(Refused, match=r"recipe imports|optimizer must be one of"):
+    with pytest.raises(Refused, match=r"recipe imports|optimizer must be one of|has no recipe `import`"):
         read_recipe(changed(given.to_text(), change), given.layout_text(), Limits())
     assert not {"os", "subprocess"} & set(asked)
 

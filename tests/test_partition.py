@@ -613,7 +613,7 @@ def test_many_clients_are_quick():
         (lambda: dirichlet_by_class(LABELS, 3, 1.0, least=-1, key=KEY), "`least` must be a whole number of at least 0"),
         (
             lambda: dirichlet_by_class(LABELS, 12, 1e-6, key=KEY),
-            "at least 1 of the 307 samples, got at most 0 for the smallest of 12 in 1000 draws. Raise `concentration`",
+            "at least 2 of the 307 samples, got at most 0 for the smallest of 12 in 1000 draws. Raise `concentration`",
         ),
         (lambda: fallah_halves(LABELS, 1, 6, key=KEY), "`num_clients` must be a whole number of at least 2, got 1"),
         (lambda: fallah_halves(LABELS, 4, 1, key=KEY), "`num_each` must be a whole number of at least 2, got 1"),

@@ -338,7 +338,7 @@ def test_apfls_best_mix_minimises_its_bound():
     bounds = [apfl.risk_bound(RISK, m, 0.5) for m in grid]
     best = apfl.best_mix(RISK, 0.5)
     assert abs(grid[np.argmin(bounds)] - best) < 1e-3
-    alone, together = RISK.alone(0.5), RISK.together(0.5)
+    alone, together = RISK.alone(0.5), RISK.shared(0.5)
     np.testing.assert_allclose(apfl.risk_bound(RISK, best, 0.5), 2 * alone * together / (alone + together))
     np.testing.assert_allclose(alone, 0.2 + 2 * 0.5 * (12 / 50) ** 0.5 + 2 * 0.1)
     np.testing.assert_allclose(together, 0.3 + 0.8 + 0.5 * (12 / 1000) ** 0.5)
@@ -354,7 +354,7 @@ def test_apfls_best_mix_leans_to_the_client_with_much_data_or_other_data():
 def test_corollary_1_is_theorem_1_minus_the_lower_bound_and_prints_half_a_term():
     m, C1, C2 = 0.6, 0.5, 0.3
     own = (12 / 50) ** 0.5
-    rest = (2 * m**2 - 1) * 0.2 + 2 * m**2 * 2.0 * 0.1 + 2 * (1 - m) ** 2 * RISK.together(C1)
+    rest = (2 * m**2 - 1) * 0.2 + 2 * m**2 * 2.0 * 0.1 + 2 * (1 - m) ** 2 * RISK.shared(C1)
     found = apfl.gain_over_local(RISK, m, C1, C2)
     np.testing.assert_allclose(found, rest + (4 * m**2 * C1 - C2) * own)
     printed = rest + (2 * m**2 * C1 - C2) * own

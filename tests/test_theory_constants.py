@@ -278,7 +278,7 @@ def test_optima_and_their_gap():
     np.testing.assert_allclose(optima.alone["w"], minimisers, atol=1e-6)
     hessians = np.array([curve.hessian for curve in CURVES])
     together = np.linalg.solve(hessians.mean(axis=0), np.einsum("cij,cj->i", hessians, minimisers) / len(CURVES))
-    np.testing.assert_allclose(optima.together["w"], together, atol=1e-6)
+    np.testing.assert_allclose(optima.shared["w"], together, atol=1e-6)
     gap = ((minimisers - together) ** 2).sum(axis=1)
     np.testing.assert_allclose(theory.optimal_gap(optima), gap, atol=1e-5)
     assert optima.gradient_norms.shape == (5,) and optima.gradient_norms.max() < 1e-6

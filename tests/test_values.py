@@ -1,9 +1,11 @@
 """Values: what is static and what is a leaf, how they compare, print and compile, and what is refused."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
-from typing import Unpack
+from pathlib import Path
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 
 import personax as px
+from personax.client.local import LocalOptions
+from personax.server.modes import ServerOptions
 from personax.values import (
     DELAY_TIMES,
     DISCOUNTS,
@@ -18,8 +22,11 @@ from personax.values import (
     ConfigError,
     Kind,
     Static,
+    call,
     construct,
+    imports_forbidden,
     imports_in,
+    parameters_of,
     require,
     require_count,
     require_nonnegative,
@@ -176,7 +183,7 @@ def test_parameters_are_built_as_their_annotations_ask_for():
         return num, key, scale, names, hvp, lr, local
 
     table = {"kind": "thing", "num": 3, "names": ["a"], "hvp": "first_order", "lr": {"kind": "Decay", "initial": 1.0}}
-    with pytest.raises(ConfigError, match=r"`t.lr`: .* missing 1 required positional argument: 'rate'. Add it"):
+    with pytest.raises(ConfigError, match=r"`t.lr` needs `rate`. Add it."):
         axis.make(table, "t", key="k")
     table["lr"]["rate"] = 0.5
     made = axis.make({**table, "num_steps": 4}, "t", key="k")
@@ -195,7 +202,7 @@ def test_parameters_are_built_as_their_annotations_ask_for():
         ({"num": [1]}, "`t.num` must be one value, got the list"),
         ({"num": {"a": 1}}, "`t.num` must be one value, got the table"),
         ({"num": 1, "key": 2}, "`t` has no setting `key`. There are: num."),
-        ({}, "missing 1 required positional argument: 'num'. Add it"),
+        ({}, "`t` needs `num`. Add it."),
     ],
 )
 def test_wrong_options_are_refused(table, said):
@@ -296,3 +303,54 @@ def test_a_condition_must_hold_for_all_numbers():
 def test_text_in_the_place_of_a_number_is_refused_by_name(check):
     with pytest.raises(ValueError, match=r"`a` must .*, got 0\.1"):
         check("a", "0.1")
+
+
+# extensions
+
+
+def test_signatures_that_cannot_be_read_are_refused_in_words():
+    def unknown(num: "OnlyForCheckers"): ...  # noqa: F821
+
+    for make in (unknown, int):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            parameters_of(make)
+    assert set(parameters_of(functools.partial(lambda a, b=1: None, 3))) == {"b"}
+    assert set(parameters_of(lambda a, **rest: None)) == {"a"}
+
+
+def test_nothing_is_imported_where_imports_are_forbidden():
+    with imports_forbidden():
+        with pytest.raises(ConfigError, match="Importing 'os:system' is not allowed here"):
+            DISCOUNTS.make({"kind": "import", "path": "os:system", "command": "false"}, "d")
+        with pytest.raises(ValueError, match="not allowed here"):
+            px.optimizer("os:system")
+    assert DISCOUNTS.make({"kind": "import", "path": f"{__name__}:Inner"}, "d") == Inner()
+
+
+def test_plain_types_are_checked_and_converted():
+    def make(path: Path, pair: tuple[int, str] = (1, "a"), option: Literal[1, 2] = 1) -> tuple:
+        return path, pair, option
+
+    assert call(make, {"path": "a/b", "pair": [2, "c"]}, "t") == (Path("a/b"), (2, "c"), 1)
+    for table in ({"path": 3}, {"path": "a", "pair": [1]}, {"path": "a", "option": True}, {"path": "a", "option": 3}):
+        with pytest.raises(ConfigError, match=r"`t\.\w+"):
+            call(make, table, "t")
+
+
+def test_options_that_recipes_and_servers_pass_on_are_the_fields():
+    fields = lambda cls: [field.name for field in dataclasses.fields(cls)]
+    assert ["lr", *LocalOptions.__annotations__] == fields(px.Local)
+    assert ["lr", "buffer_size", *ServerOptions.__annotations__] == fields(px.Server)
+
+
+def test_an_objective_that_is_plain_has_the_plain_gradient():
+    kept = {name: item for name, item in vars(px.Erm).items() if not name.startswith("__")}
+    steeper = lambda self, loss, iterate, memory, visit, batches: (iterate, memory)
+    mine = value(type("Mine", (), {**kept, "gradient": steeper}))()
+    with pytest.raises(ValueError, match="Mine is `is_plain` but has its own `gradient`"):
+        px.Algorithm(mine, px.Local(0.1, num_steps=1), px.synchronous())
+
+
+def test_a_curvature_states_its_facts():
+    with pytest.raises(ValueError, match="product function lacks `needs_batch`, `is_coordinate_free`, `given_norm`"):
+        px.Meta(0.1, hvp=lambda loss, params, vector, batch: vector)

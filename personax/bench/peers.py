@@ -69,6 +69,6 @@ def _install(peer: Peer, python: Path) -> None:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.requirements]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-        raise CannotRun(f"not installed: {said[-1]}")
+        text = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+        raise CannotRun(f"not installed: {text[-1]}")
     (python.parent / "ready").touch()

@@ -115,8 +115,8 @@ def _start_peers(
 ) -> dict[str, Side]:
     """The peers that got ready: one by one where they would disturb each other's choices on the way."""
     sides: dict[str, Side] = {}
-    together = [[name] for name in names] if one_by_one else [list(names)]
-    for group in together:
+    groups = [[name] for name in names] if one_by_one else [list(names)]
+    for group in groups:
         for name in group:
             try:
                 check = str(folder / PEERS[name].work)

@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from personax.typing import Scalar
-from personax.values import OPTIMIZERS, Static, value
+from personax.values import OPTIMIZERS, Static, require_imports_allowed, value
 
 
 @OPTIMIZERS.register()
@@ -38,6 +38,8 @@ class Optimizer:
     def at(self, lr: Scalar) -> optax.GradientTransformationExtraArgs:
         """The optimizer with this step size. Optimizer states do not depend on it."""
         module, _, name = self.name.rpartition(":")
+        if module:
+            require_imports_allowed(self.name)
         make: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module or "optax"))
         return optax.with_extra_args_support(make(learning_rate=lr, **dict(self.options)))
 

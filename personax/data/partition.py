@@ -228,7 +228,7 @@ def dirichlet(labels: Any, num_clients: int, concentration: float, *, num_per_cl
     source="Yurochkin 2019",
     citations=("yurochkin2019",),
 )
-def dirichlet_by_class(labels: Any, num_clients: int, concentration: float, *, least: int = 1, key: Array) -> Partition:
+def dirichlet_by_class(labels: Any, num_clients: int, concentration: float, *, least: int = 2, key: Array) -> Partition:
     """Each class's samples divided over the clients in proportions from a symmetric Dirichlet, every sample used once.
 
     Yurochkin 2019, arXiv:1905.12022 (concentration 0.5). Proportions are drawn again, up to 1000 times, until every

@@ -78,7 +78,7 @@ def build(config: Config) -> Study:
 
 def is_local_baseline(algorithm: Algorithm, model: str) -> bool:
     """True for a score of local training: the personal model where nothing is shared."""
-    return not algorithm.objective.federated and model == "personal"
+    return not algorithm.objective.federated and algorithm.objective.is_plain and model == "personal"
 
 
 def is_global_baseline(algorithm: Algorithm, model: str) -> bool:
@@ -211,22 +211,30 @@ def _model(config: Config, num_outputs: int) -> Model:
 
 def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSection:
     """An entry with the shared options that its recipe takes."""
-    parameters = RECIPES.parameters(_recipe_table(entry), f"algorithms.{name}")
+    table = _recipe_table(name, entry)
+    parameters = RECIPES.parameters(table, f"algorithms.{name}")
     check_names("local", config.local, ["lr", *_LOCAL])
     given = entry.options.keys() & {"num_steps", "num_epochs"}  # either replaces both
     shared = {key: item for key, item in config.local.items() if not (given and key in ("num_steps", "num_epochs"))}
-    if "lr" in parameters and parameters["lr"].default is not inspect.Parameter.empty:
-        shared.pop("lr", None)  # a recipe with a step size of its own, such as ARUBA, which learns them
+    has_own = "lr" in parameters and parameters["lr"].default is not inspect.Parameter.empty
+    if has_own and table["kind"] != "import":
+        shared.pop("lr", None)  # ARUBA learns its step sizes
     return dataclasses.replace(entry, options={**shared, **entry.options})
 
 
 def option_names(name: str, entry: AlgorithmSection) -> list[str]:
     """The options that the recipe of an entry takes."""
-    return list(RECIPES.parameters(_recipe_table(entry), f"algorithms.{name}"))
+    return list(RECIPES.parameters(_recipe_table(name, entry), f"algorithms.{name}"))
 
 
-def _recipe_table(entry: AlgorithmSection) -> dict[str, Any]:
-    return {"kind": entry.recipe} if isinstance(entry.recipe, str) else entry.recipe
+def _recipe_table(name: str, entry: AlgorithmSection) -> dict[str, Any]:
+    """The table of a recipe: a registered name, or an import. Its options are those of the entry."""
+    where = f"algorithms.{name}"
+    if isinstance(entry.recipe, str):
+        check_names(where, [entry.recipe], RECIPES.kinds, "recipe")
+        return {"kind": entry.recipe}
+    check_names(f"{where}.recipe", entry.recipe, ["kind", "path"])
+    return entry.recipe
 
 
 def _with_baselines(config: Config, entries: dict[str, AlgorithmSection]) -> dict[str, AlgorithmSection]:
@@ -272,13 +280,13 @@ def make_training(name: str, entry: AlgorithmSection) -> Training:
     scorings = {
         score: call(Scoring, table, f"algorithms.{name}.scores.{score}") for score, table in entry.scores.items()
     }
-    recipe = _recipe_table(entry)
+    recipe = _recipe_table(name, entry)
     return Training(name, recipe.get("path", recipe["kind"]), _algorithm(name, entry), scorings)
 
 
 def _algorithm(name: str, entry: AlgorithmSection) -> Algorithm:
     where = f"algorithms.{name}"
-    made = RECIPES.make({**_recipe_table(entry), **entry.options}, where)
+    made = RECIPES.build(RECIPES.kind_of(_recipe_table(name, entry), where), entry.options, where)
     if not isinstance(made, Algorithm):
         raise ConfigError(f"`{where}` must be a recipe for an Algorithm (got {type(made).__name__}).")
     return made

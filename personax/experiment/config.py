@@ -176,7 +176,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{source} is not TOML: {error}. Repair that place.") from None
     for override in overrides:
         _override(table, override)
-    return parse(table)
+    return dataclasses.replace(parse(table), personax=None)
 
 
 def parse(table: dict[str, Any]) -> Config:
@@ -213,10 +213,10 @@ def load_run(path: Path) -> Config:
     """The configuration of a run folder; one of an older version is rejected."""
     try:
         writer = tomllib.loads(path.read_text(encoding="utf-8")).get("personax", "0.1")
-    except ValueError:
+    except (ValueError, OSError):
         writer = version("personax")  # `load` says what is wrong with the file
     require_same_version(path.parent, str(writer))
-    return dataclasses.replace(load(path), personax=None)
+    return load(path)
 
 
 def require_same_version(folder: Path, writer: str) -> None:

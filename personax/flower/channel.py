@@ -118,8 +118,8 @@ def _connect(folder: Path) -> socket.socket:
         with _starting:
             process = _started.get(folder)
             if (process is not None and process.poll() and fresh) or time.monotonic() > until:
-                said = (folder / "worker.log").read_text(errors="replace")[-1500:]
-                raise WorkerFailed(f"The worker of {folder} does not start. It said:\n{said}")
+                text = (folder / "worker.log").read_text(errors="replace")[-1500:]
+                raise WorkerFailed(f"The worker of {folder} does not start. It said:\n{text}")
             if process is None or process.returncode is not None:
                 _started[folder], fresh = _start(folder), True
         time.sleep(0.05)

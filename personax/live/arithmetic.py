@@ -35,7 +35,7 @@ def compiled(
     faster. With the state after an upload comes the sum of squares of each of its parts, and of what it moves.
     """
     server, objective = algorithm.server, algorithm.objective
-    stand = lambda state: (kept.flatten(state), state.version)
+    versioned = lambda state: (kept.flatten(state), state.version)
 
     @jax.jit
     def receive(given: Vectors, vectors: Vectors, counts: Any, factors: Any) -> tuple[VersionedState, Any]:
@@ -58,12 +58,12 @@ def compiled(
         moved = sums["delta"] if "delta" in tree else _distance(state.params, sent)
         squares = jnp.stack([*sums.values(), moved])
         if server.is_synchronous:
-            return stand(received), squares
-        return stand(_kept(algorithm, server.step_if_full(received, objective, num_clients))), squares
+            return versioned(received), squares
+        return versioned(_kept(algorithm, server.step_if_full(received, objective, num_clients))), squares
 
     @jax.jit
     def step(given: Vectors, num_clients: Any) -> VersionedState:
-        return stand(server.step(kept.unflatten(given), objective, num_clients))
+        return versioned(server.step(kept.unflatten(given), objective, num_clients))
 
     return receive, step
 

@@ -203,7 +203,7 @@ class Book:
                 return Settled("duplicate", f"It was settled before: {seat.last_outcome}.")
             words = f"Update {arrived.update} is settled, the next is {seat.next_update}. Nothing was applied."
             return self._refuse(name, Settled("duplicate", words))
-        settled, stand, numbers = self._judge(name, arrived)
+        settled, reached, numbers = self._judge(name, arrived)
         version, started_at, received = self.fetched.get(name, (-1, 0, 0.0))
         if version != arrived.version:  # sent again, or after a restart: when the client had its model is not known
             each = self.recipe.algorithm.server.buffer_size or 1
@@ -221,7 +221,7 @@ class Book:
             **({"words": settled.words} if settled.words else {}),
             **numbers,
         }
-        self._note(about, stand)
+        self._note(about, reached)
         if settled.outcome == "refused":
             self._refuse(name, settled)
         self.advance()
@@ -313,7 +313,7 @@ class Book:
         vectors = up.vectors(self.room)
         if problem := miscounted(up, vectors):
             return no("refused", problem)
-        stand, found = self._received(arrived, vectors, 1.0)
+        reached, found = self._received(arrived, vectors, 1.0)
         squares = np.asarray(found)
         if problem := not_finite(up, squares):
             return no("refused", problem)
@@ -326,8 +326,8 @@ class Book:
                 return no("refused", what)
             logger.warning("%s: upload %d clipped. %s", name, arrived.update, what)
             norm, scale, settled = bound, bound / norm, Settled("applied", f"Clipped. {what}")
-            stand, _ = self._received(arrived, vectors, scale)
-        return settled, stand, {"norm": norm, "scale": scale, "samples": arrived.num_samples}
+            reached, _ = self._received(arrived, vectors, scale)
+        return settled, reached, {"norm": norm, "scale": scale, "samples": arrived.num_samples}
 
     def _received(self, arrived: Arrived, vectors: list[np.ndarray], scale: float) -> Any:
         counts = np.array([arrived.version, self._num_clients], np.int32)
@@ -341,13 +341,13 @@ class Book:
         self.ledger.seats[name] = seat._replace(num_refused=seat.num_refused + 1)
         return settled
 
-    def _note(self, about: Record, stand: VersionedState | None = None) -> None:
+    def _note(self, about: Record, reached: VersionedState | None = None) -> None:
         """Let something happen, and the state be what it leads to: on the disk, and then here."""
         about = {**about, "time": round(self.now, 3)}
-        if stand is None:
+        if reached is None:
             self._fold(self.journal.append(about))
             return
-        vectors, version = stand
+        vectors, version = reached
         about["version"] = np.asarray(version).item()
         record = self.journal.append(about, self.kept.buffers_of(vectors))
         self.vectors = vectors

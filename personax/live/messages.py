@@ -263,8 +263,8 @@ class Layout:
         wanted = {leaf.name: (leaf.shape, _NAMES[leaf.dtype]) for leaf in self.leaves}
         for name in [*wanted, *found]:
             if wanted.get(name) != found.get(name):
-                say = lambda leaf: f"{leaf[1]} of shape {leaf[0]}" if leaf else "no such array"
-                return f"`{name}` must be {say(wanted.get(name))}, got {say(found.get(name))}."
+                described = lambda leaf: f"{leaf[1]} of shape {leaf[0]}" if leaf else "no such array"
+                return f"`{name}` must be {described(wanted.get(name))}, got {described(found.get(name))}."
         return "The arrays must be in the agreed order, got the right ones in another."
 
 

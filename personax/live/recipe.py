@@ -4,6 +4,7 @@ No code crosses the wire. A recipe is the TOML of a configuration without its da
 with its scores. A client's owner says which objectives it may run and how much work and memory one visit may cost.
 """
 
+import contextlib
 import json
 import tomllib
 from dataclasses import dataclass, fields, replace
@@ -26,7 +27,7 @@ from personax.live.messages import Layout
 from personax.models.tasks import as_inputs
 from personax.simulation.engine import first_params
 from personax.typing import Extra, Params, Task
-from personax.values import OBJECTIVES, check_names, imports_in, name_of
+from personax.values import OBJECTIVES, check_names, imports_forbidden, imports_in, name_of
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "yogi", "lion", "nadam", "adabelief", "noisy_sgd")
 _MOST_TEXT = 1 << 16  # characters of a recipe
@@ -157,6 +158,12 @@ def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
     """The recipe that a server sent, if the client's owner allows it and this installation makes the same of it."""
     if len(text) > _MOST_TEXT:
         raise Refused(f"A recipe must have at most {_MOST_TEXT} characters, got {len(text)}. Ask who runs the server.")
+    # The scan gives a clear message; the guard holds whatever a table looks like.
+    with contextlib.nullcontext() if limits.allow_imports else imports_forbidden():
+        return _read_recipe(text, layout, limits)
+
+
+def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
     try:
         content = json.loads(text)
         table, spec = content["config"], content["spec"]
@@ -165,7 +172,7 @@ def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
         shape, dtype = tuple(int(n) for n in spec["input_shape"]), str(np.dtype(spec["input_dtype"]))
         recipe = Recipe(config, Spec(shape, dtype, Outputs(str(spec["outputs"][0]), int(spec["outputs"][1]))))
         _check_limits(recipe, limits)
-    except (ConfigError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Refused(
             f"The server's recipe cannot be read: {error!s:.300}. Use the server's version of personax."
         ) from None

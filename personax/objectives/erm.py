@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import jax
-
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
-from personax.typing import Batch, Batches, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared
 from personax.values import OBJECTIVES, value
 
 
@@ -38,17 +36,13 @@ class Erm:
     absorb = objective.nothing_absorbed
     models = objective.only_global
     personalize = objective.fine_tune
+    gradient = objective.loss_gradient
 
     def tracked(self) -> "Erm":
         return self
 
     def theorem(self, theorems: Theorems[Answer]) -> Answer:
         return theorems.plain()
-
-    def gradient(
-        self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
-    ) -> tuple[Params, Memory]:
-        return jax.grad(loss)(iterate, objective.only_batch(batches, "outer")), memory
 
 
 @OBJECTIVES.register(
@@ -76,7 +70,7 @@ class LocalOnly:
     init_shared = objective.nothing_kept
     project = objective.unconstrained
     absorb = objective.nothing_absorbed
-    gradient = Erm.gradient
+    gradient = objective.loss_gradient
 
     def init_personal(self, params: Params) -> Personal:
         return params

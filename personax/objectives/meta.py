@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from personax.curvature import Hvp, exact
+from personax.curvature import Hvp, exact, require_hvp
 from personax.fast.backends import unroll_length
 from personax.fast.shared_products import Span, shares_products
 from personax.objectives import objective
@@ -60,6 +60,7 @@ class Meta:
     def __post_init__(self) -> None:
         require_nonnegative("adapt_lr", self.adapt_lr, "For plain averaging use `fedavg(...)`.")
         require_count("num_adapt_steps", self.num_adapt_steps, least=0)
+        require_hvp(self.hvp)
 
     def default_scoring(self) -> dict[str, Any]:
         return {"model": "adapted", "num_steps": self.num_adapt_steps, "lr": float(self.adapt_lr)}

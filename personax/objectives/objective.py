@@ -100,6 +100,11 @@ def require_objective(given: Any) -> None:
     """Raise unless `given` answers everything in the contract."""
     contract = {*Objective.__annotations__, *(name for name in vars(Objective) if not name.startswith("_"))}
     missing = sorted(name for name in contract if name not in dir(given))
+    plain = {"gradient": loss_gradient, "project": unconstrained}
+    changed = [name for name, answer in plain.items() if getattr(type(given), name, None) is not answer]
+    if not missing and given.is_plain and changed:
+        name = type(given).__name__
+        raise ValueError(f"The objective {name} is `is_plain` but has its own `{changed[0]}`. Set `is_plain = False`.")
     if missing:
         raise ValueError(
             f"The objective {type(given).__name__} lacks {', '.join(f'`{name}`' for name in missing)}. "
@@ -145,6 +150,13 @@ def no_number(self: Any, personal: Personal) -> None:
 def no_citations(self: Any) -> tuple[str, ...]:
     """The recipe's citations are all."""
     return ()
+
+
+def loss_gradient(
+    self: Any, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
+) -> tuple[Params, Memory]:
+    """The gradient of the loss on the outer batch; the memory stays as it is."""
+    return jax.grad(loss)(iterate, only_batch(batches, "outer")), memory
 
 
 def outer_only(self: Any) -> dict[str, int]:

@@ -48,7 +48,7 @@ class Risk:
         own = 2 * constant * np.sqrt(self.complexity / self.num_samples)
         return self.local_risk + own + self.loss_lipschitz * self.disagreement
 
-    def together(self, constant: float) -> float:
+    def shared(self, constant: float) -> float:
         """The second bracket of (2): global risk + B |D - D_i|_1 + C sqrt((d + log(1/delta)) / m).
 
         Loose: a loss in [0, B] moves by at most (B/2) |D - D_i|_1 between distributions, half of (9). The appendix
@@ -59,29 +59,29 @@ class Risk:
 
 
 def risk_bound(risk: Risk, mix: float, constant: float) -> float:
-    """`L_{D_i}(m h + (1 - m) h') <= 2 m^2 (alone) + 2 (1 - m)^2 (together)`: Theorem 1, (2).
+    """`L_{D_i}(m h + (1 - m) h') <= 2 m^2 (alone) + 2 (1 - m)^2 (shared)`: Theorem 1, (2).
 
     For squared hinge loss and squared error. `constant` is C.
     """
     _check_mix(mix)
-    return 2 * mix**2 * risk.alone(constant) + 2 * (1 - mix) ** 2 * risk.together(constant)
+    return 2 * mix**2 * risk.alone(constant) + 2 * (1 - mix) ** 2 * risk.shared(constant)
 
 
 def best_mix(risk: Risk, constant: float) -> float:
-    """`together / (together + alone)`, the weight that minimizes (2): section 2.2. Departures from the paper: none.
+    """`shared / (shared + alone)`, the weight that minimizes (2): section 2.2. Departures from the paper: none.
 
     It weighs bounds, not risks: it says in which direction a client's data point, no more. At its weight (2) is
-    2 (alone)(together) / (alone + together).
+    2 (alone)(shared) / (alone + shared).
     """
-    alone, together = risk.alone(constant), risk.together(constant)
-    return 0.5 if alone + together == 0 else together / (alone + together)
+    alone, shared = risk.alone(constant), risk.shared(constant)
+    return 0.5 if alone + shared == 0 else shared / (alone + shared)
 
 
 def gain_over_local(risk: Risk, mix: float, constant: float, lower_constant: float) -> float:
     """A bound of the mixed model's risk minus the local one's: the mixture wins where it is negative. Corollary 1.
 
         (2 m^2 - 1) L_{D_i}(h_i*) + (4 m^2 C_1 - C_2) sqrt((d + log(1/delta)) / m_i) + 2 m^2 G lambda_H(S_i)
-        + 2 (1 - m)^2 (together)
+        + 2 (1 - m)^2 (shared)
 
     It is (2) minus the lower bound L_{D_i}(h_i*) + C_2 sqrt((d + log(1/delta)) / m_i) of the local model's risk on the
     distributions that are worst for it. `constant` is C_1, `lower_constant` C_2.

@@ -53,7 +53,7 @@ class Optima(NamedTuple):
     gradient norm / mu of its minimiser.
     """
 
-    together: Params
+    shared: Params
     alone: Params
     gradient_norms: np.ndarray
 
@@ -69,7 +69,7 @@ def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: floa
     flat, restore = ravel_pytree(params)
     clients = [jax.tree.map(lambda leaf, i=i: leaf[i], batches) for i in range(len(batches.weight))]
     slope = lambda loss: lambda point, batch: jax.value_and_grad(lambda w: loss(restore(w), batch))(point)
-    together, alone = jax.jit(slope(mean_loss(loss))), jax.jit(slope(loss))
+    shared, alone = jax.jit(slope(mean_loss(loss))), jax.jit(slope(loss))
 
     def solve(function: Callable[[Array, Batch], tuple[Array, Array]], batch: Batch) -> tuple[np.ndarray, float]:
         at = lambda point: tuple(np.asarray(v, float) for v in function(jnp.asarray(point, flat.dtype), batch))
@@ -77,7 +77,7 @@ def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: floa
         found = minimize(at, np.asarray(flat, float), jac=True, method="L-BFGS-B", options=options)
         return found.x, float(np.linalg.norm(found.jac))
 
-    solved = [solve(together, batches), *(solve(alone, batch) for batch in clients)]
+    solved = [solve(shared, batches), *(solve(alone, batch) for batch in clients)]
     models = [restore(jnp.asarray(point, flat.dtype)) for point, _ in solved]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models[1:])
     return Optima(models[0], stacked, np.array([norm for _, norm in solved]))
@@ -85,8 +85,8 @@ def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: floa
 
 def optimal_gap(optima: Optima) -> np.ndarray:
     """`Delta_i = |v_i* - w*|^2` of each client: APFL Definition 3."""
-    away = lambda alone, together: jnp.sum(jnp.square(alone - together[None]).reshape(len(alone), -1), axis=1)
-    return np.asarray(sum(jax.tree.leaves(jax.tree.map(away, optima.alone, optima.together))))
+    away = lambda alone, shared: jnp.sum(jnp.square(alone - shared[None]).reshape(len(alone), -1), axis=1)
+    return np.asarray(sum(jax.tree.leaves(jax.tree.map(away, optima.alone, optima.shared))))
 
 
 def disagreement(outputs: np.ndarray) -> float:
@@ -155,8 +155,8 @@ def _hessian_distances(
     """`|Hess f_i(w) - Hess f(w)|` and the errors of these norms, [models, clients]."""
 
     def of_client(model: Params, batch: Batch) -> tuple[Array, Array]:
-        own, together = product_of(loss, model, batch), product_of(mean_loss(loss), model, batches)
-        found = extremes(lambda vector: own(vector) - together(vector), start, num_steps)
+        own, shared = product_of(loss, model, batch), product_of(mean_loss(loss), model, batches)
+        found = extremes(lambda vector: own(vector) - shared(vector), start, num_steps)
         return found.norm, found.norm_error
 
     return jax.lax.map(lambda model: jax.lax.map(partial(of_client, model), batches), models)

