@@ -83,6 +83,11 @@ def inspection_key(key: Array, stream: InspectionStream) -> Array:
     return jax.random.fold_in(key, int(stream))
 
 
+def round_key(stream: Array, round: Array) -> Array:
+    """Derive the key of one round from a stream of the run."""
+    return jax.random.fold_in(stream, round)
+
+
 def visit_key(stream: Array, client_id: Array, update: Array) -> Array:
     """Derive the key of one visit from a stream of the run."""
     return jax.random.fold_in(jax.random.fold_in(stream, client_id), update)

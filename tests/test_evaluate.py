@@ -348,7 +348,7 @@ def test_what_cannot_be_evaluated_says_so():
         score(algorithm, fed, result, personax.Scoring(clients="held_out"))
     with pytest.raises(ValueError, match="Only 'adapted' or 'recomputed' models"):
         personax.adaptation_curve(algorithm, TASK, fed, result, personax.Scoring("global"), key=KEY)
-    with pytest.raises(ValueError, match="got a protocol that scores the shared model as it is"):
+    with pytest.raises(ValueError, match="got a scoring of the shared model as it is"):
         personax.personalize(algorithm, TASK, result.params, fed.client(0), personax.Scoring("global"), key=KEY)
     bare = personax.Federation.from_clients(closed_forms.clients())
     with pytest.raises(ValueError, match="no test data"):

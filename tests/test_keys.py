@@ -37,6 +37,8 @@ def jax_streams():
         yield stream.name, keys.run_stream(KEY, stream)[None]
     for stream in InspectionStream:
         yield f"inspection {stream.name}", keys.inspection_key(KEY, stream)[None]
+    rounds = jax.vmap(lambda n: keys.round_key(keys.run_stream(KEY, RunStream.ITERATES), n))
+    yield "rounds of ITERATES", rounds(jnp.asarray(tuples(LARGEST)[:, 0]))
     draw = lambda parent, step, code: keys.draw_key(parent, step, code)
     code = 3 * (MAX_DRAWS // 3 - 1) + 2  # of the last draw of the last role
     for stream in (RunStream.BATCHES, RunStream.ADAPTATION):
@@ -92,7 +94,7 @@ def test_the_numbers_of_streams_are_different_and_delays_have_room():
 
 def test_every_stream_is_in_the_table():
     """Keys are folded and generators are seeded in keys.py alone (networks draw their own weights and dropout)."""
-    allowed = {"keys.py", "models/networks.py", "models/adapters.py", "models/tasks.py", "simulation/averages.py"}
+    allowed = {"keys.py", "models/networks.py", "models/adapters.py", "models/tasks.py"}
     for path, tree in trees():
         name = str(path)
         if name in allowed or name.startswith("bench/"):

@@ -147,7 +147,7 @@ def test_the_model_is_written_under_readable_names(folder, patient, tmp_path):
     np.testing.assert_array_equal(arrays["dense_0.kernel"], found.params["dense_0"]["kernel"])
     with safe_open(path, "numpy") as file:
         about = file.metadata()
-    assert about["algorithm"] == "FedAvg" and about["protocol"] == found.words
+    assert about["algorithm"] == "FedAvg" and about["scoring"] == found.words
     assert json.loads(about["before"]) == found.before and json.loads(about["after"]) == found.after
 
 

@@ -27,7 +27,7 @@ from personax.experiment import runs
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.citations import cite
-from personax.experiment.config import ConfigError, dump, load, load_run, parse
+from personax.experiment.config import ConfigError, dump, dump_run, load, load_run, parse
 from personax.experiment.folders import Folder, slug, tidy
 from personax.experiment.loggers import Events
 from personax.experiment.records import RUN, EvaluationRecord, read_results
@@ -398,7 +398,7 @@ def test_citations_are_of_what_was_used(record):
 
 def test_running_the_written_configuration_again_gives_the_same_numbers(whole, tmp_path):
     config = resolve(load(whole.config), baselines=True)
-    assert dump(config).encode() == whole.config.read_bytes()
+    assert dump_run(config).encode() == whole.config.read_bytes()
     folder, _ = run(tmp_path / "again", config)
     assert_same_end(folder, whole)
 

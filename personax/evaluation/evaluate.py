@@ -143,7 +143,7 @@ def _run_of(
 def _draw_all(scoring: Scoring, data: ClientData, run: _ScoredRun) -> tuple[Array, Array, Array]:
     """The rows, weights and dropout keys of every client's adaptation batches, [..., clients, steps, batch].
 
-    Step by step, so that one small program serves protocols of any length: it costs more to compile than a model.
+    Step by step, so that one small program serves scorings of any length: it costs more to compile than a model.
     """
     draw = partial(_draw_step, scoring.batch_size, data, run.positions, run.key)
     axis, num = run.positions.ndim, scoring.num_steps
@@ -207,13 +207,13 @@ def personalize(
 ) -> Params:
     """One client's model from the shared one and its own (x, y), seen in training or not.
 
-    The protocol's `model` is `"adapted"` or `"recomputed"`; its `clients` and what it scores do not matter here. A
+    The scoring's `model` is `"adapted"` or `"recomputed"`; its `clients` and what it scores do not matter here. A
     newcomer has no `personal` state: it gets the one that every client starts from. `shared` is what the server
     broadcasts beside the model (`result.shared`). Batches follow the key and the client's `id`, as in `evaluate`.
     """
     if scoring.model not in ("adapted", "recomputed") or scoring.adapt_on == "test":
         raise ValueError(
-            "A client's model is 'adapted' or 'recomputed' with its training data, got a protocol that scores "
+            "A client's model is 'adapted' or 'recomputed' with its training data, got a scoring of "
             f"{scoring.describe()}"
         )
     alone = Federation.from_clients([client_data], ids=[id])

@@ -52,7 +52,7 @@ def show(number: Interval | float | None, metric: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Each metric of each scored client, [clients] or [seeds, clients], and the protocol that gave it.
+    """Each metric of each scored client, [clients] or [seeds, clients], and the scoring that gave it.
 
     `clients` are their stable ids, `num_samples` how many samples of each were scored (`num_train_samples` those of
     metrics called `train_...`), `num_events` and `time` (virtual) where the run stood.
@@ -73,7 +73,7 @@ class Evaluation:
         return self.metrics[name]
 
     def mean(self, name: str) -> np.ndarray:
-        """The mean over clients, by the protocol's weighting; one number for each seed."""
+        """The mean over clients, by the scoring's weighting; one number for each seed."""
         return np.average(self.of(name), axis=-1, weights=self._weights(name))
 
     def std(self, name: str) -> np.ndarray:
@@ -130,7 +130,7 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """Evaluations of one run under one protocol, in the order of time: the last beside the best.
+    """Evaluations of one run under one scoring, in order of time: the last beside the best.
 
     `simulate(..., monitor=Monitor(observer(...), every=...))` leaves them in `result.history`.
     """
@@ -139,7 +139,7 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if not self.evaluations:
-            raise ValueError("A trajectory needs at least one evaluation, got none. Give `simulate` an `observe`.")
+            raise ValueError("A trajectory needs at least one evaluation. Give `simulate` a `Monitor(observe=...)`.")
 
     @property
     def last(self) -> Evaluation:

@@ -101,7 +101,7 @@ def _check_scores(training: Training, federation: Federation, params: Params) ->
 
 
 def make_schedules(config: Config, algorithm: Algorithm, num_clients: int) -> list[Schedule]:
-    """One schedule for each seed: rounds, or as many updates one by one where the server does not wait."""
+    """One schedule for each seed: rounds, or that many single updates where the server does not wait."""
     section = config.schedule
     cohort = num_clients if section.cohort_size == "all" else section.cohort_size
     if cohort > num_clients:

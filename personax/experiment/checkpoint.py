@@ -48,7 +48,7 @@ _TYPES = {
 
 
 class Checkpoint(NamedTuple):
-    """A state that was saved, as NumPy arrays, its number, and what was told about it."""
+    """A state that was saved, as NumPy arrays, its number, and what is recorded about it."""
 
     number: int
     tree: PyTree
@@ -120,7 +120,7 @@ def load(
     if problems:
         what = f"Of the checkpoints in {folder} at least one must be whole, got {len(problems)} damaged"
         raise ValueError(
-            f"{what}: {' '.join(problems)} Restore the files from a copy, or empty the folder and start anew."
+            f"{what}: {' '.join(problems)} Restore the files from a copy, or empty the folder and start again."
         )
     return None
 

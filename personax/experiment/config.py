@@ -61,7 +61,7 @@ class TaskSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ScheduleSection:
-    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get as many updates, one by one.
+    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get that many single updates.
 
     At most `cohort_chunk` clients train at once, where a whole cohort does not fit into the device's memory.
     """

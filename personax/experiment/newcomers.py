@@ -104,7 +104,7 @@ def hand_over(
 def write(found: Handover, path: Path) -> None:
     """The personal model as one safetensors file."""
     numbers = {"before": json.dumps(found.before), "after": json.dumps(found.after)}
-    checkpoint.export(path, found.params, {"algorithm": found.algorithm, "protocol": found.words, **numbers})
+    checkpoint.export(path, found.params, {"algorithm": found.algorithm, "scoring": found.words, **numbers})
 
 
 def _scoring(training: Training, score: str | None, num_steps: int | None, lr: float | None) -> Scoring:

@@ -2,7 +2,7 @@
 
     config.toml       the resolved configuration; running it again gives the same numbers
     results.json      a `RunRecord`
-    metrics.jsonl     one line for each evaluation, written while the run goes on
+    metrics.jsonl     one line for each evaluation, written during the run
     clients.parquet   one row for each client, seed and score at the end of a run
     checkpoints/      the last two states of each algorithm
     report.html       all of it for people

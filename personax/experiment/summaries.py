@@ -81,7 +81,7 @@ def name_of_personal_number(algorithm: Algorithm, params: Params) -> str:
 def score_record(
     name: str, scoring: Scoring, history: list[EvaluationRecord], newcomers: AdaptationRecord | None
 ) -> ScoreRecord:
-    """All evaluations under one protocol, the best of each metric beside the last."""
+    """All evaluations under one scoring, the best of each metric beside the last."""
     best = {}
     for metric in history[-1].mean:
         means = np.array([one.mean[metric] for one in history])

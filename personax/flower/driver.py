@@ -111,7 +111,7 @@ class Driver:
                 self.threads[visit].start()
         enough, idle = len(found) >= (self.book.terms.num_clients or 1), not self._busy()
         if enough and idle and not self.book.finished:
-            raise NodeFailed("None of the nodes can take part; the log says why of each. Then start again: it goes on.")
+            raise NodeFailed("None of the nodes can take part; the log says why. Start again to continue.")
 
     def _is_there(self, node: int, since: str) -> bool:
         """Whether a node is there since then, and speaks for a client that no other node speaks for now."""
@@ -216,7 +216,7 @@ class Driver:
             self.book.report(name, kept)
 
     def _newest(self, name: str) -> tuple[dict[str, Any], ArrayRecord]:
-        """What a client is told now, with the newest model; it is encoded for the first who asks."""
+        """The answer to a client with the newest model, encoded once for all that ask."""
         with self.changed:
             published, layout = self.book.published(), self.book.recipe.down
             if self.model is None or self.model[0] != published.version:

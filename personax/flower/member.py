@@ -70,7 +70,7 @@ class Member:
         facts = self._numbers(params, shared, about["version"])
         numbers = {"scores": facts["numbers"], "shared": score_one(self.recipe, self.data, params)}
         numbers["personal"] = score_one(self.recipe, self.data, model)
-        described = {"algorithm": self.recipe.training.name, "protocol": words, "numbers": json.dumps(numbers)}
+        described = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
         checkpoint.export(self.place / "personal.safetensors", model, described)
         checkpoint.write_atomically(self.place / "numbers.json", json.dumps(numbers, indent=1).encode())
         return {"report": facts if reports else {}}, {}

@@ -1,7 +1,7 @@
 """The ServerApp: the same book as `personax serve`, driven over Flower.
 
-A ServerApp that was killed cannot be resumed: Flower starts another in a new run. With the same `out` folder it goes on
-where the last one stood, under the same name, by which the nodes know their personal states.
+A ServerApp that was killed cannot be resumed: Flower starts another in a new run. With the same `out` folder it
+continues where the last one stood, under the same name, by which the nodes know their personal states.
 """
 
 import logging

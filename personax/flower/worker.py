@@ -50,7 +50,7 @@ class Worker:
             if about["task"] == "train":
                 return member.train(about, arrays, report)
             return member.finish(about, arrays, report is not None)
-        except Exception as error:  # whatever it is, the server is told, and the worker stays
+        except Exception as error:  # report it to the server and keep the worker alive
             logger.exception("%s failed", about.get("task"))
             return {"error": f"{type(error).__name__}: {error}"}, {}
 
@@ -72,7 +72,7 @@ class Worker:
         return {"name": self.node["name"], "id": self.node.get("client-id", self.node.get("partition-id")), **sample}
 
     def _member(self, about: dict[str, Any]) -> Member:
-        """The client in a run; one that the server describes otherwise than before is made anew."""
+        """The client in a run, created again if the server describes it differently."""
         assert self.data is not None
         key = "\n".join(str(about[what]) for what in ("run", "id", "recipe", "layout"))
         if key not in self.members:

@@ -201,7 +201,7 @@ class LiveClient:
         model, words = personal_model(self.recipe, self.data, params, shared, own, update)
         numbers["personal"] = score_one(self.recipe, self.data, model)
         path = self.place / "personal.safetensors"
-        about = {"algorithm": self.recipe.training.name, "protocol": words, "numbers": json.dumps(numbers)}
+        about = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
         checkpoint.export(path, model, about)
         checkpoint.write_atomically(self.place / "numbers.json", json.dumps(numbers, indent=1).encode())
         if holding is not None:

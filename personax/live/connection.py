@@ -1,4 +1,4 @@
-"""A client's side of the protocol: one connection, which is made anew for as long as the client has patience."""
+"""The client's side of the protocol: one connection, reopened for as long as the client is willing to wait."""
 
 import logging
 import random

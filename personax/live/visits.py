@@ -74,7 +74,7 @@ def score(
     version: int,
     visits: int,
 ) -> dict[str, dict[str, float]]:
-    """The client's numbers under each protocol of the recipe, by score and metric."""
+    """The client's numbers under each scoring of the recipe, by score and metric."""
     snapshot = _snapshot(federation, params, shared, personal, version, visits)
     found = {}
     for name, scoring in recipe.training.scorings.items():

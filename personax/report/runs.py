@@ -1,4 +1,4 @@
-"""Run folders as a report shows them: read, told apart by their labels, each score with a look of its own."""
+"""Run folders as a report shows them: labels that distinguish runs, and a style for each score."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

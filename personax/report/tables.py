@@ -176,7 +176,7 @@ def _flag(flag: str) -> str:
 
 
 def _without_note(score: ScoreRecord) -> str:
-    """The words of a protocol; its warning is shown beside them."""
+    """The words of a scoring; its warning is shown beside them."""
     return score.words.replace(f" NOTE: {score.flag}.", "") if score.flag else score.words
 
 

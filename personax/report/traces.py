@@ -109,7 +109,7 @@ def signed_bars(clients: Sorted, metric: str) -> list[go.Bar]:
 
 
 def bars(look: Look, label: str, x: np.ndarray, y: np.ndarray, hover: str, hover_texts: list[str]) -> go.Bar:
-    """A histogram; `told` says what each bar stands for."""
+    """A histogram; `hover_texts` describe the bars."""
     style = {"name": text(label), "marker": {"color": look.colour}, "hovertemplate": _hover(hover)}
     return go.Bar(x=tidy(x), y=tidy(y), customdata=hover_texts, **style)
 

@@ -50,7 +50,7 @@ class ActiveShare:
 class Cell:
     """One number of a table, or one curve of a figure, and what the paper says of it.
 
-    `protocols` are the readings of the paper's evaluation, by name; the first is set beside the paper's number.
+    `scorings` are the readings of the paper's evaluation, by name; the first is set beside the paper's number.
     """
 
     row: str

@@ -57,7 +57,7 @@ class _TrainingSetting(NamedTuple):
 
 
 class CellCallback(Interface):
-    """Who is told when a training has ended."""
+    """A callback for the cells of a finished training."""
 
     def __call__(self, cells: list[CellRecord]) -> None: ...
 

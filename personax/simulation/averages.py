@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from personax.keys import round_key
 from personax.objectives import Objective
 from personax.objectives.mixture import Mixed, mix_models
 from personax.typing import Array, Params, Personal, PyTree
@@ -101,7 +102,7 @@ class RandomIterate:
     def update(self, state: Params, path: Path, personal: Personal) -> Params:
         """The mean at this round's step; step 0 is the model that the cohort downloaded."""
         num_steps = jax.tree.leaves(path.iterates)[0].shape[1]
-        step = jax.random.randint(jax.random.fold_in(path.key, path.round), (), 0, num_steps)
+        step = jax.random.randint(round_key(path.key, path.round), (), 0, num_steps)
         mean = _cohort_mean(path)
         return jax.tree.map(lambda a, m: jnp.where(step == 0, a, m[jnp.maximum(step - 1, 0)]), path.anchor, mean)
 
