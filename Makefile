@@ -17,7 +17,7 @@ test-slow: .venv/test
 # Flower pins its dependencies tightly: it has an environment of its own. It starts a process for each message, and
 # the tests send some hundred: too long for `check`.
 test-flower: .venv-flower/test
-	.venv-flower/bin/python -m pytest tests/flower tests/test_flower.py personax/flower
+	.venv-flower/bin/python -m pytest tests/flower personax/flower
 
 lint: .venv/test .venv/lint
 	$(BIN)/ruff check .

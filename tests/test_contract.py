@@ -17,8 +17,8 @@ from personax.simulation.engine import advance
 from personax.simulation.results import State
 from personax.simulation.waves import plan_arrivals
 from personax.values import OBJECTIVES, construct, to_dict
-from tests.options import grouped
 from tests.recipes import ASYNCHRONOUS, RECIPES
+from tests.simulation.options import grouped
 
 # The tests of one recipe share its compiled program, so they run in one process.
 each = lambda names: pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])

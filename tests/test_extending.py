@@ -23,7 +23,7 @@ from personax.live import server
 from personax.live.client import take_part
 from personax.live.recipe import Limits, Refused
 from tests import closed_forms
-from tests.live_parts import serving
+from tests.live.parts import serving
 
 pytestmark = pytest.mark.xdist_group("extending")
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")

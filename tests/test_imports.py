@@ -1,6 +1,7 @@
 """The package is a list: an entry imports only entries to its left."""
 
 import ast
+from pathlib import Path
 
 import personax
 from tests.sources import ROOT, parse, trees
@@ -39,6 +40,13 @@ def test_the_tree_is_the_order():
     entries = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.name != "__pycache__"}
     assert entries - {"__init__", "py.typed"} == set(ORDER)
     assert len(ORDER) <= 25
+
+
+def test_the_test_tree_mirrors_the_package_tree():
+    """Tests of an entry are in the folder of its name; those of a single module may be one file beside them."""
+    here = Path(__file__).parent
+    folders = {path.name for path in here.iterdir() if path.is_dir()} - {"__pycache__", "reference"}
+    assert folders == {path.name for path in ROOT.iterdir() if path.is_dir()} - {"__pycache__"}
 
 
 def test_every_form_of_import_is_read(tmp_path, monkeypatch):

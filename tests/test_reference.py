@@ -10,9 +10,9 @@ import pytest
 
 import personax
 from personax import BatchSizes, Local, Meta, Moreau, asynchronous, synchronous
-from tests.options import grouped
 from tests.reference import apfl, baselines, fallah, gmeta, persafl
 from tests.reference.problem import COUNTS, FEDERATION, TASK, W0, N, Samples, data, flat, grad, hvp, tree
+from tests.simulation.options import grouped
 
 KEYS = jax.random.split(jax.random.key(3), 4)
 SIZES = BatchSizes(4, adapt=3, curvature=5)  # different, so that no role can stand for another

@@ -28,7 +28,7 @@ from personax.typing import Batch, Params, Task
 _WHERE = "the run"
 
 
-class Handover(NamedTuple):
+class PersonalModel(NamedTuple):
     """A personal model, the scoring that made it, and its metrics before and after on data kept apart."""
 
     params: Params
@@ -61,7 +61,7 @@ def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | No
     return (str(algorithm), None) if best is None else (best.algorithm, best.score)
 
 
-def hand_over(
+def personalize_newcomer(
     folder: Folder,
     data: Path,
     algorithm: str | None = None,
@@ -69,7 +69,7 @@ def hand_over(
     num_steps: int | None = None,
     lr: float | None = None,
     seed: int = 0,
-) -> Handover:
+) -> PersonalModel:
     """Adapt one algorithm's shared model, by default the best's, to the client whose samples a file holds.
 
     A fifth of the samples is kept apart to score the model before and after.
@@ -98,10 +98,10 @@ def hand_over(
     )
     before, after = (_metrics(task, model, *client.client_test(0)) for model in (params, adapted))
     sizes = (len(client.x), len(client.client_test(0)[1]))
-    return Handover(adapted, algorithm, scoring.describe(), *sizes, before, after)
+    return PersonalModel(adapted, algorithm, scoring.describe(), *sizes, before, after)
 
 
-def write(found: Handover, path: Path) -> None:
+def write(found: PersonalModel, path: Path) -> None:
     """The personal model as one safetensors file."""
     numbers = {"before": json.dumps(found.before), "after": json.dumps(found.after)}
     checkpoint.export(path, found.params, {"algorithm": found.algorithm, "scoring": found.words, **numbers})

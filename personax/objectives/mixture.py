@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from personax.objectives import objective
-from personax.objectives.objective import Memory, Visit
+from personax.objectives.objective import Memory, Objective, Visit
 from personax.typing import Array, Batch, Batches, LossFn, Params, Personal, Scalar, Shared
 from personax.values import OBJECTIVES, Static, require, require_nonnegative, require_one_of, require_positive, value
 
@@ -115,3 +115,8 @@ class Mixture:
 def mix_models(personal: Mixed, params: Params) -> Params:
     """`mix v + (1 - mix) w`, parameter by parameter."""
     return jax.tree.map(lambda v, w: personal.mix * v + (1 - personal.mix) * w, personal.model, params)
+
+
+def mixes_models(given: Objective) -> bool:
+    """Return True if the personal state of an objective is a model and its mixing weight."""
+    return isinstance(jax.eval_shape(given.init_personal, {"w": jnp.zeros(())}), Mixed)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from personax.keys import round_key
 from personax.objectives import Objective
-from personax.objectives.mixture import Mixed, mix_models
+from personax.objectives.mixture import Mixed, mix_models, mixes_models
 from personax.typing import Array, Params, Personal, PyTree
 from personax.values import require_nonnegative, value
 
@@ -56,7 +56,7 @@ class WeightedAverage:
 
     def explain(self, objective: Objective, streams: bool) -> str:
         """It needs mixtures, and all clients on the device in every round."""
-        if not isinstance(jax.eval_shape(objective.init_personal, {"w": jnp.zeros(())}), Mixed):
+        if not mixes_models(objective):
             return f"`WeightedAverage` is for `Mixture` objectives, got {objective}."
         follows_all = "`WeightedAverage` follows all clients in every round, and this run streams a few at a time."
         return follows_all if streams else ""

@@ -19,8 +19,8 @@ from personax.flower.worker import Worker
 from personax.live.journal import read_lines
 from personax.live.messages import Layout
 from personax.live.results import journal_schedule
-from tests.live_parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
-from tests.test_flower import tree
+from tests.flower.test_worker import tree
+from tests.live.parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
 
 TERMS = Terms(num_clients=3, outlier_factor=0.0)
 

@@ -8,7 +8,7 @@ from personax import rounds, simulate
 from personax.experiment.checkpoint import load
 from personax.live.results import journal_schedule
 from tests.flower.deployment import FEDERATION, NAMES, Deployment, Run
-from tests.live_parts import assert_same
+from tests.live.parts import assert_same
 
 SYNCHRONOUS = ("FedAvg", "Per-FedAvg (HF)", "APFL")
 ASYNCHRONOUS = ("APFL, asynchronous", "PersA-FL-ME")

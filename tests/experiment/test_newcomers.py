@@ -1,0 +1,303 @@
+"""Handing over: a newcomer's own model, from a run and a file, and how much better it is."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import personax as px
+from personax.data.datasets import read_client
+from personax.experiment.build import make_training, resolve
+from personax.experiment.checkpoint import read_model
+from personax.experiment.config import load, parse
+from personax.experiment.newcomers import _client, choose, personalize_newcomer, write
+from personax.experiment.records import read_results
+from personax.experiment.runs import execute, start
+from personax.models import logistic_regression
+from tests.experiment.test_config import refused
+from tests.experiment.test_runs import by_hand, model_of, stepped
+
+pytestmark = pytest.mark.xdist_group("small runs")
+
+KEY = jax.random.key(0)
+WORDS = ["fit", "ill", "sick"]
+CONFIG = {
+    "name": "patients",
+    "seeds": 2,
+    "split": {"test_share": 0.25},
+    "model": {"kind": "logistic_regression"},
+    "schedule": {"num_rounds": 2, "cohort_size": 2},
+    "evaluation": {"every": 2},
+    "local": {"lr": 0.1, "num_steps": 2, "batch_size": 4},
+    "algorithms": {
+        "FedAvg": {
+            "recipe": "fedavg",
+            "scores": {
+                "FedAvg": {"model": "global"},
+                "poor": {"model": "adapted", "lr": 0.0},
+                "tuned": {"model": "adapted", "num_steps": 1, "lr": 0.4},
+            },
+        },
+        "ARUBA": {"recipe": "aruba", "scores": {"ARUBA": {"model": "recomputed", "num_steps": 2, "lr": 0.5}}},
+    },
+}
+
+
+def samples(num, seed):
+    """Features and classes of one client, whose classes lie along two lines."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num, 3)).round(4)
+    return x, (x[:, 0] > 0) + (x[:, 1] > 0).astype(int)
+
+
+def table(rows, header="patient,a,b,c,state"):
+    return "\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n"
+
+
+def rows_of(patient, num, seed, name=WORDS.__getitem__):
+    x, y = samples(num, seed)
+    return [(patient, *features, name(label)) for features, label in zip(x, y, strict=True)]
+
+
+def patients(root):
+    """The configuration of a run on four patients whose states are words, and their data in a folder."""
+    (root / "data.csv").write_text(table([row for i in range(4) for row in rows_of(f"p{i}", 12, i)]))
+    data = {"kind": "file", "path": str(root / "data.csv"), "client": "patient", "label": "state"}
+    return parse({**CONFIG, "data": data})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("patients")
+    made = start(resolve(patients(root), baselines=False), root / "run")
+    execute(made)
+    return made
+
+
+@pytest.fixture
+def patient(tmp_path):
+    path = tmp_path / "patient.csv"
+    path.write_text(table(rows_of("new", 20, 9)))
+    return path
+
+
+def read(path):
+    """What personalization reads: a fifth of the samples is kept apart."""
+    return read_client(path, client="patient", label="state").split_tests(0.2, key=KEY)
+
+
+def test_before_and_after_are_those_of_softmax_regression(folder, patient):
+    found = personalize_newcomer(folder, patient, "FedAvg", lr=0.4)
+    client, params = read(patient), model_of(folder, "FedAvg")
+    after = stepped(params, 0.4, *client.client(0))  # a batch of 40 holds all 16 samples
+    assert (found.algorithm, found.num_train, found.num_test) == ("FedAvg", 16, 4)
+    assert found.before == pytest.approx(by_hand(params, *client.client_test(0))[0], rel=1e-5)
+    assert found.after == pytest.approx(by_hand(after, *client.client_test(0))[0], rel=1e-5)
+    for leaf in ("kernel", "bias"):
+        np.testing.assert_allclose(found.params["dense_0"][leaf], after["dense_0"][leaf], rtol=1e-5, atol=1e-7)
+
+
+def test_steps_and_their_size_can_be_asked_for(folder, patient):
+    found = personalize_newcomer(folder, patient, "FedAvg", num_steps=2, lr=0.2)
+    client, params = read(patient), model_of(folder, "FedAvg")
+    for _ in range(2):
+        params = stepped(params, 0.2, *client.client(0))
+    np.testing.assert_allclose(found.params["dense_0"]["bias"], params["dense_0"]["bias"], rtol=1e-5, atol=1e-7)
+    assert found.words.startswith("the shared model after 2 gradient steps of size 0.2")
+    unchanged = personalize_newcomer(folder, patient, "FedAvg", lr=0.0)
+    assert unchanged.before == unchanged.after
+
+
+def test_the_objectives_own_way_uses_what_the_server_shares(folder, patient):
+    found = personalize_newcomer(folder, patient, "ARUBA")
+    config = load(folder.config)
+    training = make_training("ARUBA", config.algorithms["ARUBA"])
+    trees, _ = read_model(folder.model("ARUBA"))
+    task = px.classification(logistic_regression(3))
+    params = jax.tree.map(jnp.asarray, trees["params"])
+    structure = jax.tree.structure(training.algorithm.objective.init_shared(params))
+    leaves = [jnp.asarray(trees["shared"][str(i)]) for i in range(len(trees["shared"]))]
+    shared = jax.tree.unflatten(structure, leaves)
+    assert int(shared.num_tasks) == 1 + 2 * 2  # the next after two visits in each of two rounds
+    wanted = px.personalize(
+        training.algorithm,
+        task,
+        params,
+        read(patient).client(0),
+        px.Scoring("recomputed", 2, 0.5),
+        shared=shared,
+        key=KEY,
+    )
+    for leaf, other in zip(*map(jax.tree.leaves, (found.params, wanted)), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-12)
+
+
+def test_the_model_is_written_under_readable_names(folder, patient, tmp_path):
+    found, path = personalize_newcomer(folder, patient, "FedAvg"), tmp_path / "mine.safetensors"
+    write(found, path)
+    arrays = load_file(path)
+    assert arrays.keys() == {"dense_0.kernel", "dense_0.bias"}
+    np.testing.assert_array_equal(arrays["dense_0.kernel"], found.params["dense_0"]["kernel"])
+    with safe_open(path, "numpy") as file:
+        about = file.metadata()
+    assert about["algorithm"] == "FedAvg" and about["scoring"] == found.words
+    assert json.loads(about["before"]) == found.before and json.loads(about["after"]) == found.after
+
+
+# Which algorithm, by which score
+
+
+def with_rows(folder, headline="accuracy", **changes):
+    """The record of the run with other numbers in its table."""
+    record = read_results(folder.root)
+    rows = [dataclasses.replace(row, metric=headline) for row in record.table if row.metric == record.headline]
+    rows = [dataclasses.replace(row, **changes.get(row.score, {})) for row in rows]
+    return dataclasses.replace(record, headline=headline, table=rows)
+
+
+def trainings_of(folder):
+    return [make_training(name, entry) for name, entry in load(folder.config).algorithms.items()]
+
+
+@pytest.mark.parametrize(
+    ("means", "chosen"),
+    [
+        ({"FedAvg": 0.9, "poor": 0.2, "tuned": 0.3, "ARUBA": 0.1}, ("FedAvg", "tuned")),
+        ({"FedAvg": 0.9, "poor": 0.4, "tuned": 0.3, "ARUBA": 0.1}, ("FedAvg", "poor")),
+        ({"FedAvg": 0.9, "poor": 0.4, "tuned": 0.3, "ARUBA": 0.8}, ("ARUBA", "ARUBA")),
+        ({"FedAvg": 0.9, "poor": 0.4, "tuned": np.nan, "ARUBA": 0.1}, ("FedAvg", "poor")),
+    ],
+)
+def test_the_best_score_by_which_newcomers_adapt_is_chosen(folder, means, chosen):
+    changes = {score: {"mean": mean} for score, mean in means.items()}
+    assert choose(with_rows(folder, **changes), trainings_of(folder)) == chosen
+    flagged = with_rows(folder, **{**changes, chosen[1]: {"mean": 1.0, "flag": "adapted on the data that is scored"}})
+    assert choose(flagged, trainings_of(folder))[1] not in ("FedAvg", chosen[1])
+    lowest = min((mean, score) for score, mean in means.items() if score != "FedAvg" and mean == mean)[1]
+    assert choose(with_rows(folder, "error", **changes), trainings_of(folder))[1] == lowest  # of errors
+
+
+def test_an_algorithm_that_is_asked_for_adapts_by_its_own_best_score_or_by_steps(folder):
+    changes = {"poor": {"mean": 0.2}, "tuned": {"mean": 0.1}, "ARUBA": {"mean": 0.9}}
+    assert choose(with_rows(folder, **changes), trainings_of(folder), "FedAvg") == ("FedAvg", "poor")
+    none_able = with_rows(folder, **{score: {"flag": "x"} for score in changes})
+    assert choose(none_able, trainings_of(folder), "FedAvg") == ("FedAvg", None)
+    with refused("patients has no algorithm that adapts to newcomers. Name one with --algorithm."):
+        choose(none_able, trainings_of(folder))
+
+
+def test_the_protocol_is_that_of_the_best_score_of_the_algorithm(folder, patient):
+    record = read_results(folder.root)
+    means = {row.score: row.mean for row in record.table if row.metric == "accuracy"}
+    best = max(("poor", "tuned"), key=means.get)
+    assert choose(record, trainings_of(folder), "FedAvg") == ("FedAvg", best)
+    size = {"poor": 0, "tuned": 0.4}[best]
+    assert f"1 gradient step of size {size}" in personalize_newcomer(folder, patient, "FedAvg").words
+    assert personalize_newcomer(folder, patient).algorithm == choose(record, trainings_of(folder))[0]
+
+
+# Files
+
+
+def test_the_client_column_may_be_missing_and_labels_may_be_the_runs_numbers(folder, patient, tmp_path):
+    wanted = personalize_newcomer(folder, patient, "FedAvg")
+    plain, numbers = tmp_path / "plain.csv", tmp_path / "numbers.csv"
+    rows = [row[1:] for row in rows_of("new", 20, 9)]
+    plain.write_text(table(rows, "a,b,c,state"))
+    numbers.write_text(table([(*row[:-1], WORDS.index(row[-1])) for row in rows], "a,b,c,state"))
+    for path in (plain, numbers):
+        found = personalize_newcomer(folder, path, "FedAvg")
+        assert (found.before, found.after) == (wanted.before, wanted.after)
+
+
+def test_other_kinds_of_files(folder, patient, tmp_path):
+    wanted = personalize_newcomer(folder, patient, "FedAvg")
+    x, y = samples(20, 9)
+    np.savez(tmp_path / "new.npz", x=x, state=y)
+    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "state": y}
+    pq.write_table(pa.table(columns), tmp_path / "new.parquet")
+    for name in ("new.npz", "new.parquet"):
+        assert personalize_newcomer(folder, tmp_path / name, "FedAvg").after == wanted.after
+
+
+def written(tmp_path, rows, header="patient,a,b,c,state"):
+    path = tmp_path / "odd.csv"
+    path.write_text(table(rows, header))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "said"),
+    [
+        (rows_of("x", 5, 1) + rows_of("y", 5, 2), "patient,a,b,c,state", "must hold the samples of one client, got 2"),
+        ([row[:3] + row[4:] for row in rows_of("x", 9, 1)], "patient,a,b,state", "`shape` must be that of 2 features"),
+        (rows_of("x", 9, 1), "patient,a,b,c,status", "state"),
+        (rows_of("x", 9, 1, lambda label: label + 3), "patient,a,b,c,state", "labels must lie in 0..2, got"),
+        (rows_of("x", 9, 1, lambda label: label + 0.5), "patient,a,b,c,state", "labels must be integers, got float32"),
+        (
+            rows_of("x", 9, 1, lambda label: ["dead", "fit", "ill"][label]),
+            "patient,a,b,c,state",
+            "odd.csv: labels must be the run's (0 is 'fit', 1 is 'ill', 2 is 'sick'.), got others (0 is 'dead'",
+        ),
+        (rows_of("x", 1, 1), "patient,a,b,c,state", "at least 1 + 1 samples"),
+    ],
+    ids=["two clients", "a feature less", "no label", "another label", "real labels", "other words", "one sample"],
+)
+def test_a_file_that_does_not_fit_says_why(folder, tmp_path, rows, header, said):
+    if said.startswith("labels must lie"):
+        rows = [(*row[:-1], int(row[-1])) for row in rows]
+    with refused(said, kind=ValueError):
+        personalize_newcomer(folder, written(tmp_path, rows, header), "FedAvg")
+
+
+def test_labels_that_are_kept_apart_are_checked_too(folder, patient, tmp_path):
+    kept = read(patient).client_test(0)[0][0]  # the features of one sample
+    x, y = samples(20, 9)
+    np.savez(tmp_path / "new.npz", x=x, state=np.where(np.all(x.astype(np.float32) == kept, axis=1), 7, y))
+    with refused("the test labels must lie in 0..2, got 7", kind=ValueError):
+        personalize_newcomer(folder, tmp_path / "new.npz", "FedAvg")
+
+
+def test_only_some_of_the_runs_words_would_be_numbered_wrongly_and_are_refused(folder, tmp_path):
+    rows = [row for row in rows_of("x", 30, 1) if row[-1] != "fit"]
+    with refused("got others (0 is 'ill', 1 is 'sick'.). Write the run's numbers in their place."):
+        personalize_newcomer(folder, written(tmp_path, rows), "FedAvg")
+
+
+def unfinished(folder, root):
+    return start(load(folder.config), root)
+
+
+def test_an_algorithm_or_a_file_that_is_not_there(folder, patient, tmp_path):
+    with refused("`the run` has no algorithm `FedAv`. Did you mean `FedAvg`?"):
+        personalize_newcomer(folder, patient, "FedAv")
+    with refused("must be a file, got none there", kind=OSError):
+        personalize_newcomer(folder, tmp_path / "none.csv", "FedAvg")
+    with refused("has no results.json", kind=ValueError):
+        personalize_newcomer(unfinished(folder, tmp_path / "run"), patient, "FedAvg")
+
+
+def about(shape, dtype):
+    return {"input_shape": json.dumps(shape), "input_dtype": dtype}
+
+
+def test_numbers_become_what_the_model_was_trained_on(tmp_path):
+    config = parse({"algorithms": {"A": {"recipe": "fedavg"}}})
+    x = np.arange(24).reshape(6, 4) % 7
+    path = tmp_path / "new.npz"
+    np.savez(path, x=x.astype(float), label=np.arange(6) % 2)
+    client = _client(path, config, about([2, 2], "uint8"), 0)
+    assert client.x.dtype == np.uint8 and client.x.shape == (5, 2, 2) and client.test_x.dtype == np.uint8
+    np.savez(path, x=x.astype(np.uint8), label=np.arange(6) % 2)
+    assert _client(path, config, about([4], "float32"), 0).x.dtype == np.float32
+    for wrong in (x + 0.5, x - 1.0, x + 250.0):
+        np.savez(path, x=wrong, label=np.arange(6) % 2)
+        with refused("new.npz: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."):
+            _client(path, config, about([4], "uint8"), 0)

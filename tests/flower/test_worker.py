@@ -1,0 +1,345 @@
+"""The adapter to Flower, as far as it needs no Flower: arrays, the worker and the way to it, the app."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from personax import arrivals, simulate
+from personax.cli import app
+from personax.experiment.config import load
+from personax.flower import channel
+from personax.flower.arrays import to_arrays, to_tree
+from personax.flower.channel import PROTOCOL, WorkerFailed, ask, private_folder, receive, send, socket_of
+from personax.flower.locks import Taken, sole_user
+from personax.flower.node import read_node
+from personax.flower.template import PACKAGE, write_app
+from personax.flower.worker import Worker, limits_of, read_samples
+from personax.live.messages import Layout
+from personax.schedules import persafl_delays
+from tests.live.parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
+
+pytestmark = pytest.mark.xdist_group("flower")
+KEY = jax.random.key(3)
+
+
+def tree():
+    return {
+        "kernel": jnp.arange(6.0).reshape(2, 3),
+        "half": jnp.array([1.5, -2.0, 3e38], jnp.bfloat16),
+        "count": jnp.zeros((), jnp.int32),
+        "flag": np.array([True, False]),
+        "none": jnp.zeros((0, 2)),
+    }
+
+
+def agreed(given):
+    return {"protocol": PROTOCOL, "run": "test-run", "recipe": given.to_text(), "layout": given.layout_text()}
+
+
+# Arrays
+
+
+def test_arrays_come_back_as_they_were_with_types_that_numpy_does_not_have():
+    layout = Layout.of(tree())
+    arrays = to_arrays(layout, tree())
+    assert arrays["half"].dtype == np.uint16 and all(isinstance(array, np.ndarray) for array in arrays.values())
+    found = to_tree(layout, arrays)
+    assert found["half"].dtype == jnp.bfloat16
+    jax.tree.map(np.testing.assert_array_equal, found, jax.tree.map(np.asarray, tree()))
+
+
+def test_arrays_that_were_not_agreed_are_refused():
+    layout = Layout.of(tree())
+    arrays = to_arrays(layout, tree())
+    with pytest.raises(ValueError, match="`kernel` must be float64 of shape"):
+        to_tree(layout, {**arrays, "kernel": arrays["kernel"].astype(np.float32)})
+    with pytest.raises(ValueError, match="got otherwise: more"):
+        to_tree(layout, {**arrays, "more": np.zeros(1)})
+    with pytest.raises(ValueError, match="got otherwise: count"):
+        to_tree(layout, {name: array for name, array in arrays.items() if name != "count"})
+    with pytest.raises(ValueError, match="`kernel` must be"):
+        to_arrays(layout, {**tree(), "kernel": jnp.zeros(3)})
+
+
+# The way to the worker
+
+
+def test_what_is_sent_is_received():
+    one, other = socket.socketpair()
+    arrays = to_arrays(Layout.of(tree()), tree())
+    sender = threading.Thread(target=send, args=(one, {"words": "ünïcode"}, arrays))
+    sender.start()
+    about, found = receive(other)
+    sender.join()
+    assert about == {"words": "ünïcode"}
+    assert list(found) == list(arrays)
+    for name in arrays:
+        np.testing.assert_array_equal(found[name], arrays[name])
+        assert found[name].dtype == arrays[name].dtype and found[name].shape == arrays[name].shape
+    one.close()
+    with pytest.raises(EOFError, match="8 of 8 bytes"):
+        receive(other)
+    other.close()
+
+
+def test_sockets_are_in_a_folder_of_the_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    place = private_folder()
+    assert place == tmp_path / "personax" and stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert len(str(socket_of(tmp_path / ("deep/" * 40)))) - len(str(tmp_path)) < 40
+    place.chmod(0o755)
+    with pytest.raises(WorkerFailed, match="mode 0o700, got 0o755"):
+        private_folder()
+    place.rmdir()
+    place.symlink_to(tmp_path)
+    with pytest.raises(WorkerFailed, match="must be a folder of user"):
+        private_folder()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(channel.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert private_folder() == tmp_path / f"personax-{os.getuid()}"
+
+
+def test_a_folder_has_one_user(tmp_path):
+    with sole_user(tmp_path / "lock"):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+        with pytest.raises(Taken, match=f"is used by process {os.getpid()}"), sole_user(tmp_path / "lock"):
+            pass
+    with sole_user(tmp_path / "lock"):
+        pass
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """A node with the first client's samples; its worker does not outlive the test."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    (x, y), (test_x, test_y) = FEDERATION.client(0), FEDERATION.client_test(0)
+    np.savez(tmp_path / "anna.npz", x=x.astype(np.float32), y=y, test_x=test_x.astype(np.float32), test_y=test_y)
+    folder = tmp_path / "state"
+    yield folder, {"name": "anna", "data": str(tmp_path / "anna.npz"), "report": 1}
+    for pid in worker_of(folder):
+        os.kill(pid, signal.SIGKILL)
+
+
+def worker_of(folder):
+    lock = folder / "worker.lock"
+    return [int(lock.read_text())] if lock.exists() and lock.read_text() else []
+
+
+def test_a_worker_starts_once_serves_and_survives_its_own_death(node):
+    folder, told = node
+    hello = {"protocol": PROTOCOL, "task": "query", "node": told}
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(ask(folder, hello, {})[0])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [{"name": "anna", "id": None, "input_shape": [4], "input_dtype": "float32"}] * 3
+    (first,) = worker_of(folder)
+    assert stat.S_IMODE(socket_of(folder).stat().st_mode) & 0o077 == 0
+    os.kill(first, signal.SIGKILL)
+    assert ask(folder, hello, {})[0] == found[0]
+    assert worker_of(folder) != [first]
+    with pytest.raises(WorkerFailed, match="The protocols differ: 1 here and 0 at the server"):
+        ask(folder, {**hello, "protocol": 0}, {})
+    ask(folder, {**hello, "node": {**told, "idle-minutes": 0.001}}, {})
+    until = time.monotonic() + 10
+    while socket_of(folder).exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_worker_that_cannot_start_says_why(node, monkeypatch):
+    folder, told = node
+    monkeypatch.setenv("JAX_ENABLE_X64", "neither")
+    with pytest.raises(WorkerFailed, match="does not start"):
+        ask(folder, {"protocol": PROTOCOL, "task": "query", "node": told}, {})
+
+
+# What a worker does
+
+
+def workers(tmp_path):
+    made = [Worker(tmp_path / name) for name in NAMES]
+    for i, worker in enumerate(made):
+        worker.node, worker.data = {"name": NAMES[i], "report": 2}, data_of(i)
+    return made
+
+
+def request(given, task, name, book, node):
+    seat, content = book.ledger.seats[name], book.published().content
+    about = {**agreed(given), "task": task, "node": node, "id": seat.id, "update": seat.next_update}
+    return {**about, "version": book.version}, to_arrays(given.down, given.down.decode(content))
+
+
+def settle(book, given, name, answer, arrays):
+    from personax.live.book import Arrived
+
+    content = given.up.encode(to_tree(given.up, arrays))
+    told = (answer["id"], answer["update"], answer["version"], answer["samples"])
+    return book.settle(name, Arrived(*told, content))
+
+
+@pytest.mark.parametrize("name", ["APFL", "SCAFFOLD", "PersA-FL-ME"])
+def test_workers_led_through_a_table_end_where_the_simulator_does(name, tmp_path):
+    """Every worker is forgotten after every message: what counts is on its disk."""
+    given, schedule = recipe(name), arrivals(3, 9, delays=persafl_delays(3, key=KEY), key=KEY)
+    book = make_book(tmp_path / "run", given)
+    for i, client in enumerate(NAMES):
+        book.join(client, i)
+    waiting = {}
+    events = list(zip(schedule.client.tolist(), schedule.started_at.tolist(), strict=True))
+    for event, (who, _) in enumerate(events):
+        for later in range(event, len(events)):
+            i, start = events[later]
+            if start == event and i not in waiting:
+                about, arrays = request(given, "train", NAMES[i], book, {"name": NAMES[i], "report": 2})
+                waiting[i] = workers(tmp_path)[i].answer(about, arrays)
+                assert "error" not in waiting[i][0], waiting[i][0]
+                again, _ = workers(tmp_path)[i].answer(about, arrays)
+                assert again["id"] == waiting[i][0]["id"]  # asked twice, it trains once
+        assert settle(book, given, NAMES[who], *waiting.pop(who)).outcome == "applied"
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
+    assert_same(book.state.params, simulated.params)
+    for i, client in enumerate(NAMES):
+        about, arrays = request(given, "evaluate", client, book, {"name": client, "report": 2})
+        worker = workers(tmp_path)[i]
+        answer, _ = worker.answer(about, arrays)
+        (member,) = worker.members.values()
+        assert_same(member.holding.personal, jax.tree.map(lambda leaf, i=i: leaf[i], simulated.personal))
+        numbers = json.loads((tmp_path / client / "test-run" / "numbers.json").read_text())
+        assert answer["report"]["numbers"] == numbers["scores"] and set(numbers) == {"scores", "shared", "personal"}
+        assert (tmp_path / client / "test-run" / "personal.safetensors").exists()
+
+
+def test_what_a_worker_refuses(tmp_path):
+    given = recipe("FedAvg")
+    book = make_book(tmp_path / "run", given)
+    book.join("anna", 0)
+    worker = workers(tmp_path)[0]
+    about, arrays = request(given, "train", "anna", book, worker.node)
+    assert "letters, digits" in worker.answer({**about, "run": "../escape"}, arrays)[0]["error"]
+    assert "got otherwise" in worker.answer(about, {})[0]["error"]
+    assert "KeyError" in worker.answer({**agreed(given), "task": "train", "node": worker.node}, arrays)[0]["error"]
+    worker.node, worker.members = {**worker.node, "max-steps": 1}, {}
+    assert "this client allows 1" in worker.answer({**about, "node": worker.node}, arrays)[0]["error"]
+    gone = {"name": "anna", "data": str(tmp_path / "gone.npz")}
+    assert "gone.npz" in worker.answer({**about, "node": gone}, arrays)[0]["error"]
+
+
+def test_an_update_that_is_not_finite_is_not_uploaded(tmp_path):
+    given = recipe("FedAvg", lr=1e200)
+    book = make_book(tmp_path / "run", given)
+    book.join("anna", 0)
+    worker = workers(tmp_path)[0]
+    about, arrays = request(given, "train", "anna", book, worker.node)
+    huge = {name: np.full_like(array, 1e308) for name, array in arrays.items()}
+    answer, found = worker.answer(about, huge)
+    assert "not finite" in answer["fault"] and not found
+    assert not (tmp_path / "anna" / "test-run" / "state").exists()
+
+
+# What a node's owner says
+
+
+def test_a_nodes_configuration_is_read_and_refused_in_words(tmp_path):
+    path = tmp_path / "recipe.toml"
+    folder, node = read_node({"partition-id": 2, "num-partitions": 3}, path)
+    assert node["name"] == "partition-2" and node["recipe"] == str(path) and folder.name == "partition-2"
+    assert node["report"] == 1 and "report" not in read_node({"name": "anna", "data": "a.npz"}, path)[1]
+    assert read_node({"name": "anna", "data": "a.npz", "folder": str(tmp_path)}, path)[0] == tmp_path
+    for given, words in (
+        ({"name": "anna"}, "where the samples are"),
+        ({"data": "a.npz"}, "must have a `name`"),
+        ({"data": "a.npz", "name": "../x"}, "must have a `name`"),
+        ({"data": "a.npz", "name": "anna", "colour": 1}, "got 'colour'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_node(given, path)
+    limits = limits_of({"name": "anna", "max-steps": 7, "objectives": "Erm,Meta", "allow-imports": True})
+    assert (limits.max_steps, limits.objectives, limits.allow_imports) == (7, ("Erm", "Meta"), True)
+
+
+def test_a_partition_is_a_part_of_the_recipes_data(tmp_path):
+    write_app(tmp_path / "app")
+    path = tmp_path / "app" / PACKAGE / "recipe.toml"
+    parts = [read_samples({"recipe": str(path), "partition-id": i}) for i in range(3)]
+    assert all(part.num_clients == 1 and part.test_x is not None for part in parts)
+    assert len({len(part.x) for part in parts}) > 1
+    with pytest.raises(ValueError, match="below the recipe's 3 clients, got 3"):
+        read_samples({"recipe": str(path), "partition-id": 3})
+
+
+# The app that is written
+
+
+def personax(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_init_writes_an_app(tmp_path):
+    ended = personax("flower", "init", tmp_path / "My App", "--algorithm", "APFL")
+    assert ended.exit_code == 0 and "flwr run" in ended.output
+    project = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "my-app"
+    told = project["tool"]["flwr"]["app"]
+    assert told["components"]["serverapp"] == f"{PACKAGE}.server_app:app" and told["config"]["algorithm"] == "APFL"
+    assert "APFL" in load(tmp_path / "My App" / PACKAGE / "recipe.toml").algorithms
+    for name in ("server_app", "client_app"):
+        lines = (tmp_path / "My App" / PACKAGE / f"{name}.py").read_text().splitlines()
+        assert len([line for line in lines[1:] if line]) == 3
+    assert "is not empty" in personax("flower", "init", tmp_path / "My App").output
+    ended = personax("flower", "init", tmp_path / "other", "--algorithm", "nothing")
+    assert ended.exit_code == 1 and "Choose one of FedAvg" in ended.output
+
+
+def test_init_takes_a_recipe(tmp_path):
+    config = tmp_path / "mine.toml"
+    assert personax("init", config).exit_code == 0
+    assert personax("flower", "init", tmp_path / "app", "--config", config, "--clients", 0).exit_code == 0
+    assert (tmp_path / "app" / PACKAGE / "recipe.toml").read_text() == config.read_text()
+    assert "num-clients = 0" in (tmp_path / "app" / "pyproject.toml").read_text()
+
+
+def test_the_page_shows_the_proxy_that_is_tested():
+    root = Path(__file__).parents[2]
+    assert (root / "examples" / "flower" / "nginx.conf").read_text() in (root / "docs" / "flower.md").read_text()
+
+
+# Without Flower, and without JAX
+
+
+def run_python(code, **env):
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **env})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
+@pytest.mark.parametrize("module", ["records", "client", "driver", "server"])
+def test_what_needs_flower_says_how_to_get_it(module):
+    ended = run_python(f"import personax.flower.{module}")
+    assert "flwr is not installed. Say: pip install 'personax[flower]'" in ended.stderr
+
+
+def test_the_way_to_the_worker_imports_no_jax():
+    """In the process of a ClientApp, where the package's own module is left out."""
+    code = "import sys, importlib.util as u; sys.modules['personax'] = u.module_from_spec(u.find_spec('personax'))\n"
+    code += "import personax.flower.channel, personax.flower.node; print('jax' in sys.modules)"
+    ended = run_python(code)
+    assert ended.stdout == "False\n", ended.stderr

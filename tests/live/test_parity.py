@@ -1,0 +1,94 @@
+"""Live equals simulated: whatever order uploads come in, the simulator ends at the same parameters."""
+
+import jax
+import numpy as np
+import pytest
+
+from personax import arrivals, rounds, simulate
+from personax.experiment.config import Terms
+from personax.live.journal import read_lines
+from personax.live.results import journal_schedule
+from personax.schedules import persafl_delays
+from tests.live.parts import FEDERATION, NAMES, assert_same, clients_of, follow, recipe, serving
+
+pytestmark = pytest.mark.xdist_group("live")
+KEY = jax.random.key(3)
+
+
+def table_of(num_events=9):
+    return arrivals(3, num_events, delays=persafl_delays(3, key=KEY), key=KEY)
+
+
+@pytest.mark.parametrize("name", ["FedAsync", "PersA-FL-MAML", "PersA-FL-ME", "APFL", "FedBuff", "SCAFFOLD"])
+def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_path):
+    given, schedule = recipe(name), table_of()
+    assert len(set(schedule.staleness().tolist())) > 1
+    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path) as clients:
+        for client in clients:
+            client.enter()
+        follow(clients, schedule)
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
+    assert_same(running.book.state.params, simulated.params)
+    assert_same(running.book.state.shared, simulated.shared)
+    assert running.book.version == int(simulated.snapshot.state.server.version)
+    for i, client in enumerate(clients):
+        assert_same(client.holding.personal, jax.tree.map(lambda leaf, i=i: leaf[i], simulated.personal))
+    told = journal_schedule(read_lines(tmp_path / "run"), list(NAMES))
+    assert told.client.tolist() == schedule.client.tolist()
+    if name != "FedBuff":  # which has one model for several events
+        assert told.started_at.tolist() == schedule.started_at.tolist()
+
+
+def test_synchronous_rounds_end_where_the_simulator_does(tmp_path):
+    given, schedule = recipe("FedAvg", num_rounds=3), rounds(3, 3, key=KEY)
+    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path) as clients:
+        for client in clients:
+            client.enter()
+        for _ in range(3):
+            for client in reversed(clients):
+                client._take(client.connection.fetch(client.newest.version, 5.0))
+                assert client.newest.train
+            for client in clients:
+                client.send(client.train())
+        assert running.book.finished and running.book.version == 3
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
+    assert_same(running.book.state.params, simulated.params)
+
+
+def test_the_wrong_update_count_would_be_noticed(tmp_path):
+    given, schedule = recipe(), table_of()
+    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path) as clients:
+        for client in clients:
+            client.enter()
+            client.holding = type(client.holding)(client.holding.personal, 5)
+        follow(clients, schedule)
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
+    gap = jax.tree.map(lambda a, b: np.abs(a - b).max(), running.book.state.params, simulated.params)
+    assert max(jax.tree.leaves(gap)) > 1e-4
+
+
+def test_free_clients_leave_a_journal_that_the_simulator_repeats(tmp_path):
+    """No script: three threads run as they like, and the journal alone tells the simulator what happened."""
+    from threading import Thread
+
+    given = recipe("APFL", num_rounds=4)
+    terms = Terms(num_clients=3, outlier_factor=0.0, rate=1e5)
+    with serving(tmp_path / "run", given, terms) as running, clients_of(running, tmp_path) as clients:
+        for client in clients:
+            client.enter()
+
+        def live(client):
+            while client.go_on():
+                pass
+
+        threads = [Thread(target=live, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert running.book.finished
+    lines = read_lines(tmp_path / "run")
+    schedule = journal_schedule(lines, list(NAMES))
+    assert schedule.num_events == 12
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
+    assert_same(running.book.state.params, simulated.params)

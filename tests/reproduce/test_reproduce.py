@@ -1,0 +1,399 @@
+"""Reproductions: the papers' numbers as printed, cells that resume, claims that intervals decide."""
+
+import dataclasses
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import personax as px
+from personax.data.datasets import stand_in
+from personax.experiment.tuning import validation_of
+from personax.report import write_reproduction
+from personax.reproduce import EXPERIMENTS, gmeta, markdown, persafl
+from personax.reproduce.apfl import figures, setting
+from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, PaperTraining, beats
+from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ReadingRecord
+from personax.reproduce.run import _judged, reproduce
+
+ROOT = Path(__file__).parents[2]
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
+
+
+def tiny(num_rounds=3, **changes):
+    """Two algorithms on a small synthetic federation."""
+    make = lambda: px.datasets.synthetic(0.5, 0.5, num_clients=4, num_samples=20, num_features=3, key=jax.random.key(0))
+    local = {"num_steps": 2, "batch_size": 5}
+    readings = {"training": px.Scoring(lr=0.1), "test": px.fallah_scoring(0.1, batch_size=5)}
+    rates = {
+        "0.05": px.fedavg(lr=0.05, **local),
+        "0.2": px.fedavg(lr=0.2, **local),
+        "huge": px.fedavg(lr=1.7e308, num_steps=30, batch_size=5),
+    }
+    task = px.classification(px.logistic_regression(10))
+    schedule = partial(px.rounds, 4, num_rounds, 2)
+    loss = {"training": px.Scoring("global", score_on="training")}
+    first = (Cell("row", "FedAvg", readings, (50.0, 0.5)), Cell("loss", "FedAvg", loss, metric="train_loss"))
+    trainings = (
+        PaperTraining("made", task, px.fedavg(lr=0.1, **local), schedule, first, every=1),
+        PaperTraining("made", task, rates, schedule, (Cell("row", "searched", readings),)),
+    )
+    made = Experiment(
+        name="tiny",
+        source="nowhere",
+        title="a test",
+        federations={"made": make},
+        length=f"{num_rounds} rounds",
+        trainings=trainings,
+        num_seeds=2,
+        claims=(Claim("one beats the other", "nowhere", beats("FedAvg", "searched", ("row",))),),
+        choices=("None.",),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return folder, reproduce(tiny(), folder, command="personax reproduce tiny")
+
+
+pytestmark = pytest.mark.xdist_group("reproduce")
+
+
+def test_a_cell_is_what_the_library_gives(done):
+    experiment, (_, record) = tiny(), done
+    training, federation = experiment.trainings[0], experiment.federations["made"]()
+    algorithm, task = training.algorithm, training.task
+    keys = jax.numpy.stack([jax.random.key(seed) for seed in (0, 1)])
+    schedules = [px.rounds(4, 3, 2, key=key) for key in keys]
+    result = px.simulate(algorithm, task, federation, schedules, key=keys)
+    for cell, made in zip(training.cells, record.cells[:2], strict=True):
+        scale = 1 if cell.metric == "train_loss" else 100
+        for name, reading in zip(cell.scorings, made.readings, strict=True):
+            found = px.evaluate(algorithm, task, federation, result, cell.scorings[name], key=keys)
+            np.testing.assert_allclose(reading.of_seeds, scale * found.mean(cell.metric), rtol=1e-6)
+            assert reading.flag == cell.scorings[name].flag
+        curve = made.curve
+        assert curve.rounds == [0, 1, 2, 3] and curve.of_seeds[-1] == made.readings[0].of_seeds
+        assert curve.seconds == sorted(curve.seconds) and curve.times == []
+    assert record.cells[2].curve is None
+
+
+def test_a_search_passes_over_what_diverges_and_looks_at_validation_data_alone(done):
+    folder, record = done
+    assert record.cells[2].chosen in ("0.05", "0.2")
+    changed = tiny()
+    make = changed.federations["made"]
+    upset = lambda: dataclasses.replace(make(), test_y=(make().test_y + 1) % 10)
+    other = reproduce(dataclasses.replace(changed, federations={"made": upset}), folder / "other")
+    assert other.cells[2].chosen == record.cells[2].chosen
+    assert other.cells[2].readings[0].of_seeds != record.cells[2].readings[0].of_seeds
+
+
+def test_a_training_that_diverges_leaves_its_updates_out_and_says_so(tmp_path):
+    base = tiny()
+    huge = dataclasses.replace(base.trainings[0], algorithm=base.trainings[1].algorithm["huge"])
+    record = reproduce(dataclasses.replace(base, trainings=(huge,), claims=()), tmp_path)
+    left_out = "12 updates were not finite and left out"
+    assert [one.flag.split("; ")[-1] for one in record.cells[0].readings] == [left_out, left_out]
+    assert np.ptp(record.cells[0].curve.of_seeds, axis=0) == pytest.approx(0)  # the first model throughout
+    assert REPRODUCTION.validate_json((tmp_path / "results.json").read_bytes()) == record
+
+
+def test_numbers_that_are_not_finite_are_kept_and_shown_and_decide_nothing(tmp_path):
+    base = tiny()
+    far = {"far": px.Scoring("adapted", 30, 1.7e308, 5)}
+    cells = (base.trainings[0].cells[0], Cell("loss", "near", {"near": px.Scoring()}, metric="loss"))
+    training = dataclasses.replace(
+        base.trainings[0], cells=(*cells, Cell("loss", "far", far, metric="loss")), every=None
+    )
+    claims = (Claim("near beats far", "nowhere", beats("near", "far", ("loss",))),)
+    record = reproduce(dataclasses.replace(base, trainings=(training,), claims=claims), tmp_path)
+    read = REPRODUCTION.validate_json((tmp_path / "results.json").read_bytes())
+    assert np.isnan(record.cells[2].readings[0].ours) and np.isnan(read.cells[2].readings[0].of_seeds).all()
+    assert read.claims[0].verdict == "undecided" and read.claims[0].contrasts[0].low is None
+    pages = markdown.section(read), write_reproduction(record, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all("not finite" in page for page in pages) and "nan" not in pages[0]
+
+
+def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
+    base = tiny(num_rounds=40)
+    local = {"num_steps": 2, "batch_size": 5}
+    training = dataclasses.replace(
+        base.trainings[1], algorithm={str(lr): px.fedavg(lr=lr, **local) for lr in (0.05, 1.0)}
+    )
+    chosen = {}
+    for name, search in {"whole": None, "short": partial(px.rounds, 4, 2, 1)}.items():
+        one = dataclasses.replace(training, search=search)
+        record = reproduce(dataclasses.replace(base, trainings=(one,), claims=()), tmp_path)  # a fingerprint of its own
+        chosen[name] = record.cells[0].chosen
+        assert len(record.cells[0].readings[0].of_seeds) == 2
+    held = validation_of(base.federations["made"](), jax.random.key(0))
+    reading = training.cells[0].scorings["training"]  # the other one adapts on what it scores
+    for name, num_rounds, cohort, num_seeds in (("whole", 40, 2, 2), ("short", 2, 1, 1)):
+        keys = jax.numpy.stack([jax.random.key(seed) for seed in range(num_seeds)])
+        schedules = [px.rounds(4, num_rounds, cohort, key=key) for key in keys]
+        score = {}
+        for step, algorithm in training.algorithm.items():
+            result = px.simulate(algorithm, training.task, held, schedules, key=keys)
+            score[step] = px.evaluate(algorithm, training.task, held, result, reading, key=keys).mean("accuracy").mean()
+        assert chosen[name] == max(score, key=score.get)
+    assert chosen["whole"] != chosen["short"]
+
+
+def test_cells_that_have_ended_are_kept_unless_the_experiment_changed(done, tmp_path):
+    record, seen = done[1], []
+    folder = shutil.copytree(done[0], tmp_path / "again")
+    again = reproduce(tiny(), folder, notify=seen.append)
+    assert again.cells == record.cells and len(seen) == 2  # to the seconds that the cells took
+    longer = reproduce(tiny(num_rounds=4), folder)
+    assert longer.cells[0].readings != record.cells[0].readings
+
+
+def test_trainings_side_by_side_give_what_they_give_one_after_another(done, tmp_path):
+    record = reproduce(tiny(), tmp_path, side_by_side=True)
+    for found, made in zip(record.cells, done[1].cells, strict=True):
+        assert (found.row, found.column, found.chosen) == (made.row, made.column, made.chosen)
+        assert [one.of_seeds for one in found.readings] == [one.of_seeds for one in made.readings]
+
+
+def test_another_network_is_another_training(done, tmp_path):
+    folder = shutil.copytree(done[0], tmp_path / "again")
+    for task in (
+        px.classification(px.mlp((3,), num_outputs=10)),
+        px.classification(px.logistic_regression(10), l2=0.1),
+        px.classification(px.logistic_regression(10, init="fan_in")),
+    ):
+        trainings = tuple(dataclasses.replace(one, task=task) for one in tiny().trainings[:1])
+        other = reproduce(tiny(trainings=trainings, claims=()), folder)
+        assert other.cells[0].readings != done[1].cells[0].readings
+
+
+def test_an_interrupted_reproduction_goes_on_where_it_was(done, tmp_path):
+    def stop(cells):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(tiny(), tmp_path, notify=stop)
+    (kept,) = (tmp_path / "trainings").iterdir()  # the second training was not begun
+    written = kept.stat().st_mtime_ns
+    again = reproduce(tiny(), tmp_path)
+    assert kept.stat().st_mtime_ns == written
+    assert [cell.readings for cell in again.cells] == [cell.readings for cell in done[1].cells]
+
+
+def test_the_record_is_read_back_and_shown(done, tmp_path):
+    folder, record = done
+    assert REPRODUCTION.validate_json((folder / "results.json").read_bytes()) == record
+    text = write_reproduction(record, tmp_path / "page.html").read_text(encoding="utf-8")
+    for words in (
+        "50.00 ±&nbsp;0.50",
+        "train_loss",
+        "one beats the other",
+        "adapted on the data that is scored",
+        "None.",
+    ):
+        assert words in text
+    page = markdown.page([record])
+    assert "| FedAvg | 50.00 ± 0.50 |" in page and "(!)" in page and "`personax reproduce tiny`" in page
+
+
+def cell(column, values, row="row", metric="accuracy", curve=None):
+    reading = ReadingRecord("only", "", "", float(np.mean(values)), None, None, list(values))
+    return CellRecord(row, column, metric, None, None, [reading], {}, "", 0.0, curve)
+
+
+def judged(claim, cells):
+    return _judged(claim, {(one.row, one.column): one for one in cells})
+
+
+@pytest.mark.parametrize(
+    "differences, verdict",
+    [
+        ([[1.0, 1.1, 0.9]], "holds"),
+        ([[-1.0, -1.1, -0.9]], "does not hold"),
+        ([[1.0, -1.0, 0.5]], "undecided"),
+        ([[1.0, 1.1, 0.9], [1.0, -1.0, 0.5]], "holds in part"),
+        ([[1.0, 1.1, 0.9], [-1.0, -1.1, -0.9]], "holds in part"),
+        ([[-1.0, -1.1, -0.9], [1.0, -1.0, 0.5]], "does not hold"),
+        ([[1.0]], "undecided"),
+    ],
+)
+def test_a_claim_is_judged_by_paired_intervals(differences, verdict):
+    base = np.arange(3.0) * 10  # seeds that differ much more than the columns do
+    cells = []
+    for i, of_seeds in enumerate(differences):
+        start = base[: len(of_seeds)]
+        cells += [cell("a", start + of_seeds, f"row {i}"), cell("b", start, f"row {i}")]
+    rows = tuple(f"row {i}" for i in range(len(differences)))
+    assert judged(Claim("", "", beats("a", "b", rows)), cells).verdict == verdict
+
+
+def test_of_losses_less_is_better_and_sums_of_cells_are_compared():
+    cells = [cell("a", [1.0, 1.1], metric="loss"), cell("b", [2.0, 2.1], metric="loss")]
+    assert judged(Claim("", "", beats("a", "b", ("row",))), cells).verdict == "holds"
+    gap = Contrast("gap", (("row", "b"), ("row", "b")), (("row", "a"),))
+    found = judged(Claim("", "", (gap,)), cells).contrasts[0]
+    assert found.name == "gap" and found.difference == pytest.approx(1.05 - 4.1)
+
+
+def test_a_claim_may_be_about_the_way_or_about_wavering():
+    points = [[0.0, 0.0], [9.0, 9.1], [1.0, 1.0], [3.0, 3.1]]
+    steady = [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+    curve = lambda values, times: CurveRecord([0, 1, 2, 9], [0.0, 0.1, 0.2, 0.3], times, values)
+    cells = [
+        cell("a", points[-1], curve=curve(points, [0.0, 2.0, 9.0, 10.0])),
+        cell("b", steady[-1], curve=curve(steady, [0.0, 2.0, 9.0, 10.0])),
+    ]
+    at = lambda share, cells=cells: judged(Claim("", "", beats("a", "b", ("row",)), at=share), cells)
+    assert at(1.0).contrasts[0].difference == pytest.approx(1.05)
+    assert at(0.2).contrasts[0].difference == pytest.approx(8.05)  # by virtual time
+    untimed = [dataclasses.replace(one, curve=dataclasses.replace(one.curve, times=[])) for one in cells]
+    assert at(0.2, untimed).contrasts[0].difference == pytest.approx(-1.0)  # by rounds
+    wavering = judged(Claim("", "", beats("b", "a", ("row",)), of="wavering"), cells).contrasts[0]
+    assert wavering.difference == pytest.approx(1.025) and wavering.verdict == "holds"
+
+
+def test_a_claim_may_be_about_how_little_the_rows_of_a_column_differ():
+    values = {"a": ([1.0, 2.0], [2.0, 3.1], [1.5, 2.0]), "b": ([5.0, 5.0], [1.0, 2.0], [9.0, 8.0])}
+    cells = [cell(column, one, f"row {i}") for column, rows in values.items() for i, one in enumerate(rows)]
+    places = {column: tuple((f"row {i}", column) for i in range(3)) for column in values}
+    found = judged(Claim("", "", (Contrast("", places["a"], places["b"]),), of="spread"), cells).contrasts[0]
+    assert found.difference == pytest.approx((8.0 - 1.0 + 6.0 - 1.1) / 2)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_is_complete(name, quick):
+    experiment = EXPERIMENTS[name](quick)
+    places = [(cell.row, cell.column) for cell in experiment.cells]
+    assert experiment.name == name and len(set(places)) == len(places) and experiment.choices
+    for claim in experiment.claims:
+        assert all({*one.better, *one.worse} <= set(places) for one in claim.contrasts), claim.words
+    assert experiment.quick == quick and {one.data for one in experiment.trainings} <= set(experiment.federations)
+    makers = {make for one in experiment.trainings for make in (one.schedule, one.search) if make is not None}
+    assert quick is False or all(make(key=jax.random.key(0)).num_events for make in makers)
+
+
+def test_the_papers_settings():
+    """Fallah section 5 and gMeta section 5, number by number."""
+    table = EXPERIMENTS["fallah-table1"](False)
+    schedule = table.trainings[0].schedule(key=jax.random.key(0))
+    assert (schedule.num_clients, schedule.num_events, schedule.round_ends.sum()) == (50, 0.2 * 50 * 1000, 1000)
+    numbers = [cell.paper for cell in table.cells if cell.paper is not None]
+    assert len(numbers) == 18 and (numbers[0], numbers[-1]) == ((75.96, 0.02), (71.25, 0.05))
+    algorithms = [one.algorithm for one in table.trainings]
+    steps = [one.local.num_steps for one in algorithms[::4]]
+    rates = [float(one.objective.adapt_lr) for one in algorithms[2::4]]
+    assert steps == [10, 4, 10, 4, 4, 4] and rates == [0.01, 0.01, 0.001, 0.001, 0.01, 0.01]
+    assert all(one.local.lr == 0.001 and one.local.batch_size == 40 for one in algorithms)
+    figure = EXPERIMENTS["gmeta-figure1"](False)
+    assert (gmeta.NUM_CLIENTS, gmeta.NUM_EACH, gmeta.CONCENTRATION) == (50, 1000, 0.01)
+    three = next(one.algorithm for one in figure.trainings if one.cells[0].column == gmeta.GMETA)
+    assert (three.objective.num_adapt_steps, three.objective.adapt_lr, three.local.num_steps) == (3, 0.01, 4)
+
+
+def test_the_settings_of_apfl():
+    """Section 5 and appendix B.2, number by number."""
+    table = EXPERIMENTS["apfl-table2"](False)
+    papers = {(cell.metric, cell.column): cell.paper for cell in table.cells}
+    assert papers["accuracy", "APFL, adaptive from 0.5"] == (98.10, 0.10)
+    assert papers["train_loss", "pFedMe"] == (0.182, 0.004)
+    by_column = {one.cells[0].column: one for one in table.trainings}
+    meta, moreau = by_column["perFedAvg"].algorithm, by_column["pFedMe"].algorithm
+    assert (meta.objective.adapt_lr, meta.local.lr, meta.local.query_share) == (0.01, 0.001, 0.1)
+    assert (moreau.objective.strength, moreau.local.lr) == (15.0, 0.01)
+    assert all(one.algorithm.local.num_steps == 20 and one.algorithm.local.batch_size == 20 for one in table.trainings)
+    schedule = by_column["perFedAvg"].schedule(key=jax.random.key(0))
+    assert (schedule.num_clients, schedule.num_events) == (100, 100 * 100)
+    first = EXPERIMENTS["apfl-table1"](False).trainings
+    scaffolds = [one.algorithm.local.lr for one in first if one.cells[0].column == setting.SCAFFOLD]
+    assert {(lr.initial, lr.rate) for lr in scaffolds} == {(0.05, 0.05)}
+    assert {lr.clock for lr in scaffolds} == {"step", "round"}
+    decaying = [one.algorithm for one in table.trainings if one.cells[0].column not in ("perFedAvg", "pFedMe")]
+    assert {type(one.local.lr).__name__ for one in decaying} == {"Decay", "InverseDecay"}
+    assert {one.data for one in table.trainings} == {"classes", "shards"}
+    for name in ("apfl-table3", "apfl-figure5", "apfl-figure6"):
+        epochs = {
+            (one.algorithm.local.num_epochs, one.algorithm.local.sampling) for one in EXPERIMENTS[name](False).trainings
+        }
+        assert epochs == {(1, "shuffled")}
+    sampled = {one.schedule(key=jax.random.key(0)).num_events for one in EXPERIMENTS["apfl-figure4"](False).trainings}
+    assert sampled == {30 * 100, 50 * 100, 70 * 100}
+
+
+def test_writers_are_asked_for_and_a_stand_in_is_called_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERSONAX_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="apfl-figure5 needs FEMNIST by writer, got no folder"):
+        figures._writers(3)
+    pool = px.datasets.digits()
+    large = np.pad(pool.x, ((0, 0), (10, 10), (10, 10)))
+    monkeypatch.setattr(stand_in, "mnist", lambda: dataclasses.replace(pool, x=large))
+    px.datasets.write_stand_in(tmp_path / "femnist", 3)
+    writers = figures._writers(3)
+    assert writers.origin.startswith("A STAND-IN") and writers.num_clients == 3 and writers.x.shape[1:] == (28, 28)
+    assert writers.x.dtype == np.uint8 and writers.y.max() < 10 and writers.test_y is not None
+    with pytest.raises(ValueError, match="needs 4 writers, got 3"):
+        figures._writers(4)
+
+
+def test_all_algorithms_of_persafl_see_the_same_delays_for_the_same_time():
+    waiting, arriving = (persafl._delayed(30, cohort, 100.0)(key=jax.random.key(7)) for cohort in (10, None))
+    for schedule in (waiting, arriving):
+        assert schedule.time.max() <= 100 and schedule.time.max() > 70
+    other = persafl._delayed(30, None, 100.0)(key=jax.random.key(8))
+    np.testing.assert_array_equal(other.time, arriving.time)
+    share = ActiveShare()
+    assert 78 < share.of(arriving, 100.0) < 88 and share.of(waiting, 100.0) < 25
+    assert share.of(arriving, 0.5) < share.of(arriving, 100.0)  # all begin with a download
+    assert ActiveShare(to_the_end=True).of(waiting, 100.0) == pytest.approx(100 / 3)
+
+
+def test_the_settings_of_persafl():
+    """Appendix D: Q, eta, the sets that are searched, the inner steps."""
+    figure = EXPERIMENTS["persafl-figure2"](False)
+    searched = {one.cells[0].column: one.algorithm for one in figure.trainings}
+    assert len(figure.trainings) == 16 and len(searched) == 8
+    candidates = [one for of in searched.values() for one in of.values()]
+    assert all(one.local.num_steps == 10 and one.local.lr == 0.01 for one in candidates)
+    assert {float(one.server.lr) for one in candidates} == {0.8, 1.0, 1.2}
+    envelope = [one.objective for one in searched["PersA-FL-ME"].values()]
+    assert {float(one.strength) for one in envelope} == {20, 25, 30} and {one.num_prox_steps for one in envelope} == {
+        10
+    }
+    assert {float(one.objective.adapt_lr) for one in searched["PersA-FL-MAML"].values()} == {0.002, 0.005, 0.01}
+    scored = [one for cell in figure.cells for one in cell.scorings.values() if cell.metric == "accuracy"]
+    budgets = {(one.num_steps, one.batch_size) for one in scored}
+    assert len(budgets) == 1  # the same for all
+
+
+def test_a_run_of_arrivals_is_followed_along_virtual_time(tmp_path):
+    base = tiny()
+    same = jax.random.key(0)
+    arriving = lambda *, key: px.arrivals(4, 9, delays=px.delays.persafl_delays(4, key=same), key=same)
+    cells = (*base.trainings[0].cells[:1], Cell("active", "FedAsync", {"mean": ActiveShare()}, metric="active_share"))
+    algorithm = px.fedasync(lr=0.1, num_steps=2, batch_size=5)
+    training = dataclasses.replace(base.trainings[0], algorithm=algorithm, schedule=arriving, cells=cells, every=2)
+    record = reproduce(dataclasses.replace(base, trainings=(training,), claims=()), tmp_path)
+    accuracy, active = record.cells
+    assert accuracy.curve.times == active.curve.times == sorted(accuracy.curve.times) and accuracy.curve.rounds[-1] == 9
+    schedule = arriving(key=None)
+    assert active.readings[0].of_seeds == [ActiveShare().of(schedule, schedule.time[-1])] * 2
+    text = write_reproduction(record, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "virtual time" in text
+
+
+def test_the_page_of_the_docs_is_made_from_the_committed_results():
+    records = [REPRODUCTION.validate_json(path.read_bytes()) for path in RESULTS]
+    assert {record.name for record in records} <= set(EXPERIMENTS) and not any(record.quick for record in records)
+    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == markdown.page(records)
+    for record in records:
+        stated = {(cell.row, cell.column): cell.paper for cell in EXPERIMENTS[record.name](False).cells}
+        for made in record.cells:
+            assert (made.paper is None) == (stated[made.row, made.column] is None)
+        assert re.fullmatch(rf"personax reproduce {record.name}", record.command) and record.machine["device"]
