@@ -549,7 +549,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(tmp_path, whole):
     folder = interrupted(tmp_path / "run", Stop(3), checkpoint_seconds=0.0)
     for path in folder.checkpoints("FedAvg").glob("*.json"):
         path.write_text("{}")
-    with refused("at least one must be whole, got 2 damaged", "empty the folder and start anew", kind=ValueError):
+    with refused("at least one must be whole, got 2 damaged", "empty the folder and start again", kind=ValueError):
         execute(folder)
 
 
