@@ -30,7 +30,7 @@ MOST = {
     r"stands? still|standing still": 3,
     r"\btold\b|\bis said\b|\bare said\b": 21,
     r"\bgo(es)? on\b|\bgoing on\b": 14,
-    r"\bof whom\b": 1,
+    r"\bof whom\b": 0,
     r"\bone by one\b": 17,
     r"counts? the same": 2,
     r"so it flatters": 0,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
-from personax.evaluation.scores import Interval, higher_is_better
-from personax.experiment.records import ScoreRecord, TableRow
+from personax.evaluation.scores import Interval, ScoreRow, higher_is_better
+from personax.experiment.records import ScoreRecord
 from personax.report import words
 from personax.report.runs import GREYS, PALETTE, ReportedRun, Score, algorithm_labels
 from personax.report.words import ROLES, number
@@ -108,14 +108,14 @@ def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool
     row = score.row(metric)
     assert row is not None
     kinds = " ".join(kind for kind, holds in (("baseline", score.role), ("best", is_best)) if holds)
-    best = words.best_round(score.record, metric)
+    best = score.record.best.get(metric)
     better = [None if score.role == role else getattr(row, f"better_than_{role}") for role in roles]
     cells = [
-        f"<td class='mean'>{_breakable(number(words.mean_of(row), metric))}</td>",
+        f"<td class='mean'>{_breakable(number(row.mean, metric))}</td>",
         *(f"<td>{number(value, metric)}</td>" for value in (row.std, row.worst_decile, row.best_decile)),
         *(_difference(row, role, metric, score.role == role) for role in roles),
         *(f"<td>{words.share(part)}</td>" for part in better),
-        f"<td>{number(best[0].mean, metric)}{_small(best[1])}</td>" if best else "<td>–</td>",
+        f"<td>{number(best.mean.mean, metric)}{_small(words.rounds(best.rounds))}</td>" if best else "<td>–</td>",
     ]
     return f"<tr class='{kinds}'>{_name(score, _tags(score, metric, is_best))}{''.join(cells)}</tr>"
 
@@ -129,8 +129,8 @@ def _tags(score: Score, metric: str, is_best: bool) -> str:
     return "".join(map(_small, tags)) + _flag(score.record.flag)
 
 
-def _difference(row: TableRow, role: str, metric: str, is_itself: bool) -> str:
-    change = None if is_itself else words.difference_of(row, role)
+def _difference(row: ScoreRow, role: str, metric: str, is_itself: bool) -> str:
+    change = None if is_itself else row.over_local if role == "local" else row.over_global
     if change is None:
         return "<td>–</td>"
     kind, mark = _clear(change, metric)
@@ -139,7 +139,7 @@ def _difference(row: TableRow, role: str, metric: str, is_itself: bool) -> str:
 
 def _clear(change: Interval, metric: str) -> tuple[str, str]:
     """A class and a mark where the interval of a difference excludes zero."""
-    gain, loss = change.low > 0, change.high < 0
+    gain, loss = change.is_above(0), change.is_below(0)
     if not higher_is_better(metric):
         gain, loss = loss, gain
     for holds, kind, sign, word in ((gain, "gain", "▲", "better"), (loss, "loss", "▼", "worse")):
