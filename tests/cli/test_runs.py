@@ -194,7 +194,7 @@ def test_compare_shows_the_table_and_where_the_rest_is(done):
         if row.metric == "accuracy":
             (line,) = [line for line in lines if line.strip().startswith(f"{row.score}  ")]
             cells = line.removeprefix(f" {row.score}").split()
-            assert cells[0] == f"{100 * row.mean:.1f}" and cells[1] == "±"
+            assert cells[0] == f"{100 * row.mean.mean:.1f}" and cells[1] == "±"
             assert cells[-2:] == [f"{row.better_than_local:.0%}", f"{row.better_than_global:.0%}"]
     words = [f"{score.name}: {score.words}" for algorithm in record.algorithms for score in algorithm.scores]
     assert set(words) <= set(lines)

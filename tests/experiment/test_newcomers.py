@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import personax as px
 from personax.data.datasets import read_client
+from personax.evaluation.scores import interval
 from personax.experiment.build import make_training, resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.config import load, parse
@@ -176,16 +177,18 @@ def trainings_of(folder):
     ],
 )
 def test_the_best_score_by_which_newcomers_adapt_is_chosen(folder, means, chosen):
-    changes = {score: {"mean": mean} for score, mean in means.items()}
+    changes = {score: {"mean": interval(mean)} for score, mean in means.items()}
     assert choose(with_rows(folder, **changes), trainings_of(folder)) == chosen
-    flagged = with_rows(folder, **{**changes, chosen[1]: {"mean": 1.0, "flag": "adapted on the data that is scored"}})
+    flagged = with_rows(
+        folder, **{**changes, chosen[1]: {"mean": interval(1.0), "flag": "adapted on the data that is scored"}}
+    )
     assert choose(flagged, trainings_of(folder))[1] not in ("FedAvg", chosen[1])
     lowest = min((mean, score) for score, mean in means.items() if score != "FedAvg" and mean == mean)[1]
     assert choose(with_rows(folder, "error", **changes), trainings_of(folder))[1] == lowest  # of errors
 
 
 def test_an_algorithm_that_is_asked_for_adapts_by_its_own_best_score_or_by_steps(folder):
-    changes = {"poor": {"mean": 0.2}, "tuned": {"mean": 0.1}, "ARUBA": {"mean": 0.9}}
+    changes = {"poor": {"mean": interval(0.2)}, "tuned": {"mean": interval(0.1)}, "ARUBA": {"mean": interval(0.9)}}
     assert choose(with_rows(folder, **changes), trainings_of(folder), "FedAvg") == ("FedAvg", "poor")
     none_able = with_rows(folder, **{score: {"flag": "x"} for score in changes})
     assert choose(none_able, trainings_of(folder), "FedAvg") == ("FedAvg", None)
@@ -195,7 +198,7 @@ def test_an_algorithm_that_is_asked_for_adapts_by_its_own_best_score_or_by_steps
 
 def test_the_protocol_is_that_of_the_best_score_of_the_algorithm(folder, patient):
     record = read_results(folder.root)
-    means = {row.score: row.mean for row in record.table if row.metric == "accuracy"}
+    means = {row.score: row.mean.mean for row in record.table if row.metric == "accuracy"}
     best = max(("poor", "tuned"), key=means.get)
     assert choose(record, trainings_of(folder), "FedAvg") == ("FedAvg", best)
     size = {"poor": 0, "tuned": 0.4}[best]
