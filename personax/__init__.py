@@ -30,7 +30,7 @@ from personax.data.datasets import Pool
 from personax.data.federation import Federation
 from personax.data.partition import Partition
 from personax.evaluation.evaluate import adaptation_curve, evaluate, observer, personalize
-from personax.evaluation.scores import Comparison, Evaluation, Interval, Trajectory
+from personax.evaluation.scores import Comparison, Evaluation, Interval
 from personax.evaluation.scoring import Scoring, fallah_scoring
 from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
 from personax.models.tasks import classification, regression, rematerialize
@@ -95,7 +95,6 @@ __all__ = [
     "Static",
     "Stream",
     "Task",
-    "Trajectory",
     "Visit",
     "WeightedAverage",
     "adaptation_curve",

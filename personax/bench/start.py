@@ -47,12 +47,11 @@ def first_round() -> None:
     from personax.experiment.build import resolve
     from personax.experiment.config import load
     from personax.experiment.runs import prepare
-    from personax.simulation.simulate import simulate
+    from personax.simulation.simulate import run_plan
 
     work = prepare(resolve(load(None, ["schedule.num_rounds=1"]), baselines=True))
     training = next(one for one in work.plan.trainings if one.algorithm.objective.federated)
-    run = (training.algorithm, work.plan.task, work.plan.federation, work.schedules[training.name])
-    jax.block_until_ready(simulate(*run, key=work.plan.keys).params)
+    jax.block_until_ready(run_plan(work.runs[training.name]).params)
 
 
 if __name__ == "__main__":

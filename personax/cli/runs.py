@@ -14,14 +14,14 @@ from personax.cli.errors import plain_errors
 from personax.cli.imports import announce_run, load_and_announce
 from personax.cli.options import ConfigFile, Out, Overrides
 from personax.cli.progress import Bars
-from personax.evaluation.scores import Interval, show
+from personax.evaluation.scores import show
 from personax.experiment import citations, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.config import STARTER, Config, ConfigError, check_names
 from personax.experiment.folders import Folder, refuse_used, tidy
 from personax.experiment.loggers import Events
-from personax.experiment.records import RunRecord, TableRow, read_results
+from personax.experiment.records import RunRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
 from personax.experiment.tuning import tune
 from personax.report import write_report
@@ -160,18 +160,9 @@ def _show_run(folder: Folder, record: RunRecord) -> None:
 
 def _print_results(record: RunRecord) -> None:
     """Print the table of the headline metric, and below it what each row measures."""
-    columns = ("", record.headline, "std", "worst", "best", "> local", "> global")
-    rows = [row for row in record.table if row.metric == record.headline]
-    print_table(columns, [_cells(row, len(record.seeds)) for row in rows])
+    rows = [row.cells() for row in record.table if row.metric == record.headline]
+    columns = [title for title in rows[0] if not title.startswith("over ")]  # to fit into 80 characters
+    print_table(columns, [[row[title] for title in columns] for row in rows])
     for algorithm in record.algorithms:
         for score in algorithm.scores:
             typer.echo(f"{score.name}: {score.words}")
-
-
-def _cells(row: TableRow, num_seeds: int) -> list[str]:
-    """Format one row of the table; "(!)" marks a flagged score."""
-    name = row.score + (" (!)" if row.flag else "")
-    mean = Interval(row.mean, row.low or row.mean, row.high or row.mean, num_seeds)
-    spread = [show(number, row.metric) for number in (row.std, row.worst_decile, row.best_decile)]
-    shares = ["" if share is None else f"{share:.0%}" for share in (row.better_than_local, row.better_than_global)]
-    return [name, show(mean, row.metric), *spread, *shares]

@@ -169,7 +169,7 @@ def _draw(batch_size: int, where: ClientRows, key: Array, steps: Array) -> tuple
 def observer(
     algorithm: Algorithm, task: Task, federation: Federation, scoring: Scoring, *, key: Array
 ) -> Callable[[Snapshot], Evaluation]:
-    """Make a function for `Monitor(observe=...)` that scores a run; `Trajectory(result.history)` reads it."""
+    """Make a function for `Monitor(observe=...)` that scores a run into `result.history`."""
     return lambda snapshot: evaluate(algorithm, task, federation, snapshot, scoring, key=key)
 
 

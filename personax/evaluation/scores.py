@@ -1,33 +1,46 @@
 """Scores per client and seed, with intervals, paired differences and the scoring that produced them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from personax.evaluation.scoring import Scoring
 
 
-class Interval(NamedTuple):
-    """A mean over seeds and its confidence interval, which one seed does not have (NaN)."""
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and its 95 % confidence interval; None for one seed, and for means that are not finite."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     num_seeds: int
 
+    @property
+    def half(self) -> float | None:
+        """Half the width of the interval."""
+        return None if self.high is None else self.high - self.mean
 
-def interval(of_seeds: np.ndarray | float, level: float = 0.95) -> Interval:
-    """The t-interval of a mean: `m ± t s / sqrt(n)`, with s the standard deviation of n seeds, t of n - 1 degrees.
+    def is_above(self, number: float) -> bool:
+        """Return True if the whole interval is known and lies above a number."""
+        return self.low is not None and self.low > number
+
+    def is_below(self, number: float) -> bool:
+        """Return True if the whole interval is known and lies below a number."""
+        return self.high is not None and self.high < number
+
+
+def interval(of_seeds: Sequence[float] | np.ndarray | float, level: float = 0.95) -> Interval:
+    """Return the t-interval of a mean: `m ± t s / sqrt(n)`, s the standard deviation of n seeds, t of n - 1 degrees.
 
     >>> show(interval(np.array([0.91, 0.93, 0.92])), "accuracy")
     '92.0 ± 2.5'
     """
     seeds = np.atleast_1d(of_seeds)
     mean, num = float(seeds.mean()), len(seeds)
-    if num == 1:
-        return Interval(mean, np.nan, np.nan, 1)
+    if num == 1 or not np.isfinite(mean):
+        return Interval(mean, None, None, num)
     from scipy.special import stdtrit  # an eighth of a second to import
 
     half = float(stdtrit(num - 1, (1 + level) / 2) * seeds.std(ddof=1) / np.sqrt(num))
@@ -46,7 +59,7 @@ def show(number: Interval | float | None, metric: str) -> str:
     scale, form = (100, ".1f") if metric.endswith("accuracy") else (1, ".4g")
     if not isinstance(number, Interval):
         return f"{scale * number:{form}}"
-    half = f" ± {scale * (number.high - number.mean):{form}}" if number.num_seeds > 1 else ""
+    half = "" if number.half is None else f" ± {scale * number.half:{form}}"
     return f"{scale * number.mean:{form}}{half}"
 
 
@@ -128,119 +141,112 @@ class Evaluation:
             raise ValueError("Only evaluations of the same clients can be paired. Score both with the same `clients`.")
 
 
-@dataclass(frozen=True, eq=False)
-class Trajectory:
-    """Evaluations of one run under one scoring, in order of time: the last beside the best.
+def best_evaluations(means: np.ndarray, metric: str) -> np.ndarray:
+    """Return the position of each seed's best mean among its evaluations; `means` is [evaluations, seeds].
 
-    `simulate(..., monitor=Monitor(observer(...), every=...))` leaves them in `result.history`.
+    It is picked by the scores themselves and is therefore optimistic: report it beside the last, never instead.
+    """
+    return np.nan_to_num(means if higher_is_better(metric) else -means, nan=-np.inf).argmax(axis=0)
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One score by one metric: its mean over seeds, spread over clients, and paired comparison with the baselines.
+
+    `over_local` and `over_global` are differences of means, `better_than_local` and `better_than_global` shares of
+    clients that are better off; None where there is no baseline of the same clients.
     """
 
-    evaluations: Sequence[Evaluation]
-
-    def __post_init__(self) -> None:
-        if not self.evaluations:
-            raise ValueError("A trajectory needs at least one evaluation. Give `simulate` a `Monitor(observe=...)`.")
-
-    @property
-    def last(self) -> Evaluation:
-        """The end of the run: what a deployment would have."""
-        return self.evaluations[-1]
-
-    def means(self, name: str) -> np.ndarray:
-        """The mean over clients at each evaluation, [evaluations] or [evaluations, seeds]."""
-        return np.stack([evaluation.mean(name) for evaluation in self.evaluations])
-
-    def best(self, name: str) -> tuple[Interval, np.ndarray]:
-        """The best mean of each seed, over seeds, and the number of events at which each seed had it.
-
-        It is chosen by the scored data and so is no estimate of what comes: report it beside the last, not for it.
-        """
-        means = self.means(name)
-        means = np.where(np.isnan(means), -np.inf if higher_is_better(name) else np.inf, means)
-        at = means.argmax(axis=0) if higher_is_better(name) else means.argmin(axis=0)
-        events = np.stack([np.asarray(evaluation.num_events) for evaluation in self.evaluations])
-        pick = lambda table: np.take_along_axis(table, np.expand_dims(at, 0), axis=0)[0]
-        return interval(pick(means)), pick(events)
-
-
-class ScoreRow(NamedTuple):
-    """One score of a run: means over seeds; shares of clients that are better off. None: not compared."""
-
-    name: str
+    algorithm: str
+    score: str
+    metric: str
     mean: Interval
     std: float
     worst_decile: float
     best_decile: float
-    over_local: Interval | None  # paired difference of means
+    over_local: Interval | None
     over_global: Interval | None
     better_than_local: float | None
     better_than_global: float | None
     flag: str
 
-
-def row_of(name: str, found: Evaluation, local: Evaluation | None, shared: Evaluation | None, metric: str) -> ScoreRow:
-    """The row of one evaluation, beside those of local training and of the global model where there are any."""
-    number: Callable[[np.ndarray], float] = lambda of_seeds: float(np.mean(of_seeds))
-    over = lambda other: None if other is None else found.difference(other, metric)
-    better = lambda other: None if other is None else number(found.share_better(other, metric))
-    return ScoreRow(
-        name,
-        found.interval(metric),
-        number(found.std(metric)),
-        number(found.worst_decile(metric)),
-        number(found.best_decile(metric)),
-        over(local),
-        over(shared),
-        better(local),
-        better(shared),
-        found.scoring.flag,
-    )
+    def cells(self) -> dict[str, str]:
+        """The row as text, by column; "(!)" marks a flagged score."""
+        numbers = {self.metric: self.mean, "std": self.std, "worst": self.worst_decile, "best": self.best_decile}
+        numbers |= {"over local": self.over_local, "over global": self.over_global}
+        shares = {"> local": self.better_than_local, "> global": self.better_than_global}
+        return {
+            "": self.score + (" (!)" if self.flag else ""),
+            **{title: show(number, self.metric) for title, number in numbers.items()},
+            **{title: "" if share is None else f"{share:.0%}" for title, share in shares.items()},
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Algorithms on the same federation and seeds, always beside local training and the global model.
+    """Scores of algorithms on the same federation and seeds, beside local training and the global model.
 
-    `local` and `shared` name the evaluations of the models of training alone and of the shared model of all.
+    `local` and `shared` name the evaluations of local training's models and of the shared model of all; None if they
+    were not trained. `algorithms` gives the algorithm of a score that is not named after it.
     """
 
     evaluations: dict[str, Evaluation]
-    local: str
-    shared: str
+    local: str | None
+    shared: str | None
+    algorithms: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for role, name in (("local training", self.local), ("the global model", self.shared)):
-            if name not in self.evaluations:
-                raise ValueError(
-                    f"A comparison always has {role} in it, got {', '.join(self.evaluations)} without {name!r}."
-                )
-        scored = self.evaluations[self.local].scoring.model, self.evaluations[self.shared].scoring.model
-        if scored != ("personal", "global"):
-            raise ValueError(
-                "Local training is scored by its 'personal' model and the shared one as 'global', "
-                f"got {scored[0]!r} of {self.local} and {scored[1]!r} of {self.shared}."
-            )
+        for field_name, name, model in (("local", self.local, "personal"), ("shared", self.shared, "global")):
+            if name is not None and name not in self.evaluations:
+                known = ", ".join(self.evaluations)
+                raise ValueError(f"`{field_name}` names no evaluation: {name!r}. The evaluations are {known}.")
+            if name is not None and (scored := self.evaluations[name].scoring.model) != model:
+                raise ValueError(f"`{field_name}` must name a score of the {model!r} model; {name!r} is of {scored!r}.")
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics of all scores."""
+        return list(dict.fromkeys(name for found in self.evaluations.values() for name in found.metrics))
 
     def rows(self, metric: str = "accuracy") -> list[ScoreRow]:
-        """A row for each algorithm, in the order given."""
-        beside = (self.evaluations[self.local], self.evaluations[self.shared], metric)
-        return [row_of(name, found, *beside) for name, found in self.evaluations.items()]
+        """One row for each score that has the metric, in the order given."""
+        if metric not in self.metrics:
+            raise ValueError(f"There is no metric {metric!r}; there are {', '.join(self.metrics)}.")
+        return [self._row(name, found, metric) for name, found in self.evaluations.items() if metric in found.metrics]
 
     def table(self, metric: str = "accuracy") -> str:
-        """The rows as text, accuracies in %, and below it what each measured."""
-        width = max(map(len, self.evaluations)) + 2
-        layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}{}".format
-        titles = (metric, "std", "worst", "best", "over local", "over global", "> local", "> global", "")
-        lines = [layout("", *titles, width=width)]
-        for row in self.rows(metric):
-            numbers = [row.mean, row.std, row.worst_decile, row.best_decile, row.over_local, row.over_global]
-            shares = [
-                "" if share is None else f"{share:.0%}" for share in (row.better_than_local, row.better_than_global)
-            ]
-            flag = f"  ! {row.flag}" if row.flag else ""
-            lines.append(layout(row.name, *(show(n, metric) for n in numbers), *shares, flag, width=width))
+        """The rows as text, accuracies in %, followed by what each score measures."""
+        width = max(map(len, self.evaluations)) + 6
+        layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}".format
+        rows = [row.cells() for row in self.rows(metric)]
+        lines = [layout(*rows[0], width=width), *(layout(*row.values(), width=width) for row in rows)]
         measured: dict[str, list[str]] = {}
         for name, found in self.evaluations.items():
             measured.setdefault(found.scoring.describe(), []).append(name)
         notes = [f"{', '.join(names)}: {words}" for words, names in measured.items()]
         return "\n".join([*lines, "", "worst, best: the tenth of the clients at either end.", *notes])
+
+    def _row(self, name: str, found: Evaluation, metric: str) -> ScoreRow:
+        number: Callable[[np.ndarray], float] = lambda of_seeds: float(np.mean(of_seeds))
+        local, shared = (self._baseline(baseline, found, metric) for baseline in (self.local, self.shared))
+        return ScoreRow(
+            self.algorithms.get(name, name),
+            name,
+            metric,
+            found.interval(metric),
+            number(found.std(metric)),
+            number(found.worst_decile(metric)),
+            number(found.best_decile(metric)),
+            None if local is None else found.difference(local, metric),
+            None if shared is None else found.difference(shared, metric),
+            None if local is None else number(found.share_better(local, metric)),
+            None if shared is None else number(found.share_better(shared, metric)),
+            found.scoring.flag,
+        )
+
+    def _baseline(self, name: str | None, found: Evaluation, metric: str) -> Evaluation | None:
+        """The baseline of this name if it scores the same clients by the same metric."""
+        other = None if name is None else self.evaluations[name]
+        if other is None or metric not in other.metrics or not np.array_equal(other.clients, found.clients):
+            return None
+        return other

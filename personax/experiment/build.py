@@ -69,7 +69,9 @@ def build(config: Config) -> Study:
     first = lambda stands_for: next(
         (name for t in trainings for name, one in t.scorings.items() if stands_for(t.algorithm, one.model)), None
     )
-    check_model(task, federation, None)
+    for part in (federation, federation.newcomers):
+        if part is not None:
+            check_model(task, part, None)
     params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.first_sample[0])))
     for training in trainings:
         _check_scores(training, federation, params)

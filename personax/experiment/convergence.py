@@ -31,12 +31,6 @@ class Convergence:
     plan: Study
     algorithm: Algorithm
 
-    @property
-    def tracker(self) -> RandomIterate | None:
-        """What follows the random iterates of Remark 4.7: synchronous rounds with a number of local steps have them."""
-        waits = self.algorithm.server.is_synchronous
-        return RandomIterate() if waits and self.algorithm.local.num_steps is not None else None
-
     @cached_property
     def batches(self) -> Batch:
         """The samples that stand for the clients' losses."""
@@ -54,8 +48,8 @@ class Convergence:
         return np.asarray(found.squared_norm, float).tolist()
 
     def at(self, snapshot: Snapshot) -> tuple[list[float], list[float] | None]:
-        """Of the server's models, and of the random iterates where they are followed."""
-        iterates = self.of(snapshot.state.tracked) if self.tracker is not None else None
+        """Of the server's models, and of the random iterates if they are followed."""
+        iterates = None if tracker_of(self.algorithm) is None else self.of(snapshot.state.tracked)
         return self.of(snapshot.params), iterates
 
     def bound(self, schedule: Schedule, end: Params, rounds: list[int]) -> BoundRecord:
@@ -199,8 +193,14 @@ class _ArrivalTheorems:
 
 
 def can_follow(algorithm: Algorithm) -> bool:
-    """True if an algorithm's clients minimize one function together."""
+    """Return True if an algorithm's clients minimize one function together."""
     return algorithm.objective.tracked() is not None
+
+
+def tracker_of(algorithm: Algorithm) -> RandomIterate | None:
+    """Follow the random iterates of Remark 4.7, which synchronous rounds with a number of local steps have."""
+    waits = algorithm.server.is_synchronous
+    return RandomIterate() if waits and algorithm.local.num_steps is not None else None
 
 
 def _each(batches: Batch) -> list[Batch]:

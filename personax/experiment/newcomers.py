@@ -13,13 +13,13 @@ import numpy as np
 from personax.data import datasets
 from personax.data.federation import Federation
 from personax.evaluation.evaluate import personalize
-from personax.evaluation.scores import higher_is_better
+from personax.evaluation.scores import ScoreRow, higher_is_better
 from personax.evaluation.scoring import Scoring
 from personax.experiment import checkpoint
 from personax.experiment.build import Outputs, Training, make_task, make_training
 from personax.experiment.config import Config, ConfigError, check_names, load_run
 from personax.experiment.folders import Folder
-from personax.experiment.records import RunRecord, TableRow, read_results
+from personax.experiment.records import RunRecord, read_results
 from personax.experiment.summaries import newcomer_scoring
 from personax.models.tasks import as_inputs
 from personax.simulation.checks import check_model
@@ -53,11 +53,11 @@ def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | No
         if training.algorithm.objective.federated and newcomer_scoring(training.algorithm, scoring) is not None
     }
     rows = [row for row in record.table if row.metric == record.headline and row.score in able and not row.flag]
-    rows = [row for row in rows if np.isfinite(row.mean) and algorithm in (None, row.algorithm)]
+    rows = [row for row in rows if np.isfinite(row.mean.mean) and algorithm in (None, row.algorithm)]
     if not rows and algorithm is None:
         raise ConfigError(f"{record.name} has no algorithm that adapts to newcomers. Name one with --algorithm.")
     sign = 1 if higher_is_better(record.headline) else -1
-    best: TableRow | None = max(rows, key=lambda row: sign * row.mean, default=None)
+    best: ScoreRow | None = max(rows, key=lambda row: sign * row.mean.mean, default=None)
     return (str(algorithm), None) if best is None else (best.algorithm, best.score)
 
 

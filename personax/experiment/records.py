@@ -18,9 +18,10 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from personax.evaluation.scores import Interval, ScoreRow
 from personax.experiment.config import require_same_version
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Numbers = list[float]
 
 _KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
@@ -45,10 +46,10 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class BestRecord:
-    """The best evaluation of each seed by one metric: chosen by what it scores, so only beside the last."""
+    """The best evaluation of each seed by one metric, over seeds: optimistic, because it is picked on the scores."""
 
-    events: list[int]
-    mean: Numbers
+    mean: Interval
+    rounds: list[int]  # of each seed
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -109,30 +110,6 @@ class AlgorithmRecord:
 
 
 @dataclass(frozen=True, config=_KNOWN)
-class TableRow:
-    """One score at the end of a run, by one metric: a row of the headline table."""
-
-    algorithm: str
-    score: str
-    metric: str
-    mean: float
-    low: float | None  # the 95 % t-interval over seeds; none for one seed
-    high: float | None
-    std: float  # across clients
-    worst_decile: float
-    best_decile: float
-    over_local: float | None  # paired differences of means, with their intervals
-    over_local_low: float | None
-    over_local_high: float | None
-    over_global: float | None
-    over_global_low: float | None
-    over_global_high: float | None
-    better_than_local: float | None  # share of clients
-    better_than_global: float | None
-    flag: str
-
-
-@dataclass(frozen=True, config=_KNOWN)
 class FederationRecord:
     """The data in words and numbers."""
 
@@ -148,7 +125,7 @@ class FederationRecord:
 class RunRecord:
     """`results.json`."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     personax: str
     name: str
     started: str  # ISO 8601, UTC
@@ -160,7 +137,7 @@ class RunRecord:
     algorithms: list[AlgorithmRecord]
     local_baseline: str | None  # the scores that stand for local training and for the global model of all
     global_baseline: str | None
-    table: list[TableRow]
+    table: list[ScoreRow]  # of each metric in turn
 
 
 RUN = TypeAdapter(RunRecord)

@@ -1,11 +1,9 @@
 """Run a configuration into a folder: train and score each algorithm, and lose nothing when interrupted."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,50 +11,44 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import TypeAdapter
 
+from personax.algorithms import Algorithm
 from personax.evaluation.evaluate import adaptation_curve, evaluate
 from personax.evaluation.scores import Evaluation, show
 from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules, outputs_of
 from personax.experiment.config import Config, dump_run, load_run
-from personax.experiment.convergence import Convergence, can_follow
+from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.folders import Folder, refuse_used, tidy
-from personax.experiment.records import (
-    RUN,
-    SCHEMA_VERSION,
-    AdaptationRecord,
-    AlgorithmRecord,
-    EvaluationRecord,
-    RunRecord,
+from personax.experiment.records import AdaptationRecord, BoundRecord, EvaluationRecord, RunRecord
+from personax.experiment.results import (
+    AlgorithmResult,
+    algorithm_record,
+    export_model,
+    federation_rows,
+    metrics_lines,
+    read_part,
+    write_part,
+    write_run,
 )
 from personax.experiment.summaries import (
     activity_of,
     adaptation_record,
-    citations_of,
-    client_rows,
     data_citations,
-    evaluation_of,
     evaluation_record,
     federation_record,
     headline_of,
-    machine,
     name_of_personal_number,
     newcomer_scoring,
     personal_numbers,
     score_record,
     staleness_of,
-    table_rows,
 )
 from personax.schedules import Schedule
-from personax.simulation.checks import check_run
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import Result, Snapshot
-from personax.simulation.simulate import simulate, state_shapes
-from personax.values import to_dict
+from personax.simulation.simulate import PlannedRun, plan_run, run_plan
 
-_PART = TypeAdapter(AlgorithmRecord)
 _COMPILED = [0.0]  # seconds that XLA has compiled in this process
 
 
@@ -87,21 +79,30 @@ class Silent:
 
 
 class Work(NamedTuple):
-    """A resolved configuration, and all that follows from it before anything is trained."""
+    """A resolved configuration, and everything that follows from it before training."""
 
     config: Config
     plan: Study
-    schedules: dict[str, list[Schedule]]  # of each algorithm, one for each seed
+    runs: dict[str, PlannedRun]  # of each algorithm, all seeds together
 
 
 def prepare(config: Config) -> Work:
-    """Build what a run computes with; whatever does not fit together is an error."""
+    """Build and check everything that a run computes with."""
     plan = build(config)
-    schedules = {}
-    for name, _, algorithm, _ in plan.trainings:
-        schedules[name] = make_schedules(config, algorithm, plan.federation.num_clients)
-        check_run(algorithm, plan.federation, schedules[name], len(plan.keys), None)
-    return Work(config, plan, schedules)
+    execution = Execution(cohort_chunk=config.schedule.cohort_chunk, precision=config.precision)
+    runs = {}
+    for training in plan.trainings:
+        algorithm = training.algorithm
+        schedules = make_schedules(config, algorithm, plan.federation.num_clients)
+        tracker = tracker_of(algorithm) if _follows(config, algorithm) else None
+        given = (algorithm, plan.task, plan.federation, schedules)
+        runs[training.name] = plan_run(*given, key=plan.keys, tracker=tracker, execution=execution)
+    return Work(config, plan, runs)
+
+
+def _follows(config: Config, algorithm: Algorithm) -> bool:
+    """Return True if the stationarity of an algorithm is wanted and can be followed."""
+    return config.evaluation.stationarity and can_follow(algorithm)
 
 
 def start(config: Config, root: Path) -> Folder:
@@ -127,20 +128,21 @@ def execute(
 
     Listeners are given each new evaluation. `work` is what `prepare` made of the folder's configuration, if it has.
     """
-    config, plan, schedules = work or prepare(load_run(folder.config))
+    work = work or prepare(load_run(folder.config))
+    config, plan, _ = work
     started = datetime.now(UTC).isoformat(timespec="seconds")
     folder.metrics.write_bytes(b"")
+    results = []
     for training in plan.trainings:
         if folder.part(training.name).exists():
-            scores = _part(folder, training.name).scores
-            _append_metrics(folder, training.name, {score.name: score.evaluations for score in scores})
+            result = read_part(folder, training, len(config.seed_list))
+            _append_metrics(folder, training.name, {score.name: score.evaluations for score in result.record.scores})
         else:
-            _train(config, plan, training, schedules[training.name], folder, watch, checkpoint_seconds, listeners)
-    parts = [_part(folder, training.name) for training in plan.trainings]
-    tables = {training.name: pq.read_table(folder.part_clients(training.name)) for training in plan.trainings}
-    record = _record(config, plan, parts, tables, started)
-    _write_table(folder.clients, pa.concat_tables(tables.values(), promote_options="default"))
-    checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))
+            result = _train(work, training, folder, watch, checkpoint_seconds, listeners)
+            write_part(folder, result)
+        results.append(result)
+    about = federation_record(plan.federation, data_citations(config))
+    record = write_run(folder, config, about, results, started, (plan.local_baseline, plan.global_baseline))
     tidy(folder)
     return record
 
@@ -187,8 +189,8 @@ class _Session:
             "iterate_stationarity": iterate,
         }
         for name, found in self.found.items():
-            record = evaluation_record(found, snapshot, self.cohort, self.seconds["train"], **of_run)
-            self.history[name].append(record)
+            position = int(np.atleast_1d(found.num_events)[0]) // self.cohort
+            self.history[name].append(evaluation_record(found, position, self.seconds["train"], **of_run))
         self.seen = snapshot, self.num_evaluations  # at once: an interrupt may come anywhere, and these must agree
 
     @property
@@ -215,69 +217,59 @@ class _Session:
 
 
 def _train(
-    config: Config,
-    plan: Study,
+    work: Work,
     training: Training,
-    schedules: list[Schedule],
     folder: Folder,
     watch: Watch,
     checkpoint_seconds: float,
     listeners: Sequence[Listener],
-) -> None:
-    """Train one algorithm from its last checkpoint to the end, and write its part of the results."""
-    name, algorithm = training.name, training.algorithm
-    run = (algorithm, plan.task, plan.federation)
-    cohort = schedules[0].num_events // config.schedule.num_rounds
-    ask = lambda snapshot, score: evaluate(*run, snapshot, training.scorings[score], key=plan.keys)
-    wanted = config.evaluation.stationarity and can_follow(algorithm)
-    session = _Session(ask, training, cohort, Convergence(plan, algorithm) if wanted else None)
-    tracker = session.convergence.tracker if session.convergence is not None else None
-    begin = _restore(session, plan, schedules, folder.checkpoints(name), watch)
+) -> AlgorithmResult:
+    """Train one algorithm from its last checkpoint to the end, write its model, and return its results."""
+    (config, plan, runs), name, algorithm = work, training.name, training.algorithm
+    run, place = runs[name], folder.checkpoints(name)
+    cohort = run.schedules[0].num_events // config.schedule.num_rounds
+    scored = (algorithm, plan.task, plan.federation)
+    ask = lambda snapshot, score: evaluate(*scored, snapshot, training.scorings[score], key=plan.keys)
+    session = _Session(ask, training, cohort, Convergence(plan, algorithm) if _follows(config, algorithm) else None)
+    begin = _restore(session, run, place, watch)
     _append_metrics(folder, name, session.history)
     watch.begin(name, config.schedule.num_rounds, 0 if begin is None else session.round)
     saved = time.monotonic()
 
-    def save() -> None:
-        nonlocal saved
-        session.save(folder.checkpoints(name))
-        saved = time.monotonic()
-
     def observe(snapshot: Snapshot) -> None:
+        nonlocal saved
         session.observe(snapshot)
         latest = {score: history[-1:] for score, history in session.history.items()}
         _append_metrics(folder, name, latest)
         for listen, (score, history) in product(listeners, latest.items()):
             listen(name, score, history[-1])
         if time.monotonic() - saved >= checkpoint_seconds:
-            save()
+            session.save(place)
+            saved = time.monotonic()
         watch.advance(name, session.round, _latest(session.found))
         session.restart_clock()
 
-    every = config.evaluation.every * (1 if schedules[0].has_rounds else cohort)
+    every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
     try:
-        execution = Execution(cohort_chunk=config.schedule.cohort_chunk, precision=config.precision)
-        monitor = Monitor(observe, every, tracker)
-        result = simulate(*run, schedules, key=plan.keys, start=begin, monitor=monitor, execution=execution)
+        result = run_plan(run, start=begin, monitor=Monitor(observe, every))
     except KeyboardInterrupt:
-        save()
+        session.save(place)
         raise
     if not session.found:  # the checkpoint was of the end
         session.found = {score: ask(result.snapshot, score) for score in training.scorings}
     session.seen = result.snapshot, session.num_evaluations
-    save()
-    _write_part(config, plan, training, schedules, folder, session, result)
+    session.save(place)
+    found = _result(work, session, result)
+    _export(config, plan, training, folder, result)
     watch.end(name, session.seconds)
+    return found
 
 
-def _restore(session: _Session, plan: Study, schedules: list[Schedule], place: Path, watch: Watch) -> Snapshot | None:
+def _restore(session: _Session, run: PlannedRun, place: Path, watch: Watch) -> Snapshot | None:
     """The snapshot of the last checkpoint, if there is one, with the session's history up to it."""
     if not place.exists():
         return None
-    algorithm = session.training.algorithm
-    tracker = session.convergence.tracker if session.convergence is not None else None
-    run = (algorithm, plan.task, plan.federation, schedules)
-    shapes = lambda about: state_shapes(*run, key=plan.keys, tracker=tracker, num_events=about["events"])
-    saved = checkpoint.load(place, shapes, notify=watch.note)
+    saved = checkpoint.load(place, lambda about: run.state_shapes(about["events"]), notify=watch.note)
     if saved is None:
         return None
     session.history = {
@@ -285,76 +277,51 @@ def _restore(session: _Session, plan: Study, schedules: list[Schedule], place: P
     }
     session.seconds = saved.about["seconds"]
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
-    return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(schedules), plan.federation.ids)
+    return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(run.schedules), run.run.federation.ids)
 
 
-def _write_part(
-    config: Config,
-    plan: Study,
-    training: Training,
-    schedules: list[Schedule],
-    folder: Folder,
-    session: _Session,
-    result: Result,
-) -> None:
-    """The results of one algorithm: its record, and its clients' numbers."""
-    name, algorithm = training.name, training.algorithm
+def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
+    """The results of one algorithm: its record, its last scores and its clients' numbers."""
+    config, plan, training = work.config, work.plan, session.training
+    algorithm, schedule = training.algorithm, work.runs[training.name].schedules[0]
     curves = {score: _newcomers(config, plan, training, score, result) for score in training.scorings}
-    bound = None
-    if session.convergence is not None:
-        evaluated = [one.round for one in next(iter(session.history.values())) if one.round]
-        end = jax.tree.map(lambda leaf: leaf[0], result.params)
-        bound = session.convergence.bound(schedules[0], end, evaluated)
+    bound = None if session.convergence is None else _bound(session, schedule, result)
     session.spend("evaluate")
     scorings = training.scorings.items()
-    record = AlgorithmRecord(
-        name=name,
-        recipe=training.recipe,
-        definition=to_dict(algorithm),
-        citations=citations_of(training.recipe, algorithm),
-        mode="synchronous" if algorithm.server.is_synchronous else "asynchronous",
+    record = algorithm_record(
+        training,
         personal_number=name_of_personal_number(algorithm, result.params),
         num_rounds=config.schedule.num_rounds,
-        num_events=schedules[0].num_events,
-        seconds=session.seconds,  # pyright: ignore[reportArgumentType]
+        num_events=schedule.num_events,
+        seconds=session.seconds,
         bytes_up=float(result.bytes_up[0].sum()),
         bytes_down=float(result.bytes_down[0].sum()),
         num_dropped=np.atleast_1d(result.num_dropped).tolist(),
         num_skipped=np.atleast_1d(result.num_skipped).tolist(),
         scores=[score_record(score, scoring, session.history[score], curves[score]) for score, scoring in scorings],
-        staleness=staleness_of(algorithm, schedules[0]),
-        active=activity_of(schedules[0]),
+        staleness=staleness_of(algorithm, schedule),
+        active=activity_of(schedule),
         bound=bound,
     )
     own = personal_numbers(algorithm, result.snapshot)
     rows = [
-        client_rows(name, score, config.seed_list, plan.federation, found, own)
+        federation_rows((training.name, score), config.seed_list, plan.federation, found, own)
         for score, found in session.found.items()
     ]
-    folder.parts.mkdir(exist_ok=True)
-    _write_table(folder.part_clients(name), pa.concat_tables(rows, promote_options="default"))
-    _export(config, plan, training, folder, result)
-    checkpoint.write_atomically(folder.part(name), _PART.dump_json(record))
+    return AlgorithmResult(record, session.found, pa.concat_tables(rows, promote_options="default"))
+
+
+def _bound(session: _Session, schedule: Schedule, result: Result) -> BoundRecord:
+    """The theorem's bound at the rounds that were evaluated."""
+    assert session.convergence is not None  # or it was not wanted
+    evaluated = [one.round for one in next(iter(session.history.values())) if one.round]
+    return session.convergence.bound(schedule, jax.tree.map(lambda leaf: leaf[0], result.params), evaluated)
 
 
 def _export(config: Config, plan: Study, training: Training, folder: Folder, result: Result) -> None:
-    """The first seed's shared model, for `personax personalize` and for anyone who reads safetensors."""
-    shared = dict(enumerate(jax.tree.leaves(result.shared)))
-    first = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf[0]), tree)
-    outputs = outputs_of(config, plan.federation)
-    about = {
-        "personax": version("personax"),
-        "run": config.name,
-        "algorithm": training.name,
-        "seed": str(config.seed_list[0]),
-        "task": outputs.kind,
-        "num_outputs": str(outputs.num),
-        "input_shape": json.dumps(plan.federation.x.shape[1:]),
-        "input_dtype": str(plan.federation.x.dtype),
-    }
-    trees = {"params": first(result.params), "shared": {str(i): first(leaf) for i, leaf in shared.items()}}
-    folder.models.mkdir(exist_ok=True)
-    checkpoint.export(folder.model(training.name), trees, about)
+    """Write the first seed's shared model."""
+    model = jax.tree.map(lambda leaf: leaf[0], (result.params, result.shared))
+    export_model(folder, config, training.name, outputs_of(config, plan.federation), plan.federation.x, model)
 
 
 def _newcomers(config: Config, plan: Study, training: Training, score: str, result: Result) -> AdaptationRecord | None:
@@ -363,53 +330,12 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
     if plan.federation.newcomers is None or scoring is None or not steps:
         return None
     run = (training.algorithm, plan.task, plan.federation, result)
-    curve = adaptation_curve(*run, scoring, steps, key=plan.keys)
-    return adaptation_record(scoring, curve)
-
-
-def _record(
-    config: Config, plan: Study, parts: list[AlgorithmRecord], tables: dict[str, pa.Table], started: str
-) -> RunRecord:
-    found = {
-        score: evaluation_of(tables[training.name], score, scoring, len(config.seed_list))
-        for training in plan.trainings
-        for score, scoring in training.scorings.items()
-    }
-    metrics = list(dict.fromkeys(name for one in found.values() for name in one.metrics))
-    algorithm_of = {score.name: part.name for part in parts for score in part.scores}
-    return RunRecord(
-        schema_version=SCHEMA_VERSION,
-        personax=version("personax"),
-        name=config.name,
-        started=started,
-        machine=machine(),
-        seeds=config.seed_list,
-        metrics=metrics,
-        headline=headline_of(metrics),
-        federation=federation_record(plan.federation, data_citations(config)),
-        algorithms=parts,
-        local_baseline=plan.local_baseline,
-        global_baseline=plan.global_baseline,
-        table=table_rows(algorithm_of, found, plan.local_baseline, plan.global_baseline),
-    )
-
-
-def _part(folder: Folder, name: str) -> AlgorithmRecord:
-    return _PART.validate_json(folder.part(name).read_bytes())
+    return adaptation_record(scoring, adaptation_curve(*run, scoring, steps, key=plan.keys))
 
 
 def _append_metrics(folder: Folder, algorithm: str, histories: dict[str, list[EvaluationRecord]]) -> None:
-    """A line for each evaluation, in the order in which they were made."""
     with folder.metrics.open("a", encoding="utf-8") as file:
-        for records in zip(*histories.values(), strict=True):
-            for score, one in zip(histories, records, strict=True):
-                file.write(json.dumps({"algorithm": algorithm, "score": score, **asdict(one)}) + "\n")
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer)
-    checkpoint.write_atomically(path, buffer.getvalue().to_pybytes())
+        file.write(metrics_lines(algorithm, histories))
 
 
 def _latest(found: dict[str, Evaluation]) -> str:

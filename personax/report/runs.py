@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from personax.experiment.records import AlgorithmRecord, RunRecord, ScoreRecord, TableRow, read_results
+from personax.evaluation.scores import ScoreRow
+from personax.experiment.records import AlgorithmRecord, RunRecord, ScoreRecord, read_results
 from personax.report.clients import Clients
 
 # Told apart under the common colour blindnesses; the second of a pair is for dark pages.
@@ -65,7 +66,7 @@ class Score:
     role: str
     look: Look
 
-    def row(self, metric: str) -> TableRow | None:
+    def row(self, metric: str) -> ScoreRow | None:
         """Its row in the table of a metric."""
         mine = (self.algorithm.name, self.record.name, metric)
         return next((row for row in self.run.record.table if (row.algorithm, row.score, row.metric) == mine), None)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from personax.evaluation.scores import Interval, higher_is_better
-from personax.experiment.records import ScoreRecord, TableRow
+from personax.evaluation.scores import Interval, ScoreRow, higher_is_better
+from personax.experiment.records import ScoreRecord
 from personax.report import words
 from personax.report.document import Group, Notes, Paragraph, Row, Swatch, Table, TableCell, table
 from personax.report.runs import GREYS, PALETTE, ReportedRun, Score, algorithm_labels
@@ -90,14 +90,14 @@ def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool
     row = score.row(metric)
     assert row is not None
     kinds = " ".join(kind for kind, holds in (("baseline", score.role), ("best", is_best)) if holds)
-    best = words.best_round(score.record, metric)
+    best = score.record.best.get(metric)
     better = [None if score.role == role else getattr(row, f"better_than_{role}") for role in roles]
     cells = [
-        TableCell(_with_interval(number(words.mean_of(row), metric)), "mean"),
+        TableCell(_with_interval(number(row.mean, metric)), "mean"),
         *(TableCell(number(value, metric)) for value in (row.std, row.worst_decile, row.best_decile)),
         *(_difference(row, role, metric, score.role == role) for role in roles),
         *(TableCell(words.share(part)) for part in better),
-        TableCell(number(best[0].mean, metric), small=[best[1]]) if best else TableCell("–"),
+        TableCell(number(best.mean.mean, metric), small=[words.rounds(best.rounds)]) if best else TableCell("–"),
     ]
     return Row(_name(score, _tags(score, metric, is_best), score.record.flag), cells, kinds)
 
@@ -111,8 +111,8 @@ def _tags(score: Score, metric: str, is_best: bool) -> list[str]:
     return tags
 
 
-def _difference(row: TableRow, role: str, metric: str, is_itself: bool) -> TableCell:
-    change = None if is_itself else words.difference_of(row, role)
+def _difference(row: ScoreRow, role: str, metric: str, is_itself: bool) -> TableCell:
+    change = None if is_itself else row.over_local if role == "local" else row.over_global
     if change is None:
         return TableCell("–")
     mark = _clear(change, metric)
@@ -123,7 +123,7 @@ def _difference(row: TableRow, role: str, metric: str, is_itself: bool) -> Table
 def _clear(change: Interval, metric: str) -> str:
     """The mark of a difference: "better" or "worse" where its interval excludes zero."""
     better, worse = ("better", "worse") if higher_is_better(metric) else ("worse", "better")
-    return better if change.low > 0 else worse if change.high < 0 else ""
+    return better if change.is_above(0) else worse if change.is_below(0) else ""
 
 
 def _name(score: Score, small: Sequence[str], flag: str = "") -> TableCell:

@@ -37,16 +37,20 @@ def figure(traces: Iterable[Any], x: str, y: str, **axis_y: Any) -> go.Figure:
 def band_and_line(look: Look, label: str, x: Sequence[float], of_seeds: Sequence[Any], metric: str) -> list[go.Scatter]:
     """A mean over seeds, and where there are several its 95 % t-interval as a band behind it."""
     found = [interval(_scale(metric) * np.asarray(numbers)) for numbers in of_seeds]
-    known = [(at, one) for at, one in zip(x, found, strict=True) if isfinite(one.low)]
+    known = [
+        (at, one.low, one.high)
+        for at, one in zip(x, found, strict=True)
+        if one.low is not None and one.high is not None
+    ]
     traces = []
     if known:
-        along, ends = [at for at, _ in known], [one for _, one in known]
-        outline = [one.low for one in ends] + [one.high for one in reversed(ends)]
+        along, lows, highs = map(list, zip(*known, strict=True))
+        outline = lows + highs[::-1]
         drawn = {"fill": "toself", "fillcolor": look.colour + BAND, "line": {"width": 0}, "mode": "lines"}
         more = {"hoverinfo": "skip", "showlegend": False, "legendgroup": text(label)}
         traces.append(go.Scatter(x=tidy(along + along[::-1]), y=tidy(outline), **drawn, **more))
     digits = ".1f" if is_share(metric) else ".2g"
-    half = [f" ± {one.high - one.mean:{digits}}" if isfinite(one.high) else "" for one in found]
+    half = ["" if one.half is None else f" ± {one.half:{digits}}" for one in found]
     line = go.Scatter(
         x=tidy(x),
         y=tidy([one.mean for one in found]),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from math import floor, isfinite, log10
 
-from personax.evaluation.scores import Interval, higher_is_better, interval, show
-from personax.experiment.records import RunRecord, ScoreRecord, TableRow
+from personax.evaluation.scores import Interval, higher_is_better, show
+from personax.experiment.records import RunRecord
 from personax.report.runs import ReportedRun, Score
 
 MINUS = "\N{MINUS SIGN}"
@@ -20,17 +20,6 @@ def is_share(metric: str) -> bool:
 def unit(metric: str) -> str:
     """What stands behind a number of a metric."""
     return " %" if is_share(metric) else ""
-
-
-def mean_of(row: TableRow) -> Interval:
-    """A row's mean and interval."""
-    return _interval(row.mean, row.low, row.high)
-
-
-def difference_of(row: TableRow, role: str) -> Interval | None:
-    """A row's paired difference to a baseline, "local" or "global"."""
-    mean, low, high = (getattr(row, f"over_{role}{end}") for end in ("", "_low", "_high"))
-    return None if mean is None else _interval(mean, low, high)
 
 
 def number(value: Interval | float | None, metric: str, signed: bool = False) -> str:
@@ -54,8 +43,8 @@ def _rounded(value: Interval | float) -> str:
     """
     if not isinstance(value, Interval):
         return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:#.3g}".rstrip(".")
-    half = value.high - value.mean
-    if not 1e-6 < half < 1e5:
+    half = value.half
+    if half is None or not 1e-6 < half < 1e5:
         return _rounded(value.mean)
     digits = max(0, 1 - floor(log10(half)))
     return f"{value.mean:.{digits}f} ± {half:.{digits}f}"
@@ -66,16 +55,14 @@ def share(value: float | None) -> str:
     return "–" if value is None else "not finite" if not isfinite(value) else f"{100 * value:.0f} %"
 
 
-def best_round(score: ScoreRecord, metric: str) -> tuple[Interval, str] | None:
-    """The best mean of each seed, over seeds, and at which rounds it was."""
-    best = score.best.get(metric)
-    if best is None:
-        return None
-    at = set()
-    for seed, events in enumerate(best.events):
-        at |= {e.round for e in score.evaluations if seed < len(e.events) and e.events[seed] == events}
-    when = f"round {min(at)}" if len(at) == 1 else f"rounds {min(at)} to {max(at)}" if at else ""
-    return interval(best.mean), when  # pyright: ignore[reportArgumentType]
+def rounds(numbers: Sequence[int]) -> str:
+    """Name the rounds of all seeds.
+
+    >>> rounds([20, 20]), rounds([20, 40])
+    ('round 20', 'rounds 20 to 40')
+    """
+    first, last = min(numbers), max(numbers)
+    return f"round {first}" if first == last else f"rounds {first} to {last}"
 
 
 def seconds(value: float) -> str:
@@ -143,7 +130,7 @@ def verdict(run: ReportedRun, scores: Sequence[Score], metric: str) -> str:
     row = best.row(metric)
     assert row is not None
     order, side = ("highest", "above") if higher_is_better(metric) else ("lowest", "below")
-    text = f"{_subject(best)} has the {order} mean {metric}, {number(mean_of(row), metric)}{unit(metric)}."
+    text = f"{_subject(best)} has the {order} mean {metric}, {number(row.mean, metric)}{unit(metric)}."
     second = _ranked(scores, metric, best.group)[1][0]
     rivals = [score for score in scores if score.role and score is not best]
     against = [_against(best, other, metric, side) for other in (*rivals, *([] if second.role else [second]))]
@@ -153,24 +140,24 @@ def verdict(run: ReportedRun, scores: Sequence[Score], metric: str) -> str:
 
 def _ranked(scores: Sequence[Score], metric: str, group: str) -> list[tuple[Score, float]]:
     rows = [(score, score.row(metric)) for score in scores if score.group == group and not score.record.flag]
-    means = [(score, row.mean) for score, row in rows if row is not None and isfinite(row.mean)]
+    means = [(score, row.mean.mean) for score, row in rows if row is not None and isfinite(row.mean.mean)]
     return sorted(means, key=lambda pair: pair[1], reverse=higher_is_better(metric))
 
 
 def _against(best: Score, other: Score, metric: str, side: str) -> str:
     """How the interval of the best lies to that of a baseline or of the runner-up; nothing if they cannot compare."""
     mine, theirs = best.row(metric), other.row(metric)
-    if mine is None or theirs is None or other.group != best.group or theirs.low is None:
+    if mine is None or theirs is None or other.group != best.group or theirs.mean.low is None:
         return ""
-    overlap = _overlap(mine, theirs)
+    overlap = _overlap(mine.mean, theirs.mean)
     where = "overlaps" if overlap else f"lies {side}"
     if not other.role:
         chance = ", so that their order may be chance" if overlap else ""
         return f"{where} that of the runner-up, {other.name}{chance}"
-    change = difference_of(mine, other.role)
+    change = mine.over_local if other.role == "local" else mine.over_global
     if change is None:
         return f"{where} that of {ROLES[other.role]}"
-    includes = change.low <= 0 <= change.high
+    includes = not (change.is_above(0) or change.is_below(0))
     zero = ", which includes 0" if includes else ", which excludes 0" if overlap else ""
     points = " points" if is_share(metric) else ""
     paired = f"paired difference {number(change, metric, signed=True)}{points}{zero}"
@@ -186,13 +173,8 @@ def _list(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
 
 
-def _overlap(one: TableRow, other: TableRow | None) -> bool:
-    """Whether two intervals have a point in common; unknown ones count as if they had."""
-    if other is None or one.low is None or one.high is None or other.low is None or other.high is None:
+def _overlap(one: Interval, other: Interval) -> bool:
+    """Return True unless two known intervals have no point in common."""
+    if one.low is None or other.low is None:
         return True
-    return one.low <= other.high and other.low <= one.high
-
-
-def _interval(mean: float, low: float | None, high: float | None) -> Interval:
-    known = low is not None and high is not None and isfinite(low) and isfinite(high)
-    return Interval(mean, low, high, 2) if known else Interval(mean, float("nan"), float("nan"), 1)  # pyright: ignore[reportArgumentType]
+    return not (one.is_above(other.high or other.mean) or one.is_below(other.low))

@@ -1,7 +1,7 @@
 """Simulate a whole federation: an algorithm along a schedule, from the first event to the last."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from personax.data.federation import Federation
 from personax.fast.backends import wave_overhead
 from personax.fast.backends import wave_width as largest_width
 from personax.fast.flops import operations_of
-from personax.fast.precision import products_in
+from personax.fast.precision import Precision, products_in
 from personax.keys import typed_key
 from personax.schedules import Schedule
 from personax.server import ServerState
@@ -53,6 +53,55 @@ def simulate(
         monitor: what is watched on the way, see `Monitor`.
         execution: how it is executed, see `Execution`.
     """
+    for part in (federation, federation.newcomers):
+        if part is not None:
+            check_model(task, part, params)
+    given = (algorithm, task, federation, schedule)
+    planned = plan_run(*given, key=key, tracker=monitor.tracker, execution=execution)
+    return run_plan(planned, params=params, start=start, monitor=monitor)
+
+
+class PlannedRun(NamedTuple):
+    """A run whose waves are planned: everything except where it starts and who watches it."""
+
+    run: SimulationRun
+    schedules: list[Schedule]
+    stream: Stream | None
+    precision: Precision
+
+    def seedless(self, leaf: np.ndarray) -> Any:
+        """Drop the axis of seeds if the run has a single key."""
+        return leaf if self.run.program.has_seeds else leaf[0]
+
+    def state_shapes(self, num_events: int | Sequence[int]) -> State:
+        """Return the shapes and types of the state, into which a checkpoint is read, without computing anything.
+
+        `num_events` is how far the run has come (with several seeds, each): a run that streams from the host has
+        states of the clients that it visited.
+        """
+        run, streams = self.run, self.stream is not None
+        num_personal = 1 if streams else run.program.num_clients
+        shapes = jax.eval_shape(lambda key: _initial_state(run._replace(key=key), None, num_personal), run.key)
+        if not streams:
+            return shapes
+        done = zip(self.schedules, np.atleast_1d(num_events), strict=True)
+        num = sum(len(np.unique(schedule.client[:num])) for schedule, num in done)
+        return shapes._replace(
+            personal=kept_shapes(run.program.num_clients, run.program.has_seeds, shapes.personal, num)
+        )
+
+
+def plan_run(
+    algorithm: Algorithm | Sequence[Algorithm],
+    task: Task,
+    federation: Federation,
+    schedule: Schedule | Iterable[Schedule],
+    *,
+    key: Array,
+    tracker: Tracker | None = None,
+    execution: Execution = Execution(),
+) -> PlannedRun:
+    """Check that algorithm, federation and schedules fit, and plan the waves; the model is checked by `check_model`."""
     key = typed_key(key)
     has_seeds = key.ndim > 0
     num_seeds = len(key) if has_seeds else 1
@@ -60,19 +109,24 @@ def simulate(
     stream = Stream() if execution.stream is None and federation.is_mapped else execution.stream
     sweeps = not isinstance(algorithm, Algorithm)
     algorithm = algorithm if isinstance(algorithm, Algorithm) else _swept(algorithm, key)
-    check_run(algorithm, federation, schedules, num_seeds, monitor.tracker, streams=stream is not None)
-    for part in (federation, federation.newcomers):
-        if part is not None:
-            check_model(task, part, params)
+    check_run(algorithm, federation, schedules, num_seeds, tracker, streams=stream is not None)
     devices = execution.devices
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
     program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh)
     overhead = _overhead(algorithm, task, federation, num_seeds)
-    ahead = monitor.tracker is None and stream is None
+    ahead = tracker is None and stream is None
     plan = _plan(algorithm, schedules, execution.wave_width, overhead, ahead, 1 if devices is None else len(devices))
-    seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
-    run = SimulationRun(program, algorithm, federation, key, plan, monitor.tracker, skips)
+    run = SimulationRun(program, algorithm, federation, key, plan, tracker, skips)
+    return PlannedRun(run, schedules, stream, execution.precision)
+
+
+def run_plan(
+    planned: PlannedRun, *, params: Params | None = None, start: Snapshot | None = None, monitor: Monitor = Monitor()
+) -> Result:
+    """Run what `plan_run` gave, with the same tracker. The arguments are those of `simulate`."""
+    run, schedules, stream, precision = planned
+    plan, seedless = run.plan, planned.seedless
     if start is None:
         wave, state = 0, _first_state(run, params, stream is not None)
     else:
@@ -85,17 +139,17 @@ def simulate(
     else:
         streamed = _streamed(run, stream, state.personal, stops, wave)
         advance_to, shown, state = streamed.advance, streamed.shown, state._replace(personal=())
-    snap = lambda state, wave: _snapshot(plan, schedules, federation.ids, seedless, shown(state), wave)
+    snap = lambda state, wave: _snapshot(plan, schedules, run.federation.ids, seedless, shown(state), wave)
     history = [observe(snap(state, wave))] if observe and start is None else []
     for stop in stops:
-        with products_in(execution.precision):
+        with products_in(precision):
             state = advance_to(state, wave, stop)
-        if not skips:
-            _raise_fault(state.faults, schedules, federation)
+        if not run.skips:
+            _raise_fault(state.faults, schedules, run.federation)
         wave = stop
         if observe:
             history.append(observe(snap(state, wave)))
-    up, down = _bytes(algorithm, state.server, has_seeds)
+    up, down = _bytes(run.algorithm, state.server, run.program.has_seeds)
     sent = seedless(np.stack([s.aggregated for s in schedules]) * up)
     return Result(snap(state, wave), history, sent, np.full_like(sent, down))
 
@@ -114,35 +168,6 @@ def _streamed(run: SimulationRun, stream: Stream, kept: Kept, stops: list[int], 
     """A run with its data and its personal states on the host."""
     store = Store(kept, stream.memory, stream.folder)
     return Streamed(run, store, block_sizes(run.plan, run.federation, kept.layout.num_bytes, stops, wave))
-
-
-def state_shapes(
-    algorithm: Algorithm,
-    task: Task,
-    federation: Federation,
-    schedule: Schedule | Iterable[Schedule],
-    *,
-    key: Array,
-    tracker: Tracker | None = None,
-    num_events: int | Sequence[int] = 0,
-) -> State:
-    """The shapes and types of a run's state, without computing anything: what a checkpoint is read into.
-
-    `num_events` is how far it has come (with several seeds, each): a run from the host has states of whom it visited.
-    """
-    key = typed_key(key)
-    has_seeds, streams = key.ndim > 0, federation.is_mapped
-    schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
-    program = Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds)
-    overhead, ahead = _overhead(algorithm, task, federation, len(schedules)), tracker is None and not streams
-    plan = _plan(algorithm, schedules, None, overhead, ahead, 1)
-    run = SimulationRun(program, algorithm, federation, key, plan, tracker, skips=False)
-    num_personal = 1 if streams else federation.num_clients
-    shapes = jax.eval_shape(lambda key: _initial_state(run._replace(key=key), None, num_personal), key)
-    if not streams:
-        return shapes
-    num = sum(len(np.unique(s.client[:n])) for s, n in zip(schedules, np.atleast_1d(num_events), strict=True))
-    return shapes._replace(personal=kept_shapes(federation.num_clients, has_seeds, shapes.personal, num))
 
 
 def _first_state(run: SimulationRun, params: Params | None, streams: bool) -> State:

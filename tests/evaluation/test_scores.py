@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from personax.evaluation.scores import Comparison, Evaluation, Trajectory, interval, show
+from personax.evaluation.scores import Comparison, Evaluation, Interval, best_evaluations, interval, show
 from personax.evaluation.scoring import Scoring
 
 ACCURACY = np.random.default_rng(0).uniform(0.2, 1.0, size=(5, 23))
@@ -23,20 +23,21 @@ def test_the_interval_is_students():
     found = evaluation().interval("accuracy")
     means = ACCURACY.mean(axis=1)
     half = T_OF_4 * np.sqrt(np.sum((means - means.mean()) ** 2) / 4 / 5)
-    np.testing.assert_allclose(found[:3], (means.mean(), means.mean() - half, means.mean() + half), rtol=1e-12)
+    np.testing.assert_allclose((found.low, found.high), (means.mean() - half, means.mean() + half), rtol=1e-12)
+    assert found.mean == means.mean()
     assert found.num_seeds == 5
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says():
     draws = np.random.default_rng(1).normal(3.0, 2.0, size=(4000, 5))
     found = [interval(row) for row in draws]
-    covered = np.mean([low <= 3.0 <= high for _, low, high, _ in found])
+    covered = np.mean([not (one.is_above(3.0) or one.is_below(3.0)) for one in found])
     assert abs(covered - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 4000)
 
 
 def test_one_seed_has_no_interval():
     found = evaluation(ACCURACY[0]).interval("accuracy")
-    assert np.isnan(found.low) and np.isnan(found.high) and show(found, "loss") == f"{ACCURACY[0].mean():.4g}"
+    assert found.low is None and found.high is None and show(found, "loss") == f"{ACCURACY[0].mean():.4g}"
 
 
 def test_clients_count_the_same_or_by_their_samples():
@@ -63,7 +64,7 @@ def test_differences_are_paired_by_seed():
     shift = np.arange(5)[:, None] / 10
     better, worse = evaluation(ACCURACY / 9 + shift), evaluation(ACCURACY / 9 + shift - 0.01)
     found = better.difference(worse, "accuracy")
-    np.testing.assert_allclose(found[:3], (0.01, 0.01, 0.01), rtol=1e-9)
+    np.testing.assert_allclose((found.mean, found.low, found.high), (0.01, 0.01, 0.01), rtol=1e-9)
     assert better.interval("accuracy").high - better.interval("accuracy").low > 0.1
 
 
@@ -86,29 +87,45 @@ def test_only_the_same_seeds_and_clients_are_compared():
         evaluation().share_better(evaluation(ACCURACY[:, :9]), "accuracy")
 
 
-def test_the_best_round_stands_beside_the_last():
-    rounds = [
-        np.array([[0.2, 0.4], [0.1, 0.1]]),
-        np.array([[0.8, 0.8], [0.2, 0.2]]),
-        np.array([[0.5, 0.5], [0.6, 0.6]]),
-    ]
-    run = Trajectory([evaluation(numbers, num_events=10 * i) for i, numbers in enumerate(rounds)])
-    best, events = run.best("accuracy")
-    assert run.last.mean("accuracy").tolist() == [0.5, 0.6]
-    np.testing.assert_allclose(best.mean, (0.8 + 0.6) / 2)
-    assert events.tolist() == [10, 20] and run.means("accuracy").shape == (3, 2)
-    lowest, events = Trajectory([evaluation(r, "loss", 10 * i) for i, r in enumerate(rounds)]).best("loss")
-    np.testing.assert_allclose(lowest.mean, (0.3 + 0.1) / 2)
-    assert events.tolist() == [0, 0]
+def test_the_best_evaluation_of_each_seed():
+    means = np.array([[0.3, 0.1], [0.8, 0.2], [0.5, 0.6]])
+    assert best_evaluations(means, "accuracy").tolist() == [1, 2]
+    assert best_evaluations(means, "loss").tolist() == [0, 0]
+    means[1, 0] = np.nan
+    assert best_evaluations(means, "accuracy").tolist() == [2, 2] and best_evaluations(means, "loss")[0] == 0
 
 
-def test_a_comparison_always_has_local_training_and_the_global_model():
+def test_the_ends_of_an_interval_may_be_zero():
+    """A bound of exactly 0 is a bound."""
+    found = Interval(0.5, 0.0, 1.0, 3)
+    assert not found.is_above(0.0) and found.is_above(-0.1) and not found.is_below(1.0) and found.is_below(1.1)
+    assert show(found, "loss") == "0.5 ± 0.5" and show(Interval(-0.5, -1.0, 0.0, 3), "accuracy") == "-50.0 ± 50.0"
+    unknown = Interval(0.5, None, None, 1)
+    assert not unknown.is_above(0.0) and not unknown.is_below(1.0) and unknown.half is None
+
+
+def test_a_comparison_names_its_baselines():
     found = {"alone": evaluation(ACCURACY, model="personal"), "FedAvg": evaluation(ACCURACY - 0.1, model="global")}
-    for wrong in ({"local": "Local", "shared": "FedAvg"}, {"local": "alone", "shared": "shared"}):
-        with pytest.raises(ValueError, match=r"always has (local training|the global model) in it, got alone, FedAvg"):
+    for wrong in ({"local": "Local", "shared": "FedAvg"}, {"local": "alone", "shared": "Local"}):
+        with pytest.raises(ValueError, match=r"names no evaluation: 'Local'. The evaluations are alone, FedAvg"):
             Comparison(found, **wrong)
-    with pytest.raises(ValueError, match="got 'global' of FedAvg and 'global' of FedAvg"):
+    with pytest.raises(ValueError, match="`local` must name a score of the 'personal' model; 'FedAvg' is of 'global'"):
         Comparison(found, local="FedAvg", shared="FedAvg")
+    with pytest.raises(ValueError, match="no metric 'acc'; there are accuracy"):
+        Comparison(found, local="alone", shared="FedAvg").table("acc")
+
+
+def test_scores_are_compared_with_baselines_of_the_same_clients():
+    found = {
+        "alone": evaluation(ACCURACY, model="personal"),
+        "newcomers": evaluation(ACCURACY[:, :9], model="adapted", clients="held_out"),
+        "loss": evaluation(ACCURACY, name="loss", model="global"),
+    }
+    alone, newcomers = Comparison(found, local="alone", shared=None).rows()
+    assert alone.over_local.mean == 0 and alone.over_global is None and alone.better_than_global is None
+    assert newcomers.over_local is None and newcomers.better_than_local is None
+    (row,) = Comparison(found, local="alone", shared="loss", algorithms={"loss": "FedAvg"}).rows("loss")
+    assert (row.algorithm, row.score, row.over_local) == ("FedAvg", "loss", None)
 
 
 def test_a_comparison_says_what_each_row_measured():
@@ -122,7 +139,7 @@ def test_a_comparison_says_what_each_row_measured():
     np.testing.assert_allclose((last.over_local.mean, last.over_global.mean), (0.1, 0.2), rtol=1e-9)
     assert (last.better_than_local, last.better_than_global) == (1.0, 1.0) and last.flag
     table = comparison.table()
-    assert table.count("! adapted on the data that is scored") == 1 and "FedAvg: the shared model as it is" in table
+    assert "Fallah (!)" in table and "FedAvg: the shared model as it is" in table
     assert f"{100 * ACCURACY.mean():.1f} ± " in table
 
 

@@ -623,7 +623,7 @@ def test_the_whole_plan_of_the_embedded_configuration():
         and work.plan.local_baseline == "Local"
         and work.plan.global_baseline == "FedAvg"
     )
-    assert [t.name for t in work.plan.trainings] == list(config.algorithms) == list(work.schedules)
+    assert [t.name for t in work.plan.trainings] == list(config.algorithms) == list(work.runs)
     assert work.plan.federation.num_clients == 60 and work.plan.federation.newcomers.num_clients == 6
     np.testing.assert_array_equal(
         jax.random.key_data(work.plan.keys), [jax.random.key_data(jax.random.key(seed)) for seed in range(3)]

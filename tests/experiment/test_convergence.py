@@ -8,7 +8,7 @@ import pytest
 import personax as px
 from personax.experiment.build import resolve
 from personax.experiment.config import parse
-from personax.experiment.convergence import Convergence, can_follow
+from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.folders import Folder
 from personax.experiment.runs import execute, prepare, start
 from personax.report import write_report
@@ -105,20 +105,19 @@ def test_an_asynchronous_run_with_the_theorems_step_size_has_one_number(tmp_path
     entry = {"recipe": "fedasync", "lr": lr}
     _, record = done(tmp_path / "run", lr=lr, algorithms={"FedAsync": entry})
     bound = record.algorithms[0].bound
-    schedule = prepare(resolve(parse(tables(lr=lr, algorithms={"FedAsync": entry})), baselines=False)).schedules
-    staleness = int(schedule["FedAsync"][0].staleness().max())
+    work = prepare(resolve(parse(tables(lr=lr, algorithms={"FedAsync": entry})), baselines=False))
+    schedule = work.runs["FedAsync"].schedules[0]
+    staleness = int(schedule.staleness().max())
     needed = px.theory.persafl.least_num_updates(1e-3, 2, staleness)
     assert (len(bound.values) == 1) == (needed <= 8), bound.words
     assert bound.values or f"{needed:.6g}"[:3] in bound.words
-    work = prepare(resolve(parse(tables(lr=lr, algorithms={"FedAsync": entry})), baselines=False))
     other = Convergence(work.plan, px.fedasync(lr=2 * lr, num_steps=2))
     end = initial_params(work.plan.task, work.plan.federation, key=work.plan.keys[0])
-    assert "1 / (Q sqrt(L T))" in other.bound(work.schedules["FedAsync"][0], end, [4]).words
+    assert "1 / (Q sqrt(L T))" in other.bound(schedule, end, [4]).words
 
 
 def test_a_run_without_it_measures_nothing(tmp_path):
     _, record = done(tmp_path / "run", evaluation={"every": 2, "adaptation_steps": []})
     assert all(one.stationarity is None for one in evaluations(record, "FedAvg"))
     assert record.algorithms[0].bound is None
-    plan = prepare(resolve(parse(tables()), baselines=False)).plan
-    assert Convergence(plan, px.fedavg(lr=0.1, num_epochs=1)).tracker is None
+    assert tracker_of(px.fedavg(lr=0.1, num_epochs=1)) is None

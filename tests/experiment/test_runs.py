@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 import personax as px
 from personax.cli import FLAGS
-from personax.evaluation.scores import Evaluation
+from personax.evaluation.scores import Comparison, Evaluation
 from personax.evaluation.scoring import Scoring
 from personax.experiment import runs
 from personax.experiment.build import resolve
@@ -30,9 +30,10 @@ from personax.experiment.citations import cite
 from personax.experiment.config import ConfigError, dump, dump_run, load, load_run, parse
 from personax.experiment.folders import Folder, slug, tidy
 from personax.experiment.loggers import Events
-from personax.experiment.records import RUN, EvaluationRecord, read_results
+from personax.experiment.records import RUN, SCHEMA_VERSION, EvaluationRecord, read_results
+from personax.experiment.results import federation_rows
 from personax.experiment.runs import Silent, execute, prepare, start
-from personax.experiment.summaries import client_rows, score_record, table_rows
+from personax.experiment.summaries import score_record
 from personax.simulation.results import NonFiniteUpdate
 from personax.values import construct
 from tests.experiment.test_config import refused
@@ -159,7 +160,7 @@ def assert_same_end(folder, whole):
 def test_the_results_fit_their_schema(whole, record):
     content = json_of(whole.results)
     jsonschema.validate(content, RUN.json_schema())
-    assert content["schema_version"] == 2 and RUN.validate_python(content) == record
+    assert content["schema_version"] == SCHEMA_VERSION and RUN.validate_python(content) == record
     del content["table"][0]["mean"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(content, RUN.json_schema())
@@ -217,6 +218,10 @@ def interval_by_hand(means):
     return pytest.approx(mean), pytest.approx(mean - half), pytest.approx(mean + half)
 
 
+def ends_of(found):
+    return found.mean, found.low, found.high
+
+
 def test_the_table_follows_from_the_clients_numbers(whole, record):
     assert [(row.score, row.metric) for row in record.table] == [(s, m) for m in record.metrics for s in SCORES]
     for row in record.table:
@@ -224,14 +229,12 @@ def test_the_table_follows_from_the_clients_numbers(whole, record):
         sign = 1 if row.metric == "accuracy" else -1
         low, high = np.sort(sign * own, axis=1)[:, 0], np.sort(sign * own, axis=1)[:, -1]  # a tenth of six is one
         assert own.shape == (2, 6)
-        assert (row.mean, row.low, row.high) == interval_by_hand(own.mean(axis=1))
+        assert ends_of(row.mean) == interval_by_hand(own.mean(axis=1))
         assert row.std == pytest.approx(own.std(axis=1).mean())
         assert row.worst_decile == pytest.approx((sign * low).mean())
         assert row.best_decile == pytest.approx((sign * high).mean())
-        over = (row.over_local, row.over_local_low, row.over_local_high)
-        assert over == interval_by_hand((own - local).mean(axis=1))
-        over = (row.over_global, row.over_global_low, row.over_global_high)
-        assert over == interval_by_hand((own - together).mean(axis=1))
+        assert ends_of(row.over_local) == interval_by_hand((own - local).mean(axis=1))
+        assert ends_of(row.over_global) == interval_by_hand((own - together).mean(axis=1))
         assert row.better_than_local == pytest.approx((sign * own > sign * local).mean())
         assert row.better_than_global == pytest.approx((sign * own > sign * together).mean())
         assert row.flag == ""
@@ -258,7 +261,7 @@ def test_metrics_are_streamed_as_the_results_have_them(whole, record):
 
 def test_evaluations_come_as_often_as_asked_for(record, work):
     for algorithm in record.algorithms:
-        schedules = work.schedules[algorithm.name]
+        schedules = work.runs[algorithm.name].schedules
         for score in algorithm.scores:
             events = np.array([one.events for one in score.evaluations])
             assert [one.round for one in score.evaluations] == (events[:, 0] // 2).tolist()
@@ -276,10 +279,9 @@ def test_the_best_round_of_each_seed_stands_beside_the_last(record):
     for score in (score for algorithm in record.algorithms for score in algorithm.scores):
         for metric, pick in (("accuracy", np.argmax), ("loss", np.argmin)):
             means = np.array([one.mean[metric] for one in score.evaluations])
-            for seed in (0, 1):
-                at = pick(means[:, seed])
-                assert score.best[metric].mean[seed] == means[at, seed]
-                assert score.best[metric].events[seed] == score.evaluations[at].events[seed]
+            at, best = pick(means, axis=0), score.best[metric]
+            assert ends_of(best.mean) == interval_by_hand(means[at, [0, 1]])
+            assert best.rounds == [score.evaluations[i].round for i in at]
 
 
 def test_mixing_weights_are_told_where_there_are_any(whole, record):
@@ -365,14 +367,14 @@ def test_models_are_written_with_what_they_are(whole):
 
 
 def test_staleness_and_activity_follow_from_the_schedule(record, work):
-    schedule = work.schedules["PersA-FL"][0]
+    schedule = work.runs["PersA-FL"].schedules[0]
     found = {algorithm.name: algorithm for algorithm in record.algorithms}
     ages = Counter(event - int(began) for event, began in enumerate(schedule.started_at))
     told = found["PersA-FL"].staleness
     assert dict(zip(told["staleness"], told["count"], strict=True)) == ages and sum(told["count"]) == 8
     assert all(found[name].staleness == {} for name in ("FedAvg", "APFL", "Local"))
     for name in NAMES:
-        active, times = found[name].active, work.schedules[name][0]
+        active, times = found[name].active, work.runs[name].schedules[0]
         assert (
             len(active["time"]) == len(active["share"]) == 200
             and 0 <= min(active["share"]) <= max(active["share"]) <= 1
@@ -549,7 +551,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(tmp_path, whole):
     folder = interrupted(tmp_path / "run", Stop(3), checkpoint_seconds=0.0)
     for path in folder.checkpoints("FedAvg").glob("*.json"):
         path.write_text("{}")
-    with refused("at least one must be whole, got 2 damaged", "empty the folder and start anew", kind=ValueError):
+    with refused("at least one must be whole, got 2 damaged", "empty the folder and start again", kind=ValueError):
         execute(folder)
 
 
@@ -610,29 +612,18 @@ def evaluation(scoring, ids=(0, 1, 2), **metrics):
 
 
 def test_a_score_of_other_metrics_does_not_empty_the_table():
-    test = evaluation(Scoring("global"), accuracy=[[0.5, 0.6, 0.7]] * 2)
+    test = evaluation(Scoring("personal"), accuracy=[[0.5, 0.6, 0.7]] * 2)
     train = evaluation(Scoring("global", score_on="training"), train_accuracy=[[0.9, 0.8, 0.9]] * 2)
-    rows = table_rows({"a": "A", "b": "B", "c": "C"}, {"a": test, "b": test, "c": train}, "a", None)
+    compared = Comparison({"a": test, "b": test, "c": train}, "a", None)
+    rows = [row for metric in compared.metrics for row in compared.rows(metric)]
     assert [(row.score, row.metric) for row in rows] == [("a", "accuracy"), ("b", "accuracy"), ("c", "train_accuracy")]
-    assert rows[1].over_local == 0 and rows[2].over_local is None and rows[2].over_global is None
-
-
-def test_only_scores_of_the_same_clients_are_compared():
-    numbers = [[0.5, 0.6, 0.7]] * 2
-    found = {
-        "local": evaluation(Scoring("personal"), accuracy=numbers),
-        "same": evaluation(Scoring("global"), accuracy=numbers),
-        "others": evaluation(Scoring("global", clients="cohort"), ids=(1, 2, 3), accuracy=numbers),
-        "new": evaluation(Scoring("global", clients="held_out"), ids=(7, 8, 9), accuracy=numbers),
-    }
-    rows = table_rows(dict.fromkeys(found, "A"), found, "local", None)
-    assert {row.score: row.over_local for row in rows} == {"local": 0, "same": 0, "others": None, "new": None}
+    assert rows[1].over_local.mean == 0 and rows[2].over_local is None and rows[2].over_global is None
 
 
 def test_newcomers_have_no_mixing_weight(work):
     federation, mix = work.plan.federation, np.arange(12.0).reshape(2, 6) / 12
-    rows = lambda scoring, ids: client_rows(
-        "A", "S", [0, 1], federation, evaluation(scoring, ids, accuracy=np.ones((2, 2))), mix
+    rows = lambda scoring, ids: federation_rows(
+        ("A", "S"), [0, 1], federation, evaluation(scoring, ids, accuracy=np.ones((2, 2))), mix
     )
     assert rows(Scoring("recomputed", clients="held_out"), federation.newcomers.ids)["personal_number"].null_count == 4
     cohort = rows(Scoring("personal", clients="cohort"), federation.ids[[4, 1]])
@@ -645,7 +636,7 @@ def test_the_best_is_a_number_where_there_is_one():
     made = lambda at, *means: EvaluationRecord(at, [at, at], [0.0, 0.0], 0.0, {"accuracy": [*means]}, zero, zero, zero)
     history = [made(0, 0.5, np.nan), made(1, np.nan, np.nan), made(2, 0.4, 0.1)]
     best = score_record("S", Scoring(), history, None).best["accuracy"]
-    assert best.mean == [0.5, 0.1] and best.events == [0, 2]
+    assert best.mean.mean == pytest.approx((0.5 + 0.1) / 2) and best.rounds == [0, 2]
 
 
 def test_results_that_cannot_be_read_are_errors(tmp_path, whole):
@@ -658,9 +649,9 @@ def test_results_that_cannot_be_read_are_errors(tmp_path, whole):
     (tmp_path / "results.json").write_text(json.dumps({**content, **old}))
     with refused("was written by personax 0.1.0", "Run it again, or install personax 0.1.0.", kind=ValueError):
         read_results(tmp_path)
-    for change, said in (({"schema_version": 3}, "schema_version"), ({"extra": 1}, "extra"), ({"seeds": "x"}, "seeds")):
+    for change in ({"schema_version": 99}, {"extra": 1}, {"seeds": "x"}):
         (tmp_path / "results.json").write_text(json.dumps({**content, **change}))
-        with refused("is not what a run writes", said, kind=ValueError):
+        with refused("is not what a run writes", *change, kind=ValueError):
             read_results(tmp_path)
 
 

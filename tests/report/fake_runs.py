@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from personax.evaluation.scores import Evaluation, Trajectory
+from personax.evaluation.scores import Comparison, Evaluation, best_evaluations, interval
 from personax.evaluation.scoring import Scoring
 from personax.experiment.records import (
     RUN,
+    SCHEMA_VERSION,
     AdaptationRecord,
     AlgorithmRecord,
     BestRecord,
@@ -20,7 +21,6 @@ from personax.experiment.records import (
     FederationRecord,
     RunRecord,
     ScoreRecord,
-    TableRow,
 )
 
 ROUNDS = (0, 10, 20, 40, 60, 80, 100, 120, 150)
@@ -99,8 +99,9 @@ def write_run(
     made = {entry.score: _evaluations(rng, entry, metrics, len(seeds), num_clients) for entry in entries}
     scores = {e.score: _score(rng, e, made[e.score], metrics, len(seeds), num_held_out) for e in entries}
     last = {score: evaluations[-1] for score, evaluations in made.items()}
+    compared = Comparison(last, local_baseline, global_baseline, {e.score: e.algorithm for e in entries})
     record = RunRecord(
-        schema_version=2,
+        schema_version=SCHEMA_VERSION,
         personax=version("personax"),
         name=name,
         started="2026-03-05T14:07:31+00:00",
@@ -112,7 +113,7 @@ def write_run(
         algorithms=[_algorithm(rng, entry, entries, scores, len(seeds)) for entry in _first_of_each(entries)],
         local_baseline=local_baseline,
         global_baseline=global_baseline,
-        table=[_row(e, last, metric, local_baseline, global_baseline) for metric in metrics for e in entries],
+        table=[row for metric in metrics for row in compared.rows(metric)],
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_bytes(RUN.dump_json(record, indent=1))
@@ -156,12 +157,12 @@ def _evaluations(rng, entry: Entry, metrics, num_seeds: int, num_clients: int) -
 
 
 def _score(rng, entry: Entry, evaluations: list[Evaluation], metrics, num_seeds: int, num_held_out: int) -> ScoreRecord:
-    run, mixes = Trajectory(evaluations), entry.recipe == "apfl"
-    best = {metric: _best(run, metric) for metric in metrics}
+    mixes = entry.recipe == "apfl"
+    best = {metric: _best(evaluations, metric) for metric in metrics}
     records = [_evaluation(rng, at, e, metrics, mixes) for at, e in zip(ROUNDS, evaluations, strict=True)]
     newcomers = None
     if num_held_out and entry.scoring.adapts:
-        steps, high = [0, 1, 2, 5, 10], run.means(metrics[-1])[-1]
+        steps, high = [0, 1, 2, 5, 10], evaluations[-1].mean(metrics[-1])
         noise = lambda: rng.normal(0, 0.01, num_seeds)
         rise = lambda end: [list(map(float, end - 0.12 * np.exp(-s / 2) + noise())) for s in steps]
         words = f"the shared model after gradient steps; scored on the test data of {num_held_out} held-out clients"
@@ -171,10 +172,10 @@ def _score(rng, entry: Entry, evaluations: list[Evaluation], metrics, num_seeds:
     return ScoreRecord(entry.score, scoring, words, entry.scoring.flag, records, best, newcomers)
 
 
-def _best(run: Trajectory, metric: str) -> BestRecord:
-    means, events = run.means(metric), run.best(metric)[1]
-    best = means.max(axis=0) if metric == "accuracy" else means.min(axis=0)
-    return BestRecord(list(map(int, events)), list(map(float, best)))
+def _best(evaluations: list[Evaluation], metric: str) -> BestRecord:
+    means = np.stack([one.mean(metric) for one in evaluations])
+    at = best_evaluations(means, metric)
+    return BestRecord(interval(means[at, np.arange(len(at))]), [ROUNDS[position] for position in at])
 
 
 def _evaluation(rng, at: int, evaluation: Evaluation, metrics, mixes: bool) -> EvaluationRecord:
@@ -212,36 +213,6 @@ def _algorithm(rng, entry: Entry, entries, scores: dict[str, ScoreRecord], num_s
 
 def _counts(rng) -> list[int]:
     return np.bincount(np.minimum(rng.poisson(7, 1500), 23), minlength=24).tolist()
-
-
-def _row(entry: Entry, last: dict[str, Evaluation], metric: str, local: str | None, together: str | None) -> TableRow:
-    mine, number = last[entry.score], lambda of_seeds: float(np.mean(of_seeds))
-    mean = mine.interval(metric)
-    against: dict[str, float | None] = {}
-    for role, other in (("local", local), ("global", together)):
-        change = mine.difference(last[other], metric) if other else None
-        names = (f"over_{role}", f"over_{role}_low", f"over_{role}_high")
-        against |= {name: _or_none(change[i]) if change else None for i, name in enumerate(names)}
-        share = number(mine.share_better(last[other], metric)) if other else None
-        against[f"better_than_{role}"] = share
-    spread = [number(of(metric)) for of in (mine.std, mine.worst_decile, mine.best_decile)]
-    ends = {"low": _or_none(mean.low), "high": _or_none(mean.high), "flag": entry.scoring.flag}
-    std, worst, best = spread
-    return TableRow(
-        algorithm=entry.algorithm,
-        score=entry.score,
-        metric=metric,
-        mean=mean.mean,
-        std=std,
-        worst_decile=worst,
-        best_decile=best,
-        **ends,
-        **against,
-    )  # pyright: ignore[reportArgumentType]
-
-
-def _or_none(number: float) -> float | None:
-    return None if np.isnan(number) else float(number)
 
 
 def _federation(num_clients: int, num_held_out: int) -> FederationRecord:

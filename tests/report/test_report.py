@@ -136,17 +136,15 @@ def test_every_number_of_the_table_is_the_runs(full, page):
     assert len(wanted) == len(rows_of(page)) == 9
     for row, (_, cells) in zip(wanted, rows_of(page), strict=True):
         assert cells[0].startswith(row.score)
-        assert cells[1] == percent(row.mean, row.high - row.mean)
+        assert cells[1] == percent(row.mean.mean, row.mean.half)
         assert cells[2:5] == [percent(number) for number in (row.std, row.worst_decile, row.best_decile)]
         for at, role, itself in ((5, "local", "local training"), (6, "global", "FedAvg")):
-            change, high, better = (
-                getattr(row, name) for name in (f"over_{role}", f"over_{role}_high", f"better_than_{role}")
-            )
+            change, better = getattr(row, f"over_{role}"), getattr(row, f"better_than_{role}")
             shown = [cells[at].split(" ▲")[0].split(" ▼")[0], cells[at + 2]]
-            told = [minus(f"{'+' if change > 0 else ''}{percent(change, high - change)}"), f"{100 * better:.0f} %"]
-            assert shown == (["–", "–"] if row.score == itself else told)
+            gain = f"{'+' if change.mean > 0 else ''}{percent(change.mean, change.half)}"
+            assert shown == (["–", "–"] if row.score == itself else [minus(gain), f"{100 * better:.0f} %"])
         score = next(s for algorithm in run.algorithms for s in algorithm.scores if s.name == row.score)
-        assert cells[9].startswith(f"{percent(np.mean(score.best['accuracy'].mean))} round")
+        assert cells[9].startswith(f"{percent(score.best['accuracy'].mean.mean)} round")
 
 
 def test_the_table_marks_baselines_the_best_and_what_is_not_comparable(page):
@@ -164,20 +162,21 @@ def test_the_table_marks_baselines_the_best_and_what_is_not_comparable(page):
 
 def test_the_verdict_says_what_the_intervals_carry(full, page, tmp_path):
     said, row = verdicts_of(page)[0], row_of(full, "APFL")
-    mean = f"{100 * row.mean:.1f} ± {100 * (row.high - row.mean):.1f} %"
+    mean = f"{100 * row.mean.mean:.1f} ± {100 * row.mean.half:.1f} %"
     assert said.startswith(f"APFL has the highest mean accuracy, {mean}. Its 95 % interval lies above that of local")
     assert said.endswith("overlaps that of the runner-up, Per-FedAvg (HF), so that their order may be chance.")
     shutil.copytree(full, tmp_path / "run")
 
     def blur(run):
         row = next(row for row in run["table"] if row["score"] == "APFL" and row["metric"] == "accuracy")
-        row |= {"low": 0.5, "high": 1.2, "over_local_low": -0.1, "over_local_high": 0.4}
+        row["mean"] |= {"low": 0.5, "high": 1.2}
+        row["over_local"] |= {"low": -0.1, "high": 0.4}
 
     edit_results(tmp_path / "run", blur)
     said = verdicts_of(page_of(tmp_path / "run"))[0]
-    over = f"+{100 * row.over_local:.1f} ± {100 * (0.4 - row.over_local):.1f}"
+    over = f"+{100 * row.over_local.mean:.1f} ± {100 * (0.4 - row.over_local.mean):.1f}"
     assert f"overlaps that of local training (paired difference {over} points, which includes 0)" in said
-    over = f"+{100 * row.over_global:.1f} ± {100 * (row.over_global_high - row.over_global):.1f}"
+    over = f"+{100 * row.over_global.mean:.1f} ± {100 * row.over_global.half:.1f}"
     assert f"overlaps that of the global model (paired difference {over} points, which excludes 0)" in said
 
 
@@ -204,10 +203,10 @@ def test_less_of_an_error_is_better(regression):
     page = page_of(regression)
     (said,), rows = verdicts_of(page), {cells[0].split(" ")[0]: (kind, cells) for kind, cells in rows_of(page)}
     row = row_of(regression, "APFL", "error")
-    mean = f"{row.mean:.3f} ± {row.high - row.mean:.3f}"  # two digits of the interval
+    mean = f"{row.mean.mean:.3f} ± {row.mean.half:.3f}"  # two digits of the interval
     assert said.startswith(f"APFL has the lowest mean error, {mean}. Its 95 % interval lies below that of local")
-    assert rows["APFL"][0] == "best" and row.over_global < 0
-    assert rows["APFL"][1][6] == f"−{-row.over_global:.3f} ± {row.over_global_high - row.over_global:.3f} ▲ better"
+    assert rows["APFL"][0] == "best" and row.over_global.is_below(0)
+    assert rows["APFL"][1][6] == f"−{-row.over_global.mean:.3f} ± {row.over_global.half:.3f} ▲ better"
     assert rows["FedAvg"][1][5].startswith("+") and rows["FedAvg"][1][5].endswith("▼ worse")
     single = figures_of(page)["changes"][3]["data"]  # error, against the global model, APFL
     assert [trace["name"] for trace in single] == ["better off (100 %)"] and max(single[0]["y"]) < 0
@@ -292,7 +291,7 @@ def test_numbers_that_are_not_finite_are_said_to_be(tmp_path):
     def diverge(run):
         for row in run["table"]:
             if row["score"] == "APFL":
-                row |= {"mean": float("nan"), "low": None, "high": None, "std": float("inf")}
+                row |= {"mean": {"mean": float("nan"), "low": None, "high": None, "num_seeds": 3}, "std": float("inf")}
         for evaluation in run["algorithms"][4]["scores"][0]["evaluations"][3:]:
             evaluation["mean"]["accuracy"] = [float("nan")] * 3
 
