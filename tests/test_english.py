@@ -5,9 +5,11 @@ import re
 
 from tests.sources import ROOT, trees
 
-PAGES = [*ROOT.rglob("*.py"), *(ROOT.parent / "docs").glob("*.md"), *ROOT.parent.glob("*.md")]
+TEXTS = (".py", ".md", ".toml", ".jinja")
+PAGES = [path for path in ROOT.rglob("*") if path.suffix in TEXTS]
+PAGES += [*(ROOT.parent / "docs").glob("*.md"), *ROOT.parent.glob("*.md")]
 OPENINGS = re.compile(r"(What|How|Whether|Where|Who|Which)\b")
-MOST_OPENINGS = 175
+MOST_OPENINGS = 174
 PHRASES = {
     r"made anew|\banew\b": "recomputed, again",
     r"stands? still|standing still": "skips the step",

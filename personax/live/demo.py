@@ -14,46 +14,14 @@ from personax.experiment.config import dump, load
 from personax.live import certificates
 
 CLIENTS = ("anna", "bert", "cleo")
-CONFIG = """
-name = "live-demo"
-seeds = 1
-[data]
-kind = "digits"
-[partition]
-kind = "classes_per_client"
-num_clients = 3
-num_classes_each = 4
-[split]
-test_share = 0.3
-[model]
-kind = "mlp"
-widths = [32]
-[schedule]
-num_rounds = 20
-cohort_size = 3
-[evaluation]
-every = 2
-[local]
-lr = 0.1
-num_steps = 10
-batch_size = 10
-[live]
-num_clients = 3
-[algorithms."PersA-FL-ME"]
-recipe = "persafl"
-objective = { kind = "Moreau", strength = 1.0, prox_lr = 0.1, num_prox_steps = 10 }
-lr = 0.3
-server = { kind = "asynchronous", lr = 0.5 }
-"""
+CONFIG = Path(__file__).with_name("demo.toml")
 
 
 def prepare(folder: Path, overrides: list[str]) -> None:
     """A configuration, certificates, and a file of samples for each client."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "config.toml"
-    path.write_text(CONFIG, encoding="utf-8")
-    config = load(path, overrides)
-    path.write_text(dump(config), encoding="utf-8")
+    config = load(CONFIG, overrides)
+    (folder / "config.toml").write_text(dump(config), encoding="utf-8")
     certificates.create(folder / "certificates", ["127.0.0.1", "localhost"], CLIENTS)
     federation = make_federation(config)
     for i, name in enumerate(CLIENTS):

@@ -1,22 +1,19 @@
 """The page of an inspection: how much clients differ, the constants, the limits, the advice."""
 
 from collections.abc import Sequence
-from html import escape
 
 import plotly.graph_objects as go
 
 from personax.inspection import Inspection
+from personax.report.document import Facts, PageSection, Preformatted, Row, Table, TableCell, bullets, document, table
 from personax.report.figures import Figure
-from personax.report.page import bullets, document, facts_html, figure_html
 from personax.report.runs import PALETTE
-from personax.report.tables import table
 from personax.report.traces import figure
 from personax.report.words import moment, seconds
 
 
 def render(found: Inspection) -> str:
     """The whole page."""
-    drawn = [_clients(found)]
     measured, advice = found.measured, found.advice
     constants = [
         (f"{one.name} ({one.symbol})", f"{one.value:.4g}", f"{one.error:.2g}", one.words) for one in measured.constants
@@ -24,14 +21,14 @@ def render(found: Inspection) -> str:
     limits = [(one.setting, f"{one.value:.4g}", one.rule, f"{one.source}: {one.words}") for one in found.limits]
     biases = [(one.name, f"{one.relative_bias:.2%}") for one in measured.estimators]
     sections = [
-        ("advice", "Advice", bullets([f"Start with {advice.recipe}.", *advice.why])),
-        ("sure", "How sure this is", bullets(advice.sure)),
-        ("starter", "A configuration to start with", f"<pre>{escape(advice.starter)}</pre>"),
-        ("clients", "Clients", figure_html(drawn[0], with_title=False)),
-        ("limits", "What the theorems allow", _rows(("setting", "value", "rule", "why"), limits)),
-        ("constants", "Constants", _rows(("constant", "largest found", "error", "what"), constants)),
-        ("estimators", "Bias of the meta gradient", _rows(("Hessian", "share of its norm"), biases)),
-        ("federation", "The federation", f"<pre>{escape(found.federation)}</pre>"),
+        PageSection("advice", "Advice", [bullets([f"Start with {advice.recipe}.", *advice.why])]),
+        PageSection("sure", "How sure this is", [bullets(advice.sure)]),
+        PageSection("starter", "A configuration to start with", [Preformatted(advice.starter)]),
+        PageSection("clients", "Clients", figures=[_clients(found)]),
+        PageSection("limits", "What the theorems allow", [_table(("setting", "value", "rule", "why"), limits)]),
+        PageSection("constants", "Constants", [_table(("constant", "largest found", "error", "what"), constants)]),
+        PageSection("estimators", "Bias of the meta gradient", [_table(("Hessian", "share of its norm"), biases)]),
+        PageSection("federation", "The federation", [Preformatted(found.federation)]),
     ]
     facts = {
         "started": moment(found.started),
@@ -40,8 +37,7 @@ def render(found: Inspection) -> str:
         **found.machine,
         "personax": found.personax,
     }
-    named = f"Inspection of {found.name}"
-    return document(named, facts_html(facts), sections, drawn, "the inspection.json beside it")
+    return document(f"Inspection of {found.name}", Facts(facts), sections, "the inspection.json beside it")
 
 
 def _clients(found: Inspection) -> Figure:
@@ -57,13 +53,8 @@ def _clients(found: Inspection) -> Figure:
         "Each dot is a client: the weight of a model of its own, mixed with the shared one, that is best on data kept "
         "from both."
     )
-    return Figure("mixes", "Best mixing weights", words, words, [figure([dots], along, "best mixing weight")])
+    return Figure("mixes", "Clients", words, words, [figure([dots], along, "best mixing weight")])
 
 
-def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th scope='col'>{escape(one)}</th>" for one in heads)
-    body = [
-        f"<tr><th scope='row'>{escape(first)}</th>{''.join(f'<td>{escape(one)}</td>' for one in rest)}</tr>"
-        for first, *rest in rows
-    ]
-    return table("", f"<tr>{head}</tr>", body)
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return table("", heads, [Row(TableCell(first), [TableCell(one) for one in rest]) for first, *rest in rows])

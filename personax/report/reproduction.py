@@ -1,15 +1,25 @@
 """The page of a reproduction: the paper's numbers beside ours, the claims judged, the curves."""
 
 from collections.abc import Sequence
-from html import escape
 
 import plotly.graph_objects as go
 
+from personax.report.document import (
+    Block,
+    Facts,
+    PageSection,
+    Paragraph,
+    Row,
+    Table,
+    TableCell,
+    bullets,
+    document,
+    table,
+)
 from personax.report.figures import Figure
-from personax.report.page import bullets, document, facts_html, figure_html
 from personax.report.runs import PALETTE, SYMBOLS, Look
-from personax.report.tables import table
-from personax.report.traces import band_and_line, figure, text, thin_line
+from personax.report.tables import NO_BREAK
+from personax.report.traces import band_and_line, figure, thin_line
 from personax.report.words import moment, seconds
 from personax.reproduce.outcome import (
     CellRecord,
@@ -24,14 +34,16 @@ from personax.reproduce.outcome import (
 
 def render(record: ReproductionRecord) -> str:
     """The whole page."""
-    drawn = list(_curves(record))
+    drawn = _curves(record)
+    quick = [Paragraph("Quick: fewer rounds and seeds than the paper. Not a reproduction.", "verdict")]
+    results: list[Block] = [*(quick if record.quick else []), *_tables(record)]
     sections = [
-        ("results", "The paper's numbers and ours", _warning(record) + _tables(record)),
-        ("claims", "The paper's claims", _claims(record.claims)),
-        *([("curves", "Curves", "".join(figure_html(one, with_title=True) for one in drawn))] if drawn else []),
-        ("choices", "What the paper does not say, and what was chosen", bullets(record.choices)),
-        ("protocols", "What each reading measures", bullets(_readings(record.cells))),
-        ("data", "Data", bullets([f"{name}: {origin}" for name, origin in record.data.items()])),
+        PageSection("results", "The paper's numbers and ours", results),
+        PageSection("claims", "The paper's claims", [_claims(record.claims)]),
+        *([PageSection("curves", "Curves", figures=drawn)] if drawn else []),
+        PageSection("choices", "What the paper does not say, and what was chosen", [bullets(record.choices)]),
+        PageSection("protocols", "What each reading measures", [bullets(_readings(record.cells))]),
+        PageSection("data", "Data", [bullets([f"{name}: {origin}" for name, origin in record.data.items()])]),
     ]
     facts = {
         "from": record.source,
@@ -42,60 +54,55 @@ def render(record: ReproductionRecord) -> str:
         **record.machine,
         "personax": record.personax,
     }
-    named = f"{record.name}: {record.title}"
-    return document(named, facts_html(facts), sections, drawn, "the results.json of a reproduction")
+    return document(f"{record.name}: {record.title}", Facts(facts), sections, "the results.json of a reproduction")
 
 
-def _warning(record: ReproductionRecord) -> str:
-    quick = "<p class='verdict'>Quick: fewer rounds and seeds than the paper. Not a reproduction.</p>"
-    return quick if record.quick else ""
-
-
-def _tables(record: ReproductionRecord) -> str:
+def _tables(record: ReproductionRecord) -> list[Table]:
     """A table for each row of the paper's: columns, the paper, and every reading of ours."""
     rows = dict.fromkeys(cell.row for cell in record.cells)
-    return "".join(_row_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows)
+    return [_row_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows]
 
 
-def _row_table(row: str, cells: Sequence[CellRecord]) -> str:
+def _row_table(row: str, cells: Sequence[CellRecord]) -> Table:
     names = list(dict.fromkeys(reading.reading for cell in cells for reading in cell.readings))
-    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in ("paper", *names, "difference"))
-    body = []
+    rows = []
     for cell in cells:
         found = {reading.reading: reading for reading in cell.readings}
-        ours = "".join(f"<td>{_number(found.get(name), cell.metric)}</td>" for name in names)
+        ours = [_number(found.get(name), cell.metric) for name in names]
         paper, away = "–", "–"
         if cell.paper is not None and cell.paper_interval is not None:
-            paper = f"{shown(cell.paper, cell.metric)} ±&nbsp;{shown(cell.paper_interval, cell.metric)}"
+            paper = f"{shown(cell.paper, cell.metric)} ±{NO_BREAK}{shown(cell.paper_interval, cell.metric)}"
             away = shown(cell.readings[0].ours - cell.paper, cell.metric, "+")
-        chosen = f" <span class='small'>{escape(cell.chosen)}</span>" if cell.chosen else ""
-        name = f"<th scope='row'>{escape(cell.column)}{chosen}</th>"
-        body.append(f"<tr>{name}<td>{paper}</td>{ours}<td>{away}</td></tr>")
-    return table(f"{escape(row)}: {_metric(cells)}", f"<tr><th scope='col'></th>{heads}</tr>", body)
+        rows.append(Row(TableCell(cell.column, small=_some(cell.chosen)), [TableCell(paper), *ours, TableCell(away)]))
+    return table(f"{row}: {_metric(cells)}", ("", "paper", *names, "difference"), rows)
+
+
+def _some(text: str | None) -> list[str]:
+    return [text] if text else []
 
 
 def _metric(cells: Sequence[CellRecord]) -> str:
     """What is measured, with its unit."""
     names = dict.fromkeys(cell.metric for cell in cells)
-    return ", ".join(text(name) + (", %" if name.endswith("accuracy") else "") for name in names)
+    return ", ".join(name + (", %" if name.endswith("accuracy") else "") for name in names)
 
 
-def _number(reading: ReadingRecord | None, metric: str) -> str:
+def _number(reading: ReadingRecord | None, metric: str) -> TableCell:
     if reading is None:
-        return "–"
-    half = "" if reading.high is None else f" ±&nbsp;{shown(reading.high - reading.ours, metric)}"
-    flag = f" <span class='small'>{escape(reading.flag)}</span>" if reading.flag else ""
-    return f"{shown(reading.ours, metric)}{half}{flag}"
+        return TableCell("–")
+    half = "" if reading.high is None else f" ±{NO_BREAK}{shown(reading.high - reading.ours, metric)}"
+    return TableCell(f"{shown(reading.ours, metric)}{half}", small=_some(reading.flag))
 
 
-def _claims(claims: Sequence[ClaimRecord]) -> str:
-    body = []
+def _claims(claims: Sequence[ClaimRecord]) -> Table:
+    rows = []
     for claim in claims:
-        rows = "; ".join(f"{row.name}: {difference_shown(row)}" for row in claim.contrasts)
-        name = f"<th scope='row'>{escape(claim.words)} <span class='small'>{escape(claim.place)}</span></th>"
-        body.append(f"<tr>{name}<td>{claim.verdict}</td><td class='words'>{escape(rows)}</td></tr>")
-    head = "<tr><th scope='col'>claim</th><th scope='col'>here</th><th scope='col'>paired difference</th></tr>"
-    return table("Paired differences over seeds with their 95 % intervals", head, body)
+        found = "; ".join(f"{row.name}: {difference_shown(row)}" for row in claim.contrasts)
+        rows.append(
+            Row(TableCell(claim.words, small=[claim.place]), [TableCell(claim.verdict), TableCell(found, "words")])
+        )
+    heads = ("claim", "here", "paired difference")
+    return table("Paired differences over seeds with their 95 % intervals", heads, rows)
 
 
 ALONG = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds"}

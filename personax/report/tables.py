@@ -1,67 +1,68 @@
-"""The tables of a report, as HTML."""
+"""The tables of a report."""
 
 from collections.abc import Sequence
-from html import escape
 
 from personax.evaluation.scores import Interval, ScoreRow, higher_is_better
 from personax.experiment.records import ScoreRecord
 from personax.report import words
+from personax.report.document import Group, Notes, Paragraph, Row, Swatch, Table, TableCell, table
 from personax.report.runs import GREYS, PALETTE, ReportedRun, Score, algorithm_labels
 from personax.report.words import ROLES, number
 
 DARK = dict([*PALETTE, *GREYS.values()])
 THAN = {"local": "alone", "global": "with the global model"}
+NO_BREAK = "\N{NO-BREAK SPACE}"
+COST = Paragraph(
+    "Times are of all seeds together, updates and bytes of each seed. Dropped updates were too stale, skipped ones not "
+    "finite.",
+    "words",
+)
 
 
-def headline(runs: Sequence[ReportedRun], scores: Sequence[Score], metric: str) -> str:
+def headline(runs: Sequence[ReportedRun], scores: Sequence[Score], metric: str) -> Table:
     """One row for each score: the mean with its interval, the spread, the comparison with the baselines."""
     roles = [role for role in ROLES if any(score.role == role for score in scores)]
-    bodies = []
+    groups = []
     for run in runs:
         mine = [score for score in scores if score.run is run and score.row(metric) is not None]
         if not mine:
             continue
         best = words.best_score(mine, metric)
-        lines = [_headline_row(score, metric, roles, score is best) for score in mine]
-        title = f"{escape(run.label)}{_small('seeds ' + ', '.join(map(str, run.record.seeds)))}"
-        head = f"<th colspan='{6 + 2 * len(roles)}' scope='rowgroup'>{title}</th>"
-        bodies.append([f"<tr class='run'>{head}</tr>" if len(runs) > 1 else "", *lines])
+        title = TableCell(run.label, small=[f"seeds {', '.join(map(str, run.record.seeds))}"])
+        rows = [_headline_row(score, metric, roles, score is best) for score in mine]
+        groups.append(Group(rows, title if len(runs) > 1 else None))
     better = "higher" if higher_is_better(metric) else "lower"
-    caption = f"{escape(metric.capitalize())} at the end of the run; {better} is better"
-    return table(caption, _headline_head(metric, roles), *bodies)
+    caption = f"{metric.capitalize()} at the end of the run; {better} is better"
+    percent, points = (", %", ", points") if words.is_share(metric) else ("", "")
+    over = [(f"across clients{percent}", 3)]
+    titles = ["standard deviation", "worst decile", "best decile"]
+    if roles:
+        over += [(f"difference to{points}", len(roles)), ("clients better off than", len(roles))]
+        titles += [ROLES[role] for role in roles] + [THAN[role] for role in roles]
+    titles = ["Score", f"mean {metric}{percent.replace(' ', NO_BREAK)}", *titles, f"best round{percent}"]
+    return Table(caption, [TableCell(title) for title in titles], groups, over)
 
 
-def notes(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> str:
-    """How to read the headline table."""
-    several = any(len(run.record.seeds) > 1 for run in runs)
-    notes = ["± is half a 95 % t-interval over seeds."] if several else []
-    notes += ["Deciles are means over the tenth of the clients at either end."]
-    if any(score.role for score in scores):
-        notes += [
-            "Differences are paired by seed; ▲ (better) and ▼ (worse) mark those whose interval excludes 0.",
-            "A client is better off where its own number is strictly better than under the baseline.",
-        ]
-    notes += ["The best round is picked on test scores and is therefore optimistic: it is shown only beside the last."]
-    if any(score.record.flag for score in scores) or len({score.group for score in scores}) > 1:
-        notes += ["Scores that carry a warning, or are of other clients, are not ranked."]
-    if len(runs) > 1:
-        notes += ["The runs were made apart: differences and ranks are within each run, never between runs."]
-    return f"<p class='words'>{' '.join(notes)}</p>"
+def notes(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Notes:
+    """The notes on how to read the headline table."""
+    return Notes(
+        several_seeds=any(len(run.record.seeds) > 1 for run in runs),
+        baselines=any(score.role for score in scores),
+        unranked=any(score.record.flag for score in scores) or len({score.group for score in scores}) > 1,
+        several_runs=len(runs) > 1,
+    )
 
 
-def scorings(scores: Sequence[Score]) -> str:
+def scorings(scores: Sequence[Score]) -> Table:
     """What each score measured, in words."""
     rows = [
-        f"<tr>{_name(score, _small(_recipe(score)))}"
-        f"<td class='text'>{escape(_without_note(score.record))} {_flag(score.record.flag)}</td></tr>"
+        Row(_name(score, [_recipe(score)]), [TableCell(_without_note(score.record), "text", flag=score.record.flag)])
         for score in scores
     ]
-    titles = ("Score and algorithm", "What is scored")
-    head = "".join(f"<th scope='col' class='text'>{title}</th>" for title in titles)
-    return table("The scoring of every score", f"<tr>{head}</tr>", rows)
+    return table("The scoring of every score", ("Score and algorithm", "What is scored"), rows, "text")
 
 
-def cost(runs: Sequence[ReportedRun]) -> str:
+def cost(runs: Sequence[ReportedRun]) -> Table:
     """Time and traffic of each algorithm."""
     titles = ("Algorithm", "Rounds", "Updates", "Compile", "Train", "Evaluate", "Sent up", "Sent down")
     rows = []
@@ -70,109 +71,70 @@ def cost(runs: Sequence[ReportedRun]) -> str:
         moved = [words.size(algorithm.bytes_up), words.size(algorithm.bytes_down)]
         lost = [_range(algorithm.num_dropped), _range(algorithm.num_skipped)]
         cells = [f"{algorithm.num_rounds:,}", f"{algorithm.num_events:,}", *spent, *moved, *lost]
-        numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr><th scope='row'>{escape(label)}{_small(algorithm.mode)}</th>{numbers}</tr>")
-    head = "".join(f"<th scope='col'>{title}</th>" for title in (*titles, "Dropped", "Skipped"))
-    note = (
-        "Times are of all seeds together, updates and bytes of each seed. Dropped updates were too stale, skipped ones "
-        "not finite."
-    )
-    return f"{table('Time and bytes of every algorithm', f'<tr>{head}</tr>', rows)}<p class='words'>{note}</p>"
+        rows.append(Row(TableCell(label, small=[algorithm.mode]), [TableCell(cell) for cell in cells]))
+    return table("Time and bytes of every algorithm", (*titles, "Dropped", "Skipped"), rows)
 
 
-def facts(runs: Sequence[ReportedRun]) -> str:
+def facts(runs: Sequence[ReportedRun]) -> Table:
     """When, where and with what several runs were made."""
     notes = [words.facts(run.record) for run in runs]
     titles = list(dict.fromkeys(title for one in notes for title in one))
-    head = "".join(f"<th scope='col' class='text'>{escape(title)}</th>" for title in ("run", *titles))
-    rows = []
-    for run, one in zip(runs, notes, strict=True):
-        cells = "".join(f"<td class='fact'>{escape(one.get(title, '–'))}</td>" for title in titles)
-        rows.append(f"<tr><th scope='row'>{escape(run.label)}</th>{cells}</tr>")
-    return table("The runs", f"<tr>{head}</tr>", rows)
+    rows = [
+        Row(TableCell(run.label), [TableCell(one.get(title, "–"), "fact") for title in titles])
+        for run, one in zip(runs, notes, strict=True)
+    ]
+    return table("The runs", ("run", *titles), rows, "text")
 
 
-def _headline_head(metric: str, roles: Sequence[str]) -> str:
-    percent, points = (", %", ", points") if words.is_share(metric) else ("", "")
-    groups, titles = [(3, f"across clients{percent}")], ["standard deviation", "worst decile", "best decile"]
-    if roles:
-        groups += [(len(roles), f"difference to{points}"), (len(roles), "clients better off than")]
-        titles += [ROLES[role] for role in roles] + [THAN[role] for role in roles]
-    over = "".join(f"<th colspan='{num}' scope='colgroup'><span>{title}</span></th>" for num, title in groups)
-    titles = ["Score", f"mean {escape(metric)}{percent.replace(' ', '&nbsp;')}", *titles, f"best round{percent}"]
-    under = "".join(f"<th scope='col'>{title}</th>" for title in titles)
-    return f"<tr class='over'><td colspan='2'></td>{over}<td></td></tr><tr>{under}</tr>"
-
-
-def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool) -> str:
+def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool) -> Row:
     row = score.row(metric)
     assert row is not None
     kinds = " ".join(kind for kind, holds in (("baseline", score.role), ("best", is_best)) if holds)
     best = score.record.best.get(metric)
     better = [None if score.role == role else getattr(row, f"better_than_{role}") for role in roles]
     cells = [
-        f"<td class='mean'>{_breakable(number(row.mean, metric))}</td>",
-        *(f"<td>{number(value, metric)}</td>" for value in (row.std, row.worst_decile, row.best_decile)),
+        TableCell(_with_interval(number(row.mean, metric)), "mean"),
+        *(TableCell(number(value, metric)) for value in (row.std, row.worst_decile, row.best_decile)),
         *(_difference(row, role, metric, score.role == role) for role in roles),
-        *(f"<td>{words.share(part)}</td>" for part in better),
-        f"<td>{number(best.mean.mean, metric)}{_small(words.rounds(best.rounds))}</td>" if best else "<td>–</td>",
+        *(TableCell(words.share(part)) for part in better),
+        TableCell(number(best.mean.mean, metric), small=[words.rounds(best.rounds)]) if best else TableCell("–"),
     ]
-    return f"<tr class='{kinds}'>{_name(score, _tags(score, metric, is_best))}{''.join(cells)}</tr>"
+    return Row(_name(score, _tags(score, metric, is_best), score.record.flag), cells, kinds)
 
 
-def _tags(score: Score, metric: str, is_best: bool) -> str:
+def _tags(score: Score, metric: str, is_best: bool) -> list[str]:
     tags = []
     if score.role:
         tags.append("baseline" if score.label == ROLES[score.role] else f"baseline: {ROLES[score.role]}")
     if is_best:
         tags.append(f"{'highest' if higher_is_better(metric) else 'lowest'} mean")
-    return "".join(map(_small, tags)) + _flag(score.record.flag)
+    return tags
 
 
-def _difference(row: ScoreRow, role: str, metric: str, is_itself: bool) -> str:
+def _difference(row: ScoreRow, role: str, metric: str, is_itself: bool) -> TableCell:
     change = None if is_itself else row.over_local if role == "local" else row.over_global
     if change is None:
-        return "<td>–</td>"
-    kind, mark = _clear(change, metric)
-    return f"<td class='change {kind}'>{_breakable(number(change, metric, signed=True))}{mark}</td>"
+        return TableCell("–")
+    mark = _clear(change, metric)
+    kind = {"better": "change gain", "worse": "change loss", "": "change"}[mark]
+    return TableCell(_with_interval(number(change, metric, signed=True)), kind, mark=mark)
 
 
-def _clear(change: Interval, metric: str) -> tuple[str, str]:
-    """A class and a mark where the interval of a difference excludes zero."""
-    gain, loss = change.is_above(0), change.is_below(0)
-    if not higher_is_better(metric):
-        gain, loss = loss, gain
-    for holds, kind, sign, word in ((gain, "gain", "▲", "better"), (loss, "loss", "▼", "worse")):
-        if holds:
-            return kind, f"&nbsp;<span aria-hidden='true'>{sign}</span><span class='hidden'>{word}</span>"
-    return "", ""
+def _clear(change: Interval, metric: str) -> str:
+    """The mark of a difference: "better" or "worse" where its interval excludes zero."""
+    better, worse = ("better", "worse") if higher_is_better(metric) else ("worse", "better")
+    return better if change.is_above(0) else worse if change.is_below(0) else ""
 
 
-def table(caption: str, head: str, *bodies: Sequence[str]) -> str:
-    """A table that scrolls sideways in a box of its own where the page is too narrow."""
-    inner = "".join(f"<tbody>{''.join(rows)}</tbody>" for rows in bodies)
-    table = f"<table><caption><span>{caption}</span></caption><thead>{head}</thead>{inner}</table>"
-    return f"<div class='scroll' tabindex='0' role='region' aria-label='{caption}'>{table}</div>"
-
-
-def _name(score: Score, more: str = "") -> str:
+def _name(score: Score, small: Sequence[str], flag: str = "") -> TableCell:
     look = score.look
     line = "dotted" if score.role else "solid" if look.dash == "solid" else "dashed"
-    swatch = f"<span class='swatch {line}' style='--light:{look.colour};--dark:{DARK[look.colour]}'></span>"
-    return f"<th scope='row' class='drawn'>{swatch}{escape(score.label)}{more}</th>"
+    return TableCell(score.label, "drawn", small, flag, swatch=Swatch(line, look.colour, DARK[look.colour]))
 
 
-def _breakable(text: str) -> str:
+def _with_interval(text: str) -> str:
     """A number with its interval, which may stand below it where the table is narrow."""
-    return text.replace("± ", "±&nbsp;")
-
-
-def _small(text: str) -> str:
-    return f"<span class='small'>{escape(text)}</span>"
-
-
-def _flag(flag: str) -> str:
-    return f"<span class='flag'>⚠ {escape(flag)}</span>" if flag else ""
+    return text.replace("± ", f"±{NO_BREAK}")
 
 
 def _without_note(score: ScoreRecord) -> str:

@@ -317,6 +317,15 @@ def test_init_takes_a_recipe(tmp_path):
     assert "num-clients = 0" in (tmp_path / "app" / "pyproject.toml").read_text()
 
 
+def test_the_app_of_any_name_of_an_algorithm_is_valid_toml(tmp_path):
+    name = """a "quoted" 'name' \\ <of> & é"""
+    config = tmp_path / "mine.toml"
+    config.write_text(f"[algorithms.{json.dumps(name)}]\nrecipe = 'fedavg'\n", encoding="utf-8")
+    write_app(tmp_path / "app", config)
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["flwr"]["app"]["config"]["algorithm"] == name
+
+
 def test_the_page_shows_the_proxy_that_is_tested():
     root = Path(__file__).parents[2]
     assert (root / "examples" / "flower" / "nginx.conf").read_text() in (root / "docs" / "flower.md").read_text()

@@ -192,7 +192,7 @@ def test_the_record_is_read_back_and_shown(done, tmp_path):
     assert REPRODUCTION.validate_json((folder / "results.json").read_bytes()) == record
     text = write_reproduction(record, tmp_path / "page.html").read_text(encoding="utf-8")
     for words in (
-        "50.00 ±&nbsp;0.50",
+        "50.00 ±\N{NO-BREAK SPACE}0.50",
         "train_loss",
         "one beats the other",
         "adapted on the data that is scored",
