@@ -108,7 +108,7 @@ def test_ctrl_c_says_that_one_can_go_on(tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("minst", "`name` must be one of 'mnist', 'cifar10', got 'minst'. Did you mean 'mnist'?"),
+        ("minst", "`name` must be one of 'mnist', 'cifar10', got 'minst'. Did you mean `mnist`?"),
         ("digits", "digits is not fetched (comes with personax). See `personax.data.datasets.digits`."),
         ("femnist", "femnist is not fetched (needs a path). See `personax.data.datasets.femnist`."),
     ],
@@ -157,7 +157,7 @@ def test_usage_errors(words):
 def test_the_command_runs_by_itself():
     command = [sys.executable, "-W", "error", "-c", "from personax.cli import app; app()", "data", "fetch", "mnst"]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 2 and "Did you mean 'mnist'?" in ended.stderr and ended.stdout == ""
+    assert ended.returncode == 2 and "Did you mean `mnist`?" in ended.stderr and ended.stdout == ""
 
 
 # Runs

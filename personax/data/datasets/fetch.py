@@ -1,6 +1,5 @@
 """Datasets from the network: fetched once, verified by digest, kept as one file of decoded arrays."""
 
-import difflib
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ from personax.data.datasets.decode import Arrays
 from personax.data.datasets.download import Progress, Unavailable, alone
 from personax.data.datasets.pool import Pool
 from personax.data.datasets.sources import SOURCES, Archive, Package, Source
+from personax.values import require_one_of
 
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
@@ -48,10 +48,7 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
 
 def find_source(name: str) -> Source:
     """The source of this name."""
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"`name` must be one of {', '.join(map(repr, SOURCES))}, got {name!r}.{hint}")
+    require_one_of("name", name, tuple(SOURCES))
     return SOURCES[name]
 
 
