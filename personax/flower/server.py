@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from personax.data.locks import sole_user
 from personax.experiment.config import Config, Terms, load
 from personax.experiment.folders import Folder
 from personax.flower.api import Context, Grid, ServerApp  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.driver import Driver, Manners
-from personax.flower.locks import sole_user
 from personax.live.book import Book
 from personax.live.journal import Journal
 from personax.live.results import open_run, write_results

@@ -282,7 +282,7 @@ def test_a_run_goes_on_in_its_folder_and_two_do_not_share_it(tmp_path):
     serve(grid, config, told)  # it is finished: nothing is trained again
     assert (tmp_path / "run" / "live.json").read_text() == first
     assert len(applied(tmp_path / "run")) == 3
-    from personax.flower.locks import Taken, sole_user
+    from personax.data.locks import Taken, sole_user
 
     with sole_user(tmp_path / "run" / "server.lock"), pytest.raises(Taken, match="is used by process"):
         serve(grid, config, told)

@@ -14,9 +14,10 @@ from numpy.lib.npyio import NpzFile
 from platformdirs import user_cache_path
 
 from personax.data.datasets.decode import Arrays
-from personax.data.datasets.download import Progress, Unavailable, alone
+from personax.data.datasets.download import Progress, Unavailable
 from personax.data.datasets.pool import Pool
 from personax.data.datasets.sources import SOURCES, Archive, Package, Source
+from personax.data.locks import taking_turns
 from personax.values import require_one_of
 
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
@@ -56,7 +57,7 @@ def fetch_source(source: Source, into: Path, progress: Progress) -> Path:
     """Get `source` into `<into>/<name>.npz`; two callers at once take turns, and the second finds it there."""
     downloads = into / "downloads" / source.name
     into.mkdir(parents=True, exist_ok=True)
-    with alone(into / f".{source.name}.lock", lambda: progress("waiting for another fetch", 0, None)):
+    with taking_turns(into / f".{source.name}.lock", lambda: progress("waiting for another fetch", 0, None)):
         if _is_whole(source, into):
             return _file(source, into)
         downloads.mkdir(parents=True, exist_ok=True)
