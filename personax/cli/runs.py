@@ -1,7 +1,6 @@
 """Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
 
 import json
-import re
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from personax.experiment import citations, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.config import STARTER, Config, ConfigError, check_names
-from personax.experiment.folders import Folder, refuse_used, tidy
+from personax.experiment.folders import Folder, readable_slug, refuse_used, tidy
 from personax.experiment.loggers import Events
 from personax.experiment.records import RunRecord, TableRow, read_results
 from personax.experiment.runs import Work, execute, prepare, start
@@ -128,8 +127,7 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
 
 def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) -> None:
     """Tune a resolved configuration if that is wanted, then run it in a new folder."""
-    name = re.sub(r"\W+", "-", config.name)
-    path = path or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_used(path)
     trials = []
     if tuned:

@@ -5,7 +5,6 @@ continues where the last one stood, under the same name, by which the nodes know
 """
 
 import logging
-import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 from personax.data.locks import sole_user
 from personax.experiment.config import Config, Terms, load
-from personax.experiment.folders import Folder
+from personax.experiment.folders import Folder, readable_slug
 from personax.flower.api import Context, Grid, ServerApp  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.driver import Driver, Manners
 from personax.live.book import Book
@@ -55,11 +54,11 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
     """Run a recipe over a grid until it is finished, and write its results. `given` is the run's configuration."""
     terms, manners = read_terms(config, given)
     recipe = choose(config, str(given.get("algorithm") or "") or None)
-    root = Path(str(given.get("out") or f"runs/flower-{recipe.config.name}")).expanduser().resolve()
+    name = readable_slug(recipe.config.name)
+    root = Path(str(given.get("out") or f"runs/flower-{name}")).expanduser().resolve()
     root.mkdir(parents=True, exist_ok=True)
     with sole_user(root / "server.lock"):
-        plain = re.sub(r"[^\w-]", "-", recipe.config.name)[:40]
-        folder, run = open_run(root, recipe, f"{plain}-{secrets.token_hex(4)}")
+        folder, run = open_run(root, recipe, f"{name}-{secrets.token_hex(4)}")
         journal = Journal(root, terms.sync)
         book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
         done = f"{book.ledger.num_events} updates are done" if book.ledger.num_events else "a new run"

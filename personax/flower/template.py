@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from personax.experiment.config import ConfigError, load
+from personax.experiment.folders import readable_slug
 
 PACKAGE = "personax_app"
 RECIPE = """\
@@ -120,7 +121,7 @@ def write_app(folder: Path, config: Path | None = None, algorithm: str | None = 
     names = list(load(config).algorithms) if config is not None else re.findall(r'\[algorithms\."?([^"\]]+)', RECIPE)
     if algorithm is not None and algorithm not in names:
         raise ConfigError(f"There is no algorithm {algorithm!r}. Choose one of {', '.join(names)}.")
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "personax-app"
+    name = readable_slug(folder.resolve().name, "personax-app")
     given = {"name": name, "package": PACKAGE, "algorithm": algorithm or names[0], "num_clients": num_clients}
     files = {
         "pyproject.toml": PROJECT.format(**given),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from personax.experiment.build import Outputs, make_federation, outputs_of, resolve
 from personax.experiment.config import Config, ConfigError, Terms, check_names
+from personax.experiment.folders import readable_slug
 from personax.experiment.records import RunRecord
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
@@ -69,7 +70,7 @@ def serve(
     """Serve a run until it is finished or interrupted; its record, if clients reported any numbers."""
     shown, revoked = _credentials(address)
     terms = recipe.config.live or Terms()
-    folder, run = open_run(root, recipe, f"{_plain(recipe.config.name)}-{secrets.token_hex(4)}")
+    folder, run = open_run(root, recipe, f"{readable_slug(recipe.config.name)}-{secrets.token_hex(4)}")
     journal = Journal(root, terms.sync)
     book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
     kept: list[Service] = []
@@ -101,7 +102,3 @@ def _credentials(address: Address) -> tuple[Credentials | None, Revocations | No
         return None, None
     shown = read_credentials(address.identity)
     return shown, Revocations(address.identity / "revoked.pem", shown.authority)
-
-
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)[:40]

@@ -240,7 +240,7 @@ def test_a_run_without_a_folder_gets_one_of_its_own(small, place):
     ended = personax("run", str(small), "--algorithm", "FedAvg", *words)
     assert ended.exit_code == 0, ended.stderr
     (root,) = (place / "runs").iterdir()
-    assert root.name.startswith("-bold-a-b-smile-x-") and read_results(root).name == name
+    assert root.name.startswith("bold-a-b-smile-x-") and read_results(root).name == name
     assert ended.stdout.splitlines()[-1].startswith(f"The results are in runs/{root.name}, ")
     assert [path.name for path in sorted((root / "tensorboard").iterdir())] == ["FedAvg", "poor", "tuned"]
 
