@@ -1,7 +1,6 @@
 """Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
 
 import json
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,7 @@ from personax.evaluation.scores import Interval, show
 from personax.experiment import citations, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
-from personax.experiment.config import STARTER, Config, ConfigError, check_names
+from personax.experiment.config import STARTER, Config, choose_algorithm
 from personax.experiment.folders import Folder, readable_slug, refuse_used, tidy
 from personax.experiment.loggers import Events
 from personax.experiment.records import RunRecord, TableRow, read_results
@@ -52,13 +51,7 @@ def run(
 ) -> None:
     """Train one algorithm."""
     with plain_errors():
-        given = load_and_announce(config, overrides)
-        names = list(given.algorithms)
-        if algorithm is None and len(names) > 1:
-            raise ConfigError(f"{config} has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
-        name = algorithm or names[0]
-        check_names(str(config), [name], names, "algorithm")
-        chosen = replace(given, algorithms={name: given.algorithms[name]})
+        chosen = choose_algorithm(load_and_announce(config, overrides), algorithm, config)
         _new_run(resolve(chosen, baselines=False), folder, tuned, tensorboard)
 
 

@@ -229,6 +229,16 @@ def require_same_version(folder: Path, writer: str) -> None:
         )
 
 
+def choose_algorithm(config: Config, name: str | None, where: object = "the configuration") -> Config:
+    """The configuration with one of its algorithms, which must be named if there are several."""
+    names = list(config.algorithms)
+    if name is None and len(names) > 1:
+        raise ConfigError(f"`{where}` has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
+    chosen = names[0] if name is None else name
+    check_names(str(where), [chosen], names, "algorithm")
+    return dataclasses.replace(config, algorithms={chosen: config.algorithms[chosen]})
+
+
 def imports_of(config: Config) -> list[str]:
     """The path of everything that a run of this configuration imports, each once.
 

@@ -1,9 +1,9 @@
 """A ready Flower app: three files of three lines, a recipe, and what `flwr run` wants to know."""
 
-import re
+import tomllib
 from pathlib import Path
 
-from personax.experiment.config import ConfigError, load
+from personax.experiment.config import choose_algorithm, load, parse
 from personax.experiment.folders import readable_slug
 
 PACKAGE = "personax_app"
@@ -118,13 +118,12 @@ def write_app(folder: Path, config: Path | None = None, algorithm: str | None = 
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty. Choose another folder.")
     text = RECIPE if config is None else config.read_text(encoding="utf-8")
-    names = list(load(config).algorithms) if config is not None else re.findall(r'\[algorithms\."?([^"\]]+)', RECIPE)
-    if algorithm is not None and algorithm not in names:
-        raise ConfigError(f"There is no algorithm {algorithm!r}. Choose one of {', '.join(names)}.")
+    given = parse(tomllib.loads(RECIPE)) if config is None else load(config)
+    (chosen,) = choose_algorithm(given, algorithm or next(iter(given.algorithms)), config or folder).algorithms
     name = readable_slug(folder.resolve().name, "personax-app")
-    given = {"name": name, "package": PACKAGE, "algorithm": algorithm or names[0], "num_clients": num_clients}
+    fields = {"name": name, "package": PACKAGE, "algorithm": chosen, "num_clients": num_clients}
     files = {
-        "pyproject.toml": PROJECT.format(**given),
+        "pyproject.toml": PROJECT.format(**fields),
         ".gitignore": IGNORED,
         f"{PACKAGE}/__init__.py": '"""A Flower app."""\n',
         f"{PACKAGE}/server_app.py": SERVER,

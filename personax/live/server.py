@@ -6,12 +6,12 @@ import logging
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from personax.experiment.build import Outputs, make_federation, outputs_of, resolve
-from personax.experiment.config import Config, ConfigError, Terms, check_names
+from personax.experiment.config import Config, ConfigError, Terms, choose_algorithm
 from personax.experiment.folders import readable_slug
 from personax.experiment.records import RunRecord
 from personax.live.book import Book
@@ -38,12 +38,7 @@ class Address:
 
 def choose(config: Config, algorithm: str | None) -> Recipe:
     """The recipe to serve: one algorithm of a configuration."""
-    names = list(config.algorithms)
-    if algorithm is None and len(names) > 1:
-        raise ConfigError(f"There are {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
-    check_names("the configuration", [algorithm or names[0]], names, "algorithm")
-    chosen = {name: entry for name, entry in config.algorithms.items() if name == (algorithm or names[0])}
-    resolved = resolve(replace(config, algorithms=chosen), baselines=False)
+    resolved = resolve(choose_algorithm(config, algorithm), baselines=False)
     return make_recipe(resolved, spec_of(resolved))
 
 

@@ -296,7 +296,7 @@ def test_init_writes_an_app(tmp_path):
         assert len([line for line in lines[1:] if line]) == 3
     assert "is not empty" in personax("flower", "init", tmp_path / "My App").output
     ended = personax("flower", "init", tmp_path / "other", "--algorithm", "nothing")
-    assert ended.exit_code == 1 and "Choose one of FedAvg" in ended.output
+    assert ended.exit_code == 1 and "has no algorithm `nothing`. There are: APFL, FedAvg" in ended.output
 
 
 def test_init_takes_a_recipe(tmp_path):
