@@ -416,8 +416,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean `{by_lower[near[0]]}`?" if near else ""
 
 
-def require(condition: Callable[[Any], Any], name: str, given: Any, must: str, hint: str = "") -> None:
-    """Raise a ValueError that says what must hold, what was given and what to do, unless `condition` holds.
+def require(
+    condition: Callable[[Any], Any],
+    name: str,
+    given: Any,
+    must: str,
+    hint: str = "",
+    *,
+    error: type[ValueError] = ValueError,
+) -> None:
+    """Raise an `error` that says what must hold, what was given and what to do, unless `condition` holds.
 
     `given` may be an array of swept numbers: the condition must hold for all of them.
     """
@@ -428,7 +436,7 @@ def require(condition: Callable[[Any], Any], name: str, given: Any, must: str, h
     except TypeError:  # not a number at all
         holds = False
     if not holds:
-        raise ValueError(" ".join(filter(None, [f"`{name}` must {must}, got {given}.", hint])))
+        raise error(" ".join(filter(None, [f"`{name}` must {must}, got {given}.", hint])))
 
 
 def require_positive(name: str, given: Any, hint: str = "") -> None:
