@@ -44,13 +44,8 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
         name: the dataset.
         progress: called with what is going on, the bytes so far, and the bytes in all or None.
     """
-    return fetch_source(find_source(name), folder(), progress or (lambda what, done, total: None))
-
-
-def find_source(name: str) -> Source:
-    """The source of this name."""
     require_one_of("name", name, tuple(SOURCES))
-    return SOURCES[name]
+    return fetch_source(SOURCES[name], folder(), progress or (lambda what, done, total: None))
 
 
 def fetch_source(source: Source, into: Path, progress: Progress) -> Path:
