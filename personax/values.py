@@ -401,7 +401,7 @@ def check_names(where: str, given: Iterable[str], known: Iterable[str], what: st
 def unknown_name(where: str, name: str, known: Iterable[str], what: str = "setting") -> str:
     """One sentence about an unknown name, with the nearest known one."""
     known = sorted(known)
-    listed = f"There are: {', '.join(known)}." if known else "It takes none."
+    listed = f"There are: {', '.join(known)}." if known else "There are none."
     return f"`{where}` has no {what} `{name}`.{did_you_mean(name, known)} {listed}"
 
 

@@ -22,6 +22,7 @@ from personax.live.journal import Journal
 from personax.live.results import open_run, write_results
 from personax.live.server import choose
 from personax.report import write_report
+from personax.values import check_names
 
 logger = logging.getLogger("personax.flower")
 TERM_KEYS = ("num-clients", "deadline", "least-share", "outliers", "outlier-factor", "least-peers", "sync")
@@ -71,9 +72,7 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
 
 def read_terms(config: Config, given: Mapping[str, Any]) -> tuple[Terms, Manners]:
     """Rounds, refusals and times: what `[live]` of the recipe says, and for this run its configuration."""
-    unknown = [key for key in given if key not in KEYS]
-    if unknown:
-        raise ValueError(f"The run's configuration must have keys among {', '.join(KEYS)}, got {unknown[0]!r}.")
+    check_names("the run's configuration", given, KEYS, "key")
     chosen = lambda keys: {key.replace("-", "_"): given[key] for key in keys if key in given}
     terms = chosen(TERM_KEYS)
     if terms.get("num_clients") == 0:
