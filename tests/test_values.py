@@ -297,7 +297,7 @@ def test_options_are_listed():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("Client", " Did you mean `client`?"), ("labels", " Did you mean `Label`?"), ("zzz", "")]
+    ("name", "hint"), [("CLIENT", " Did you mean `client`?"), ("label", " Did you mean `Label`?"), ("zzz", "")]
 )
 def test_the_nearest_name_is_suggested_whatever_its_case(name, hint):
     assert did_you_mean(name, ["client", "Label"]) == hint

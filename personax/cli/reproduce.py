@@ -9,11 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from personax.cli.catalog import list_reproductions
 from personax.cli.console import err
 from personax.cli.errors import plain_errors
-from personax.experiment.config import check_names
 from personax.report import write_reproduction
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import CellRecord
 from personax.reproduce.run import reproduce as run_experiment
+from personax.values import check_names
 
 
 def reproduce(

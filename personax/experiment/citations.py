@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from personax.values import require_one_of
+
 BIBTEX = {
     "fallah2020": """@inproceedings{fallah2020,
   author = {Alireza Fallah and Aryan Mokhtari and Asuman Ozdaglar},
@@ -160,6 +162,6 @@ def cite(keys: Iterable[str]) -> str:
     """
     wanted = list(dict.fromkeys(keys))
     for key in wanted:
-        if key not in BIBTEX and not key.lstrip().startswith("@"):
-            raise ValueError(f"A key must be one of {', '.join(sorted(BIBTEX))}, got {key!r}.")
+        if not key.lstrip().startswith("@"):
+            require_one_of("key", key, tuple(sorted(BIBTEX)))
     return "\n\n".join(BIBTEX.get(key, key.strip()) for key in wanted)
