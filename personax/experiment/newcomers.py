@@ -17,15 +17,13 @@ from personax.evaluation.scores import ScoreRow, higher_is_better
 from personax.evaluation.scoring import Scoring
 from personax.experiment import checkpoint
 from personax.experiment.build import Outputs, Training, make_task, make_training
-from personax.experiment.config import Config, ConfigError, check_names, load_run
+from personax.experiment.config import Config, ConfigError, choose_algorithm, load_run
 from personax.experiment.folders import Folder
 from personax.experiment.records import RunRecord, read_results
 from personax.experiment.summaries import newcomer_scoring
 from personax.models.tasks import as_inputs
 from personax.simulation.checks import check_model
 from personax.typing import Batch, Params, Task
-
-_WHERE = "the run"
 
 
 class PersonalModel(NamedTuple):
@@ -77,7 +75,7 @@ def personalize_newcomer(
     record = read_results(folder.root)
     config = load_run(folder.config)
     if algorithm is not None:
-        check_names(_WHERE, [algorithm], config.algorithms, "algorithm")
+        config = choose_algorithm(config, algorithm, "the run")
     trainings = {name: make_training(name, entry) for name, entry in config.algorithms.items()}
     algorithm, score = choose(record, list(trainings.values()), algorithm)
     training = trainings[algorithm]

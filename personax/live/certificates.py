@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from personax.experiment.checkpoint import write_atomically
+from personax.values import check_names
 
 DAYS = 365
 ROLES = ("server", "operator", "client")
@@ -94,8 +95,7 @@ def revoke(folder: Path, name: str) -> Path:
     """Put a client's certificates on the list of revoked ones; the list, which the server reads anew by itself."""
     issued = _issued(folder)
     known = sorted(other for other, entry in issued.items() if entry["serial"])
-    if name not in known:
-        raise ValueError(f"{folder} has no valid certificate of {name!r}. There are: {', '.join(known) or 'none'}.")
+    check_names(str(folder), [name], known, "valid certificate of")
     entry = issued[name]
     issued[name] = {**entry, "serial": None, "revoked": [*entry["revoked"], entry["serial"]]}
     _write_issued(folder, issued)

@@ -19,7 +19,7 @@ import numpy as np
 from personax.algorithms import Algorithm
 from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
-from personax.evaluation.scores import Evaluation, higher_is_better, interval
+from personax.evaluation.scores import Evaluation, higher_is_better, interval, is_share
 from personax.evaluation.scoring import Scoring
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.folders import slug
@@ -279,7 +279,7 @@ def _choose(setting: _TrainingSetting, federation: Federation) -> tuple[str, Alg
 
 def _of_seeds(found: Evaluation) -> Scores:
     """Each metric's mean over clients for each seed, in the units of the papers: accuracies in %."""
-    scale = lambda metric: 100.0 if metric.endswith("accuracy") else 1.0
+    scale = lambda metric: 100.0 if is_share(metric) else 1.0
     return {metric: (scale(metric) * np.atleast_1d(found.mean(metric))).tolist() for metric in found.metrics}
 
 

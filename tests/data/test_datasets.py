@@ -512,7 +512,7 @@ def test_a_missing_column(tmp_path, suffix):
     write(tmp_path / f"t.{suffix}", *table([1, 2]))
     kind = "an array" if suffix == "npz" else "a column"
     with pytest.raises(
-        ValueError, match=rf"t.{suffix} must have {kind} 'clients', got .*Did you mean 'client'\? Name it"
+        ValueError, match=rf"t.{suffix} must have {kind} 'clients', got .*Did you mean `client`\? Name it"
     ):
         read_table(tmp_path / f"t.{suffix}", client="clients")
     with pytest.raises(ValueError, match=rf"must have {kind} 'xyz', got .*\. Name it with `split=...`"):

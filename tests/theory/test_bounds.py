@@ -12,7 +12,7 @@ from scipy.stats import binom
 from personax.client.sampling import BatchSizes
 from personax.curvature import exact, finite_difference, first_order
 from personax.objectives import Meta, Moreau
-from personax.theory import Constants, EstimatorError, apfl, fallah, gmeta, persafl
+from personax.theory import Constants, EstimatorError, NotCovered, apfl, fallah, gmeta, persafl
 from tests.theory import problems
 from tests.theory.problems import SIZES, every_draw, meta_gradient, moments, random_waves, spreads_along, wave_constants
 
@@ -447,12 +447,22 @@ def test_remark_5_of_apfl_draws_too_slow_a_rate():
             lambda: fallah.meta_smoothness(SOME, 2.0),
             r"`adapt_lr` must be at most 1 / smoothness = 1.42857, got 2.0. .*gmeta",
         ),
+        (lambda: persafl.moreau_smoothness(SOME, 0.5), "`strength` must be above the smoothness, 0.7, got 0.5"),
+        (lambda: persafl.moreau_spread(SOME, 4.0), r"`strength` must be at least 7 times the smoothness, 4.9, got 4.0"),
+    ],
+)
+def test_what_a_lemma_does_not_cover_is_refused(call, told):
+    with pytest.raises(NotCovered, match=told):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call, told",
+    [
         (lambda: fallah.exact_error(SOME, -0.1, BatchSizes(1)), "`adapt_lr` must not be negative, got -0.1"),
         (lambda: fallah.hessian_free_error(SOME, 0.1, BatchSizes(1), 0.0), "`radius` must be positive"),
         (lambda: fallah.RoundTraining(0.1, 1, 1, 5, 4), "`cohort_size` must be at most the 4 clients, got 5"),
         (lambda: gmeta.meta_spread(SOME, 0.1, -1), "`num_adapt_steps` must be a whole number of at least 0, got -1"),
-        (lambda: persafl.moreau_smoothness(SOME, 0.5), "`strength` must be above the smoothness, 0.7, got 0.5"),
-        (lambda: persafl.moreau_spread(SOME, 4.0), r"`strength` must be at least 7 times the smoothness, 4.9, got 4.0"),
         (lambda: apfl.risk_bound(RISK, 1.5, 1.0), "`mix` must lie between 0 and 1, got 1.5"),
         (
             lambda: apfl.personal_terms(apfl.MixtureSetting(1, 0, 0, 0, 0, 0, 1, 1, 1, 1), 0.5),
@@ -461,6 +471,7 @@ def test_remark_5_of_apfl_draws_too_slow_a_rate():
         (lambda: Constants(smoothness=-1.0), "`smoothness` must not be negative, got -1.0"),
     ],
 )
-def test_what_a_lemma_does_not_cover_is_refused(call, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_setting_is_refused(call, told):
+    with pytest.raises(ValueError, match=told) as caught:
         call()
+    assert not isinstance(caught.value, NotCovered)

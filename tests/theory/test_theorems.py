@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import personax
 from personax import theory
 from personax.client.sampling import BatchSizes
-from personax.theory import Constants, EstimatorError, fallah, gmeta, persafl
+from personax.theory import Constants, EstimatorError, NotCovered, fallah, gmeta, persafl
 from tests import closed_forms
 from tests.theory import runs
 
@@ -102,7 +102,7 @@ def test_how_large_a_local_step_may_be():
     assert fallah.largest_adapt_lr(4.0) == 0.25
     largest = fallah.largest_local_lr(2.0, 5)
     assert largest == 0.01
-    with pytest.raises(ValueError, match=r"`local_lr` must be at most 1 / \(10 tau L_F\) = 0.01, got 0.011"):
+    with pytest.raises(NotCovered, match=r"`local_lr` must be at most 1 / \(10 tau L_F\) = 0.01, got 0.011"):
         fallah.noise_floor(fallah.RoundTraining(0.011, 5, 1, 1, 1), 2.0, EstimatorError(0, 0), 0.0)
 
 
