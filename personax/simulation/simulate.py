@@ -68,9 +68,11 @@ def simulate(
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
     program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh)
-    overhead = _overhead(algorithm, task, federation, num_seeds)
+    overhead = overhead_of(algorithm, task, federation, num_seeds)
     ahead = monitor.tracker is None and stream is None
-    plan = _plan(algorithm, schedules, execution.wave_width, overhead, ahead, 1 if devices is None else len(devices))
+    plan = plan_waves(
+        algorithm, schedules, execution.wave_width, overhead, ahead, 1 if devices is None else len(devices)
+    )
     seedless = (lambda leaf: leaf) if has_seeds else (lambda leaf: leaf[0])
     run = SimulationRun(program, algorithm, federation, key, plan, monitor.tracker, skips)
     if start is None:
@@ -134,8 +136,8 @@ def state_shapes(
     has_seeds, streams = key.ndim > 0, federation.is_mapped
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     program = Program(task, federation.num_clients, int(federation.counts.max()), None, has_seeds)
-    overhead, ahead = _overhead(algorithm, task, federation, len(schedules)), tracker is None and not streams
-    plan = _plan(algorithm, schedules, None, overhead, ahead, 1)
+    overhead, ahead = overhead_of(algorithm, task, federation, len(schedules)), tracker is None and not streams
+    plan = plan_waves(algorithm, schedules, None, overhead, ahead, 1)
     run = SimulationRun(program, algorithm, federation, key, plan, tracker, skips=False)
     num_personal = 1 if streams else federation.num_clients
     shapes = jax.eval_shape(lambda key: _initial_state(run._replace(key=key), None, num_personal), key)
@@ -178,7 +180,7 @@ def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *algorithms)
 
 
-def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> float:
+def overhead_of(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> float:
     """The fixed cost of an asynchronous wave, in units of one member's cost."""
 
     def count_operations() -> int:
@@ -191,7 +193,7 @@ def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seed
     return 0.0 if algorithm.server.is_synchronous else wave_overhead(count_operations)
 
 
-def _plan(
+def plan_waves(
     algorithm: Algorithm,
     schedules: list[Schedule],
     width: int | None,

@@ -15,10 +15,10 @@ from personax.client.sampling import (
     BatchSizes,
     ClientRows,
     Draw,
-    _scaled,
     batch_indices,
     draw_rows,
     permute,
+    scale_word,
 )
 from personax.data.federation import Federation
 from personax.keys import RunStream, run_stream
@@ -73,12 +73,12 @@ def assert_uniform(counts):
 @small
 @given(word=st.integers(0, 2**32 - 1), count=st.integers(1, 2**31 - 1))
 def test_scaling_is_the_floor_of_the_product(word, count):
-    assert int(_scaled(np.uint32(word), np.int32(count))) == word * count // 2**32
+    assert int(scale_word(np.uint32(word), np.int32(count))) == word * count // 2**32
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 2**16 - 1, 2**16, 2**16 + 1, 2**31 - 1])
 def test_scaling_reaches_both_ends(count):
-    scaled = _scaled(np.asarray([0, 2**32 - 1], np.uint32), np.int32(count))
+    scaled = scale_word(np.asarray([0, 2**32 - 1], np.uint32), np.int32(count))
     assert scaled.tolist() == [0, count - 1]
 
 

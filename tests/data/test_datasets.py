@@ -490,7 +490,7 @@ def test_categories_of_pandas(tmp_path):
 def test_many_blocks_are_one_table(tmp_path, suffix, monkeypatch):
     from personax.data.datasets import tables as module
 
-    monkeypatch.setattr(module, "_BLOCK", 4096)
+    monkeypatch.setattr(module, "BLOCK", 4096)
     x, y, client = table([5, 6, 7], num=3000)
     write(tmp_path / f"t.{suffix}", x, y, client)
     assert_holds(read_table(tmp_path / f"t.{suffix}"), x, y, client)
@@ -583,7 +583,7 @@ def test_a_broken_line_far_down_a_csv(tmp_path):
 def test_nulls_of_parquet_are_found_in_any_block(tmp_path, monkeypatch):
     from personax.data.datasets import tables as module
 
-    monkeypatch.setattr(module, "_BLOCK", 4096)
+    monkeypatch.setattr(module, "BLOCK", 4096)
     column = pa.array([1.0] * 2999 + [None])
     columns = {"client": np.zeros(3000, int), "label": np.zeros(3000, int), "f": column}
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")

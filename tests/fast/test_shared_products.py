@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import personax
-from personax.client import local
 from personax.fast import shared_products
 from personax.fast.shared_products import Place, Span, UnrolledSteps, shares_products, unrolls
 from personax.typing import Batch, DenseLayer, LayeredLoss, Model
@@ -66,8 +65,9 @@ def test_the_meta_gradient_in_a_span_is_the_plain_one(name, num_adapt_steps, hvp
     task, params, batches = setting(name)
     objective = personax.Meta(0.3, num_adapt_steps, hvp)
     given = batches_of(objective, batches)
-    found = objective._in_span(Span(task.loss, params, given))
-    assert_same(found, objective.gradient(plain(task.loss), params, (), None, given)[0])
+    assert shares_products(task.loss, params, sum(batch.weight.size for batch in given.values()))
+    found, truth = (objective.gradient(loss, params, (), None, given)[0] for loss in (task.loss, plain(task.loss)))
+    assert_same(found, truth)
 
 
 @pytest.mark.parametrize("tolerance", [None, 0.5, 1e-3])
@@ -154,7 +154,8 @@ def test_a_batch_keeps_its_key():
     batch = lambda num: Batch(rng.random((num, 6, NUM_INPUTS)), rng.random((num, 6, 20)), np.ones((num, 6)), _keys(num))
     given = {"adapt": batch(2), "outer": batch(1), "curvature": batch(2)}
     objective = personax.Meta(0.3, 2)
-    found = objective._in_span(Span(task.loss, params, given))
+    assert shares_products(task.loss, params, 6 * 5)
+    found = objective.gradient(task.loss, params, (), None, given)[0]
     unlayered = lambda params, one: jnp.square(apply(params, one.x, one.key) - one.y).mean()
     assert_same(found, objective.gradient(unlayered, params, (), None, given)[0])
 
@@ -310,8 +311,8 @@ def test_a_visit_on_a_trail_is_the_plain_visit(name, length, monkeypatch):
         result = personax.simulate(algorithm, traced_anew(), federation, schedule, key=key)
         return result.params, result.personal
 
-    taken, tread = [], local._unrolled_steps
-    monkeypatch.setattr(local, "_unrolled_steps", lambda *given: taken.append(True) or tread(*given))
+    taken, step = [], UnrolledSteps.step
+    monkeypatch.setattr(UnrolledSteps, "step", lambda *given: taken.append(True) or step(*given))
     plainly = run(10**9)
     assert not taken
     assert_same(run(1), plainly)
@@ -321,7 +322,7 @@ def test_a_visit_on_a_trail_is_the_plain_visit(name, length, monkeypatch):
 @pytest.mark.parametrize("name", ["fedavg_adam", "local_only", "fedprox", "per_fedavg_fo"])
 def test_other_visits_take_no_trail(name, monkeypatch):
     monkeypatch.setattr(shared_products, "WIDE", 1)
-    monkeypatch.setattr(local, "_unrolled_steps", lambda *given: pytest.fail("a trail was taken"))
+    monkeypatch.setattr(UnrolledSteps, "step", lambda *given: pytest.fail("a trail was taken"))
     rng, key = np.random.default_rng(0), jax.random.key(3)
     federation = personax.Federation.from_clients([(rng.random((9, *IMAGE)), rng.integers(0, 3, 9))] * 2)
     # Beside an optimizer of its own, a clipped direction and other objectives: a recorded path.
