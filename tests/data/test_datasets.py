@@ -66,7 +66,7 @@ def test_broken_pools(arrays, match):
 
 
 def draw(seed=0, model=1.0, inputs=1.0, m=60, c=10, num=None):
-    return draw_client(rng(seed), np.sqrt(model), np.sqrt(inputs), m, c, num)
+    return draw_client(rng(seed), model, inputs, m, c, num)
 
 
 def test_labels_are_the_best_class_of_the_clients_model():
@@ -124,6 +124,15 @@ def test_synthetic_federation():
         assert num_test == round(0.2 * (num_train + num_test))
     assert made.origin == "synthetic(0.5, 0.25), APFL appendix B.1."
     assert made.y.min() >= 0 and made.y.max() <= 9
+
+
+@pytest.mark.parametrize("spread", [0.25, 4.0])
+def test_the_input_spread_of_a_federation_is_a_variance(spread):
+    """Over clients, the mean of one sample's m features has the variance beta + (1 + mean of Sigma_kk) / m."""
+    num, m = 3000, 20
+    made = synthetic(1.0, spread, num_clients=num, num_features=m, num_samples=1, test_share=0, key=KEY)
+    noise = (1 + (np.arange(1, m + 1) ** -1.2).mean()) / m
+    assert spread_within(made.x.astype(float).mean(axis=1), spread + noise)
 
 
 def test_each_spread_has_its_place():

@@ -98,6 +98,22 @@ def test_how_stale_a_run_may_be():
     assert persafl.largest_staleness(0.5, 3, 10) == -1
 
 
+def test_from_how_many_updates_theorems_1_to_3_hold():
+    """T >= 160 L (Q + 7) (tau + 1)^3, 64 L_b and 288 L_c (Q + 7) (tau + 1)^3: one update fewer is refused."""
+    c, Q, t, strength, a = Constants(1.3, 0.7, 0.4, 0.9, 0.6, 0, 0, 0.5, 0.3), 3, 2, 7.0, 0.8
+    level = strength * 0.7 / (strength - 0.7)
+    bounds = {
+        160 * 0.7 * (3 + 7) * 3**3: lambda run: persafl.fedasync_bound(run, 5.0, c, 4),
+        64 * persafl.meta_smoothness(c, a): lambda run: persafl.persafl_meta_bound(run, 5.0, c, a, 4),
+        288 * level * (3 + 7) * 3**3: lambda run: persafl.persafl_moreau_bound(run, 5.0, c, strength, 0.01, 4),
+    }
+    for least, bound in bounds.items():
+        least = int(np.ceil(least * (1 - 1e-12)))
+        assert np.isfinite(bound(persafl.ArrivalTraining(least, Q, t)))
+        with pytest.raises(ValueError, match="`num_updates` must be at least"):
+            bound(persafl.ArrivalTraining(least - 1, Q, t))
+
+
 def test_how_large_a_local_step_may_be():
     assert fallah.largest_adapt_lr(4.0) == 0.25
     largest = fallah.largest_local_lr(2.0, 5)
