@@ -165,5 +165,7 @@ def test_a_run_of_per_fedavg_keeps_to_the_bound_with_measured_constants():
     gap = float(np.mean([loss({"w": w}, closed_forms.whole(*data)) for w, data in pairs]))  # F(w_0), and F* >= 0
     bound = fallah.stationarity_bound(training, gap, *lemma)
     assert found[-1] < 0.2 * found[0]
-    assert found.mean() <= bound and chosen.mean() <= bound
+    # Constants over a ball are far from those along the run. The run is one of many: its ratio is known to a fifth.
+    assert bound / found.mean() == pytest.approx(4057, rel=0.2)
+    assert chosen.mean() <= bound
     np.testing.assert_allclose(chosen.mean(), found.mean(), rtol=0.5)
