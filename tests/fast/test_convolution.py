@@ -48,11 +48,10 @@ def assert_the_same(ours, theirs, *given):
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("size", [(7, 6), (8, 9)])
 @pytest.mark.parametrize(
-    ("way", "kernel_size"),
-    [(way, size) for way in ("windows", "patches") for size in [(1, 1), (4, 4), (5, 5), (2, 3)]]
-    + [(way, (3, 3)) for way in WAYS],
+    ("way", "kernel_size", "size"),
+    [(way, kernel_size, (7, 6)) for way in ("windows", "patches") for kernel_size in [(1, 1), (4, 4), (2, 3)]]
+    + [(way, (3, 3), size) for way in WAYS for size in [(7, 6), (8, 9)]],
 )
 def test_each_way_is_the_native_convolution(way, kernel_size, size, pooled):
     given = draw(0, (3, *size, 2)), draw(1, (*kernel_size, 2, 4)), draw(2, (4,))
@@ -61,9 +60,11 @@ def test_each_way_is_the_native_convolution(way, kernel_size, size, pooled):
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("kernel_size", [(3, 3), (5, 5), (2, 3)])
-@pytest.mark.parametrize("depth", [2, DEEP])
-@pytest.mark.parametrize("tiled", [(1, 3), (99, 99)])
+@pytest.mark.parametrize(
+    ("kernel_size", "depth", "tiled"),
+    [((5, 5), 2, (99, 99)), ((2, 3), 2, (99, 99)), ((3, 3), DEEP, (1, 3)), ((3, 3), DEEP, (99, 99))],
+    ids=["windows", "uneven windows", "tiles", "patches"],
+)
 def test_whichever_is_taken_is_the_native_convolution(padding, pooled, kernel_size, depth, tiled, monkeypatch):
     monkeypatch.setattr(convolution, "TILED", tiled)
     given = draw(0, (2, 7, 6, depth)), draw(1, (*kernel_size, depth, 4)), draw(2, (4,))

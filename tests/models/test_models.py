@@ -198,7 +198,7 @@ def test_channels_first_and_last_are_the_same_network(pooling):
     found = []
     for backend in ("cpu", "gpu"):
         with pretend(backend):
-            found.append(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply(p, x))))(params))
+            found.append(jax.jit(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply(p, x)))))(params))
     assert_trees_close(*found)
 
 

@@ -398,9 +398,7 @@ def apfl_risks(x, y, own, everyone, mix):
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    st.lists(st.tuples(*[st.floats(-2, 2)] * 2), min_size=3, max_size=6), seeds, st.just(0.0) | st.floats(1e-6, 1)
-)
+@given(st.lists(st.tuples(*[st.floats(-2, 2)] * 2), min_size=3, max_size=6), seeds, st.just(0.0) | st.floats(1e-6, 1))
 def test_apfl_theorem_1_without_its_sampling_terms(support, seed, mix):
     x, _, own, everyone = given = distributions(support, seed)
     assume(own @ x**2 > 1e-3 and everyone @ x**2 > 1e-3)
