@@ -24,7 +24,7 @@ from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Sha
 
 _CHUNK = 64  # clients, and rows, that are scored at once
 _MOST = 1 << 14  # clients whose adaptation batches are drawn at once
-_MOST_MAPPED = 1 << 10  # clients whose data is read from its file at once
+MOST_MAPPED = 1 << 10  # clients whose data is read from its file at once
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def evaluate(
     # A model that is the shared one, or steps from it, is the same program for every algorithm.
     whose = None if scoring.is_stateless else algorithm
     found = []
-    most = _MOST_MAPPED if scored.is_mapped else _MOST
+    most = MOST_MAPPED if scored.is_mapped else _MOST
     for begin in range(0, positions.shape[-1], most):
         here = positions[..., begin : begin + most]
         train, test, places = _data(scored, needs_test, here)

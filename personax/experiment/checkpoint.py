@@ -68,7 +68,7 @@ def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any]) -> None
         "leaves": [_described(path, leaf) for path, leaf in leaves.items()],
         "about": about,
     }
-    text = _sealed(record)
+    text = seal(record)
     write_atomically(_file(folder, number, "safetensors"), content)
     write_atomically(_file(folder, number, "json"), text)
     _tidy(folder, number)
@@ -229,7 +229,8 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in map(_JSON.fullmatch, names) if match)
 
 
-def _sealed(record: dict[str, Any]) -> bytes:
+def seal(record: dict[str, Any]) -> bytes:
+    """Encode a record as JSON together with its SHA-256 digest, which `load` checks."""
     try:
         plain = json.loads(json.dumps(record))
     except (TypeError, ValueError) as error:

@@ -82,7 +82,7 @@ def personalize_newcomer(
     scoring = _scoring(training, score, num_steps, lr)
     trees, about = checkpoint.read_model(folder.model(algorithm))
     task = make_task(config, Outputs(about["task"], int(about["num_outputs"])))
-    client = _client(data, config, about, seed)
+    client = read_newcomer(data, config, about, seed)
     _check_words(data, client, record)
     params = _restored(task, trees["params"], about)
     check_model(task, client, params)
@@ -113,7 +113,7 @@ def _scoring(training: Training, score: str | None, num_steps: int | None, lr: f
     return Scoring(base.model, steps, size, base.batch_size)
 
 
-def _client(path: Path, config: Config, about: dict[str, str], seed: int) -> Federation:
+def read_newcomer(path: Path, config: Config, about: dict[str, str], seed: int) -> Federation:
     """The file's samples as one client, a fifth of them kept apart, in the shape that the model was trained on."""
     names = {name: item for name, item in config.data.options.items() if name in ("client", "label")}
     read = datasets.read_client(path, **names, shape=tuple(json.loads(about["input_shape"])))

@@ -71,8 +71,8 @@ def create(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int
     _write_private(authority / "key.pem", _key_pem(key))
     write_atomically(authority / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
     _write_issued(folder, {})
-    _issue(folder, folder / "server", "server", "server", days, hosts=hosts)
-    _issue(folder, folder / "operator", "operator", "operator", days)
+    issue(folder, folder / "server", "server", "server", days, hosts=hosts)
+    issue(folder, folder / "operator", "operator", "operator", days)
     _write_revoked(folder, [])
     for name in clients:
         add(folder, name, days)
@@ -87,7 +87,7 @@ def add(folder: Path, name: str, days: int = DAYS) -> Path:
     # A client that is certified anew keeps its number: it is the same client.
     number = issued[name]["id"] if name in issued else len(issued)
     place = folder / "clients" / name
-    _issue(folder, place, name, "client", days, number=number)
+    issue(folder, place, name, "client", days, number=number)
     return place
 
 
@@ -154,7 +154,7 @@ class Revocations:
         self.seen = stamp
 
 
-def _issue(
+def issue(
     folder: Path,
     place: Path,
     name: str,

@@ -103,7 +103,7 @@ def reproduce(
         data={name: federation.origin for name, federation in federations.items()},
         seeds=seeds,
         cells=cells,
-        claims=[_judged(claim, {(cell.row, cell.column): cell for cell in cells}) for claim in experiment.claims],
+        claims=[judge(claim, {(cell.row, cell.column): cell for cell in cells}) for claim in experiment.claims],
         choices=list(experiment.choices),
     )
     write_atomically(folder / "results.json", REPRODUCTION.dump_json(record, indent=1))
@@ -297,7 +297,7 @@ def _ends(of_seeds: np.ndarray) -> tuple[float, float | None, float | None]:
     return (found.mean, found.low, found.high) if known else (found.mean, None, None)
 
 
-def _judged(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
+def judge(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
     """A contrast holds if its paired interval is above 0, and fails where it is below."""
     found = [_contrasted(claim, contrast, cells) for contrast in claim.contrasts]
     return ClaimRecord(claim.words, claim.place, _overall([one.verdict for one in found]), found)

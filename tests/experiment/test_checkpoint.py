@@ -22,7 +22,7 @@ import pytest
 import safetensors.numpy
 
 import personax
-from personax.experiment.checkpoint import _sealed, export, load, read_model, save, write_atomically
+from personax.experiment.checkpoint import export, load, read_model, save, seal, write_atomically
 from tests import closed_forms
 from tests.simulation.options import grouped
 
@@ -408,7 +408,7 @@ def test_another_format_is_an_error_and_no_damage(tmp_path):
     path = tmp_path / "00000000.json"
     record = json.loads(path.read_text())
     del record["sha256"]
-    path.write_bytes(_sealed(record | {"format": 2}))
+    path.write_bytes(seal(record | {"format": 2}))
     with pytest.raises(ValueError, match=r"must have format 1, got 2\. Use the version of personax that wrote it"):
         load(tmp_path, ())
 

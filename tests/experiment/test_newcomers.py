@@ -18,7 +18,7 @@ from personax.evaluation.scores import interval
 from personax.experiment.build import make_training, resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.config import load, parse
-from personax.experiment.newcomers import _client, choose, personalize_newcomer, write
+from personax.experiment.newcomers import choose, personalize_newcomer, read_newcomer, write
 from personax.experiment.records import read_results
 from personax.experiment.runs import execute, start
 from personax.models import logistic_regression
@@ -296,11 +296,11 @@ def test_numbers_become_what_the_model_was_trained_on(tmp_path):
     x = np.arange(24).reshape(6, 4) % 7
     path = tmp_path / "new.npz"
     np.savez(path, x=x.astype(float), label=np.arange(6) % 2)
-    client = _client(path, config, about([2, 2], "uint8"), 0)
+    client = read_newcomer(path, config, about([2, 2], "uint8"), 0)
     assert client.x.dtype == np.uint8 and client.x.shape == (5, 2, 2) and client.test_x.dtype == np.uint8
     np.savez(path, x=x.astype(np.uint8), label=np.arange(6) % 2)
-    assert _client(path, config, about([4], "float32"), 0).x.dtype == np.float32
+    assert read_newcomer(path, config, about([4], "float32"), 0).x.dtype == np.float32
     for wrong in (x + 0.5, x - 1.0, x + 250.0):
         np.savez(path, x=wrong, label=np.arange(6) % 2)
         with refused("new.npz: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."):
-            _client(path, config, about([4], "uint8"), 0)
+            read_newcomer(path, config, about([4], "uint8"), 0)
