@@ -12,6 +12,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # also in the processes that tests start
 
 # What imports Flower is looked at where there is one: make test-flower.
 _FLOWER = ("api", "client", "driver", "records", "server")

@@ -18,7 +18,6 @@ from personax.typing import Array
 
 MAX_DRAWS = 4096  # numbered draws of one local step
 MAX_STEPS = 2**32 // MAX_DRAWS  # local steps of one visit, so that every draw of every step has its own 32-bit number
-MAX_BLOCKS = 2**30 - 5  # blocks of delays in one schedule
 
 # The last 32-bit number is never the number of a draw: it marks what follows from a visit or a batch as a whole.
 _EPOCH = _DROPOUT = 2**32 - 1

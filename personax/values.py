@@ -401,14 +401,31 @@ def check_names(where: str, given: Iterable[str], known: Iterable[str], what: st
 def unknown_name(where: str, name: str, known: Iterable[str], what: str = "setting") -> str:
     """One sentence about an unknown name, with the nearest known one."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f" Did you mean `{near[0]}`?" if near else ""
-    listed = f"There are: {', '.join(known)}." if known else "It takes none."
-    return f"`{where}` has no {what} `{name}`.{hint} {listed}"
+    listed = f"There are: {', '.join(known)}." if known else "There are none."
+    return f"`{where}` has no {what} `{name}`.{did_you_mean(name, known)} {listed}"
 
 
-def require(condition: Callable[[Any], Any], name: str, given: Any, must: str, hint: str = "") -> None:
-    """Raise a ValueError that says what must hold, what was given and what to do, unless `condition` holds.
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A space and a question that suggests the nearest known name, whatever its case; nothing where none is near.
+
+    >>> did_you_mean("MNST", ["mnist", "cifar10"])
+    ' Did you mean `mnist`?'
+    """
+    by_lower = {entry.lower(): entry for entry in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.5)
+    return f" Did you mean `{by_lower[near[0]]}`?" if near else ""
+
+
+def require(
+    condition: Callable[[Any], Any],
+    name: str,
+    given: Any,
+    must: str,
+    hint: str = "",
+    *,
+    error: type[ValueError] = ValueError,
+) -> None:
+    """Raise an `error` that says what must hold, what was given and what to do, unless `condition` holds.
 
     `given` may be an array of swept numbers: the condition must hold for all of them.
     """
@@ -419,7 +436,7 @@ def require(condition: Callable[[Any], Any], name: str, given: Any, must: str, h
     except TypeError:  # not a number at all
         holds = False
     if not holds:
-        raise ValueError(" ".join(filter(None, [f"`{name}` must {must}, got {given}.", hint])))
+        raise error(" ".join(filter(None, [f"`{name}` must {must}, got {given}.", hint])))
 
 
 def require_positive(name: str, given: Any, hint: str = "") -> None:
@@ -441,4 +458,5 @@ def require_count(name: str, given: Any, least: int = 1, hint: str = "") -> None
 def require_one_of(name: str, given: Any, options: tuple[str, ...]) -> None:
     """Require one of the named options."""
     if given not in options:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, options))}, got {given!r}.")
+        hint = did_you_mean(str(given), options)
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, options))}, got {given!r}.{hint}")

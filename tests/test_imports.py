@@ -49,6 +49,50 @@ def test_the_test_tree_mirrors_the_package_tree():
     assert folders == {path.name for path in ROOT.iterdir() if path.is_dir()} - {"__pycache__"}
 
 
+NAMEDTUPLE_AND_JIT = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_cache_size"}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__") and name != "_" and name not in NAMEDTUPLE_AND_JIT
+
+
+def private_uses(tree):
+    """Each private name that a test imports, reads from anything but itself, or passes to `setattr` and its like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names if is_private(alias.name))
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) != "self":
+            yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
+            "getattr",
+            "setattr",
+            "delattr",
+        }:
+            texts = [next(iter(arg.values)) if isinstance(arg, ast.JoinedStr) else arg for arg in node.args[:2]]
+            dotted = [arg.value for arg in texts if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            yield from (name for text in dotted for name in text.split(".") if is_private(name))
+
+
+def test_tests_use_no_private_names():
+    for path in Path(__file__).parent.rglob("*.py"):
+        found = list(private_uses(ast.parse(path.read_text())))
+        assert not found, f"{path.name} uses {found}: test through the public API, or make the name public"
+
+
+def test_every_use_of_a_private_name_is_found():
+    found = """
+from personax.live.book import _table
+module._one
+book.state._two.x
+monkeypatch.setattr(module, "_three", 1)
+monkeypatch.delattr("personax.live.book._four")
+getattr(module, f"_five_{name}")
+"""
+    assert set(private_uses(ast.parse(found))) == {"_table", "_one", "_two", "_three", "_four", "_five_"}
+    allowed = "from __future__ import annotations\nself._own\npair._replace(x=1)\nclass_.__doc__\nsetattr(a, 'b', _c)"
+    assert not list(private_uses(ast.parse(allowed)))
+
+
 def test_every_form_of_import_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.test_imports.ROOT", tmp_path)
     (tmp_path / "data").mkdir()

@@ -1,6 +1,7 @@
 """The fast path against each paper's pseudocode, fed with the very samples that the fast path drew."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -10,7 +11,8 @@ import pytest
 
 import personax
 from personax import BatchSizes, Local, Meta, Moreau, asynchronous, synchronous
-from tests.reference import apfl, baselines, fallah, gmeta, persafl
+from personax.fast.shared_products import shares_products
+from tests.reference import apfl, baselines, fallah, gmeta, network, persafl
 from tests.reference.problem import COUNTS, FEDERATION, TASK, W0, N, Samples, data, flat, grad, hvp, tree
 from tests.simulation.options import grouped
 
@@ -91,9 +93,9 @@ def per_fedavg(name, **local):
     return Case(algorithm, twin)
 
 
-def generalized_meta(name):
-    local = {"num_adapt_steps": 3, "num_steps": TAU, "batch_size": SIZES}
-    twin = partial(gmeta.generalized_meta, update=GMETA[name], alpha=ALPHA, beta=BETA, tau=TAU, nu=3)
+def generalized_meta(name, num_adapt=3):
+    local = {"num_adapt_steps": num_adapt, "num_steps": TAU, "batch_size": SIZES}
+    twin = partial(gmeta.generalized_meta, update=GMETA[name], alpha=ALPHA, beta=BETA, tau=TAU, nu=num_adapt)
     return Case(personax.per_fedavg(adapt_lr=ALPHA, lr=BETA, hvp=HVPS[name], **local), twin)
 
 
@@ -173,6 +175,17 @@ CASES = {
     "SCAFFOLD, Option II": Case(
         personax.scaffold(lr=LR, option=2, server=synchronous(0.7), **EPOCHS),
         partial(baselines.scaffold, **RAGGED, global_lr=0.7, option=2),
+        read=read_scaffold,
+    ),
+    "SCAFFOLD, Option II, decaying": Case(
+        personax.scaffold(lr=personax.step_sizes.Decay(LR, 0.3), option=2, server=synchronous(0.7), **STEPS),
+        partial(
+            baselines.scaffold,
+            lr=lambda r, k: LR * 0.7 ** (r * TAU + k),
+            num_steps=baselines.steps(TAU),
+            global_lr=0.7,
+            option=2,
+        ),
         read=read_scaffold,
     ),
     "pFedMe": Case(
@@ -280,6 +293,40 @@ def test_the_problem_is_the_task():
         batch = personax.Batch(x, y, np.ones(len(y)), jax.random.key(0))
         value, product = jax.jvp(lambda params, batch=batch: gradient(params, batch), (tree(w),), (tree(u),))
         assert_agree({"g": flat(value), "h": flat(product)}, {"g": grad(w, (x, y)), "h": hvp(w, (x, y), u)})
+
+
+ON_NETWORK = {
+    **{f"{name}, one step": (per_fedavg(name), fallah, 2, 1) for name in ("exact", "first-order", "Hessian-free")},
+    **{f"{name}, two steps": (generalized_meta(name, 2), gmeta, 1, 2) for name in GMETA},
+}
+
+
+@pytest.mark.parametrize("name", ON_NETWORK)
+def test_meta_gradients_of_a_network_in_shared_products_agree_with_the_twin(name, monkeypatch):
+    """A nonconvex loss, in whole visits, with batches that are small enough for a span."""
+    case, twins, size, num_adapt = ON_NETWORK[name]
+    monkeypatch.setattr(twins, "grad", network.grad)
+    monkeypatch.setattr(twins, "hvp", network.hvp)
+    case = case._replace(algorithm=replace(case.algorithm, local=replace(case.algorithm.local, batch_size=size)))
+    key, schedule = KEYS[0], rounds(KEYS[0])
+    params = network.tree(network.W0)
+    assert shares_products(network.TASK.loss, params, (2 * num_adapt + 1) * size)
+    result = personax.simulate(case.algorithm, network.TASK, FEDERATION, schedule, key=key, params=params)
+    twin = case.twin(network.W0, schedule, Samples(key, case.algorithm.local))
+    assert_agree({"w": network.flat(result.params)}, twin)
+    assert np.linalg.norm(twin["w"] - network.W0) > 0.1
+
+
+def test_the_network_is_the_task_and_is_not_convex():
+    w, u = np.random.default_rng(1).normal(size=(2, network.W0.size))
+    x, y = data(1)
+    batch = personax.Batch(x, y, np.ones(len(y)), jax.random.key(0))
+    gradient = lambda params: jax.grad(network.TASK.loss)(params, batch)
+    value, product = jax.jit(lambda w, u: jax.jvp(gradient, (w,), (u,)))(network.tree(w), network.tree(u))
+    found = {"g": network.flat(value), "h": network.flat(product)}
+    assert_agree(found, {"g": network.grad(w, (x, y)), "h": network.hvp(w, (x, y), u)})
+    hessian = np.stack([network.hvp(w, (x, y), row) for row in np.eye(w.size)])
+    assert np.linalg.eigvalsh(hessian)[0] < -1e-2
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from personax.values import (
     Static,
     call,
     construct,
+    did_you_mean,
     imports_forbidden,
     imports_in,
     parameters_of,
@@ -289,8 +290,18 @@ def test_counts_may_start_elsewhere():
 
 def test_options_are_listed():
     require_one_of("a", "x", ("x", "y"))
-    with pytest.raises(ValueError, match="`a` must be one of 'x', 'y', got 'z'"):
+    with pytest.raises(ValueError, match=r"`a` must be one of 'x', 'y', got 'z'\.$"):
         require_one_of("a", "z", ("x", "y"))
+    with pytest.raises(ValueError, match=r"got 'round'\. Did you mean `rounds`\?"):
+        require_one_of("a", "round", ("rounds", "steps"))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("CLIENT", " Did you mean `client`?"), ("label", " Did you mean `Label`?"), ("zzz", "")]
+)
+def test_the_nearest_name_is_suggested_whatever_its_case(name, hint):
+    assert did_you_mean(name, ["client", "Label"]) == hint
+    assert did_you_mean(name, []) == ""
 
 
 def test_a_condition_must_hold_for_all_numbers():

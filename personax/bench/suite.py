@@ -23,6 +23,7 @@ from personax.bench.record import BenchRecord, MachineRecord, PeerRecord, RowRec
 from personax.bench.setting import SETTING
 from personax.bench.start import measure_start
 from personax.bench.workloads import BenchRow, rows
+from personax.values import check_names
 
 AGREES = 0.02  # of how far the parameters moved: float32 sums in different orders stay below
 PATIENCE = 600.0  # seconds that a side may take to answer
@@ -51,9 +52,8 @@ def run_suite(
     named = lambda name, words: f"{name}-".startswith(f"{words}-")
     wanted = lambda name: any(named(name, words) for words in only) if only else not named(name, "growth")
     known = ["start", *(row.name for row in rows("cpu"))]
-    for words in only:
-        if not any(named(name, words) for name in known):
-            raise ValueError(f"No row is named {words}. There are: {', '.join(known)}, and beginnings of them.")
+    unknown = [words for words in only if not any(named(name, words) for name in known)]
+    check_names("personax bench", unknown, known, "row")
     machine = measure_machine()
     chosen = [row for row in rows(machine.backend) if wanted(row.name)]
     start = measure_start() if wanted("start") and machine.backend == "cpu" else None

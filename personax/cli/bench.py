@@ -26,7 +26,7 @@ def bench(
         from personax.bench.show import header, row_words, summary
         from personax.bench.suite import BenchPlan, run_suite
         from personax.experiment.checkpoint import write_atomically
-        from personax.experiment.config import check_names
+        from personax.values import check_names
 
         def keep(so_far: BenchRecord) -> None:
             typer.echo(row_words(so_far.rows[-1]), err=json)

@@ -9,8 +9,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from personax.cli.console import err, print_table
 from personax.cli.errors import plain_errors
 from personax.cli.options import GROUP_SETTINGS
-from personax.data.datasets.fetch import fetch, find_source
+from personax.data.datasets.fetch import fetch
 from personax.data.datasets.registry import list_datasets
+from personax.data.datasets.sources import SOURCES
 from personax.data.datasets.stand_in import write_stand_in
 
 group = typer.Typer(
@@ -18,25 +19,22 @@ group = typer.Typer(
 )
 
 
-def _check_fetchable(name: str) -> str:
-    """Return the name of a dataset that can be downloaded; any other name is a usage error."""
+def _require_fetchable(name: str) -> None:
+    """Raise an error for a dataset that needs no download; `fetch` knows which names there are."""
     how = next((entry.how for entry in list_datasets() if entry.name == name), "")
     if how:
-        raise typer.BadParameter(f"{name} is not fetched ({how}). See `personax.data.datasets.{name}`.")
-    try:
-        return find_source(name).name
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise ValueError(f"{name} is not fetched ({how}). See `personax.data.datasets.{name}`.")
 
 
 @group.command("fetch", epilog="Example: personax data fetch mnist")
-def fetch_dataset(name: Annotated[str, typer.Argument(help="mnist or cifar10", callback=_check_fetchable)]) -> None:
+def fetch_dataset(name: Annotated[str, typer.Argument(help=" or ".join(SOURCES))]) -> None:
     """Get a dataset from the network, verify it, and keep it.
 
     It goes to the folder PERSONAX_DATA, or else to the user's cache. What is there already is not fetched again.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with plain_errors("Interrupted. Run the same command again to go on from here."):
+        _require_fetchable(name)
         with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
             tasks = {}
 
@@ -67,8 +65,9 @@ def stand_in(
 @group.command("list", epilog="Example: personax data list")
 def list_command() -> None:
     """Show the datasets, their sizes, and whether they are here."""
-    print_table(
-        ("name", "what", "size", "where", "citation"),
-        [(entry.name, entry.description, entry.size, entry.where, entry.citation) for entry in list_datasets()],
-        padding=(0, 1, 0, 0),
-    )
+    with plain_errors():
+        print_table(
+            ("name", "what", "size", "where", "citation"),
+            [(entry.name, entry.description, entry.size, entry.where, entry.citation) for entry in list_datasets()],
+            padding=(0, 1, 0, 0),
+        )

@@ -12,7 +12,7 @@ from personax.cli.imports import load_and_announce
 from personax.cli.options import ConfigFile, Out, Overrides
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
-from personax.experiment.folders import slug
+from personax.experiment.folders import readable_slug
 from personax.inspection import INSPECTION, Effort, Inspection, inspect_federation
 from personax.report import write_inspection
 
@@ -27,7 +27,7 @@ def inspect(
     """Measure how much clients differ and the papers' constants, and say what follows: limits, advice, a starter."""
     with plain_errors("Interrupted; nothing was written."):
         resolved = resolve(load_and_announce(config, overrides), baselines=False)
-        root = folder or Path("runs") / f"{slug(resolved.name)}-inspected-{datetime.now():%Y%m%d-%H%M%S}"
+        root = folder or Path("runs") / f"{readable_slug(resolved.name)}-inspected-{datetime.now():%Y%m%d-%H%M%S}"
         if (root / "inspection.json").exists():
             raise ValueError(f"{root} holds an inspection already. Give another folder.")
         with err.status("Reading the data") as status:

@@ -40,20 +40,20 @@ def serve(
 
         set_up_server()  # before gRPC is imported, which reads its settings then
         from personax.cli.imports import load_and_announce
+        from personax.experiment.folders import Folder, readable_slug
         from personax.live import server
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
         credentials = _find_identity(identity, insecure, "server")
         recipe = server.choose(load_and_announce(config, overrides), algorithm)
         address = server.Address(listen, credentials, metrics_port)
-        root = folder or Path("runs") / f"live-{recipe.config.name}"
+        root = folder or Path("runs") / f"live-{readable_slug(recipe.config.name)}"
         keep_modules()
         with _show_server(view) as opened:
             record = server.serve(recipe, root, address, stay=stay, opened=opened)
         if record is None:
             typer.echo(f"The run is in {root}. No client reported numbers, so there is nothing to show in a report.")
             return
-        from personax.experiment.folders import Folder
         from personax.report import write_report
 
         typer.echo(f"The run is in {root}, the report in {write_report([root], Folder(root).report)}")

@@ -11,6 +11,7 @@ from rich.live import Live
 
 from personax.cli.console import err
 from personax.cli.errors import plain_errors
+from personax.evaluation.scores import show
 
 
 def live_demo(
@@ -49,5 +50,5 @@ def _show_scores(name: str, folder: Path) -> None:
     """Print the accuracies of a client from its folder."""
     (path,) = folder.glob("*/numbers.json")
     numbers = json.loads(path.read_text())
-    start, shared, own = (100 * numbers[what]["accuracy"] for what in ("start", "shared", "personal"))
-    typer.echo(f"{name}: accuracy {start:.1f} % at the start, {shared:.1f} % shared, {own:.1f} % personal model")
+    start, shared, own = (show(numbers[what]["accuracy"], "accuracy") for what in ("start", "shared", "personal"))
+    typer.echo(f"{name}: accuracy {start} % at the start, {shared} % shared, {own} % personal model")

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from personax.cli.catalog import list_reproductions
 from personax.cli.console import err
 from personax.cli.errors import plain_errors
-from personax.experiment.config import check_names
 from personax.report import write_reproduction
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import CellRecord
 from personax.reproduce.run import reproduce as run_experiment
+from personax.values import check_names
 
 
 def reproduce(
@@ -25,7 +26,7 @@ def reproduce(
     """Repeat a table or a figure of a paper, its own numbers beside ours. An interrupted one goes on from there."""
     with plain_errors(f"Interrupted. Go on with the same command: personax reproduce {name or ''}"):
         if listed or name is None:
-            _list_experiments()
+            list_reproductions()
             return
         check_names("personax reproduce", [name], EXPERIMENTS, "experiment")
         root = folder or Path("runs") / (f"{name}-quick" if quick else name)
@@ -43,13 +44,6 @@ def reproduce(
         for claim in record.claims:
             typer.echo(f"{claim.verdict:14}{claim.words} ({claim.place})")
         typer.echo(f"The results are in {root}, the page in {write_reproduction(record, root / 'report.html')}")
-
-
-def _list_experiments() -> None:
-    """Print a line about each experiment."""
-    for make in EXPERIMENTS.values():
-        experiment = make(False)
-        typer.echo(f"{experiment.name:24}{experiment.source}: {experiment.title}")
 
 
 def _cell_text(cell: CellRecord) -> str:

@@ -1,8 +1,6 @@
 """Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
 
 import json
-import re
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +16,8 @@ from personax.evaluation.scores import show
 from personax.experiment import citations, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
-from personax.experiment.config import STARTER, Config, ConfigError, check_names
-from personax.experiment.folders import Folder, refuse_used, tidy
+from personax.experiment.config import STARTER, Config, choose_algorithm
+from personax.experiment.folders import Folder, readable_slug, refuse_used, tidy
 from personax.experiment.loggers import Events
 from personax.experiment.records import RunRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
@@ -53,13 +51,7 @@ def run(
 ) -> None:
     """Train one algorithm."""
     with plain_errors():
-        given = load_and_announce(config, overrides)
-        names = list(given.algorithms)
-        if algorithm is None and len(names) > 1:
-            raise ConfigError(f"{config} has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
-        name = algorithm or names[0]
-        check_names(str(config), [name], names, "algorithm")
-        chosen = replace(given, algorithms={name: given.algorithms[name]})
+        chosen = choose_algorithm(load_and_announce(config, overrides), algorithm, config)
         _new_run(resolve(chosen, baselines=False), folder, tuned, tensorboard)
 
 
@@ -128,8 +120,7 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
 
 def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) -> None:
     """Tune a resolved configuration if that is wanted, then run it in a new folder."""
-    name = re.sub(r"\W+", "-", config.name)
-    path = path or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_used(path)
     trials = []
     if tuned:

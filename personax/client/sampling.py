@@ -81,7 +81,7 @@ def _draw(
     """One batch of at most `width` rows out of `count` from `start` on: its rows, their weights, its dropout key."""
     key = draw_key(visit, step, code)
     if sampling == "replacement":
-        positions, weight = _scaled(jax.random.bits(key, (width,), jnp.uint32), count), jnp.ones(width)
+        positions, weight = scale_word(jax.random.bits(key, (width,), jnp.uint32), count), jnp.ones(width)
     else:
         per_epoch = -(-count // size)
         places = step % per_epoch * size + jnp.arange(width, dtype=count.dtype)
@@ -91,7 +91,7 @@ def _draw(
     return start + positions, weight, dropout_key(key)
 
 
-def _scaled(words: Array, count: Array) -> Array:
+def scale_word(words: Array, count: Array) -> Array:
     """`floor(word * count / 2^32)`: words to 0 ... count - 1, without 64-bit arithmetic."""
     count = count.astype(jnp.uint32)
     low = (words & 0xFFFF) * (count & 0xFFFF)

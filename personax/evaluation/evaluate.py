@@ -14,7 +14,7 @@ from personax.client.local import Start, local_update
 from personax.client.sampling import ClientRows, Draw, draw_rows, gather
 from personax.data.federation import ClientData, Federation
 from personax.evaluation.scores import Evaluation
-from personax.evaluation.scoring import Scoring
+from personax.evaluation.scoring import COMPUTED, Scoring
 from personax.keys import RunStream, run_stream, typed_key
 from personax.objectives.objective import descend
 from personax.simulation.checks import check_model
@@ -24,7 +24,7 @@ from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Sha
 
 _CHUNK = 64  # clients, and rows, that are scored at once
 _MOST = 1 << 14  # clients whose adaptation batches are drawn at once
-_MOST_MAPPED = 1 << 10  # clients whose data is read from its file at once
+MOST_MAPPED = 1 << 10  # clients whose data is read from its file at once
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def evaluate(
     num_train, num_test = scored.counts, scored.test_counts if needs_test else scored.counts
     program = _ScoringProgram(task, snapshot.has_seeds, int(num_train.max()), int(num_test.max()))
     # A model that is the shared one, or steps from it, is the same program for every algorithm.
-    whose = None if scoring.model in ("global", "adapted") else algorithm
+    whose = None if scoring.is_stateless else algorithm
     found = []
-    most = _MOST_MAPPED if scored.is_mapped else _MOST
+    most = MOST_MAPPED if scored.is_mapped else _MOST
     for begin in range(0, positions.shape[-1], most):
         here = positions[..., begin : begin + most]
         train, test, places = _data(scored, needs_test, here)
@@ -105,7 +105,7 @@ def _scored(federation: Federation, snapshot: Snapshot, scoring: Scoring) -> Fed
                 "This federation holds no clients out of training. Make one that does with `hold_out(...)`."
             )
         return federation.newcomers
-    shares = scoring.clients == "all" and scoring.model in ("global", "adapted")
+    shares = scoring.clients == "all" and scoring.is_stateless
     if not shares and not np.array_equal(federation.ids, snapshot.ids):
         raise ValueError(
             f"The run trained {len(snapshot.ids)} clients, this federation has {federation.num_clients}, or others, or "
@@ -123,7 +123,7 @@ def _run_of(
         raise ValueError(f"`key` must be one, or one for each of the run's seeds, got {keys.shape} for {seeds}.")
     keys = jnp.broadcast_to(keys, seeds)
     run = _ScoredRun(snapshot.params, places, keys)
-    if scoring.model in ("global", "adapted"):
+    if scoring.is_stateless:
         return run
     if scoring.clients == "held_out":
         init = lambda params: repeat(algorithm.objective.init_personal(params), positions.shape[-1])
@@ -187,7 +187,7 @@ def adaptation_curve(
 
     With `clients="held_out"` these are new participants (Fallah's few steps: `"adapted"`; APFL (7): `"recomputed"`).
     """
-    if scoring.model not in ("adapted", "recomputed"):
+    if not scoring.can_adapt:
         raise ValueError(f"Only 'adapted' or 'recomputed' models take adaptation steps, got {scoring.model!r}.")
     score = partial(evaluate, algorithm, task, federation, result, key=key)
     return {num: score(replace(scoring, num_steps=num)) for num in num_steps}
@@ -211,7 +211,7 @@ def personalize(
     newcomer has no `personal` state: it gets the one that every client starts from. `shared` is what the server
     broadcasts beside the model (`result.shared`). Batches follow the key and the client's `id`, as in `evaluate`.
     """
-    if scoring.model not in ("adapted", "recomputed") or scoring.adapt_on == "test":
+    if not scoring.can_adapt or scoring.adapt_on == "test":
         raise ValueError(
             "A client's model is 'adapted' or 'recomputed' with its training data, got a scoring of "
             f"{scoring.describe()}"
@@ -233,7 +233,7 @@ def _check_model(algorithm: Algorithm, snapshot: Snapshot, scoring: Scoring) -> 
     one = snapshot.personal_of(np.zeros((*np.shape(snapshot.num_events), 1), int))
     personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], one)
     kept = jax.eval_shape(algorithm.objective.models, params, personal)
-    names = {"localized", "adapted", "recomputed", *kept}
+    names = {*COMPUTED, *kept}
     if scoring.model not in names:
         raise ValueError(f"{algorithm.objective} keeps no {scoring.model!r} model; score one of {sorted(names)}.")
 
@@ -281,7 +281,7 @@ def _client_model(
     """The model of one client that a scoring asks for."""
     if scoring.model == "global":
         return run.params
-    if scoring.model in ("adapted", "recomputed"):
+    if scoring.can_adapt:
         data = test if scoring.adapt_on == "test" else train
         return _adapted(algorithm, program.task, scoring, data, drawn, run.params, run.shared, personal)
     assert algorithm is not None  # only the models above can go without

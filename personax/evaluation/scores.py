@@ -52,11 +52,16 @@ def higher_is_better(metric: str) -> bool:
     return not metric.endswith(("loss", "error"))
 
 
+def is_share(metric: str) -> bool:
+    """Return True if a metric is a share, which people read in %: its name ends in accuracy."""
+    return metric.endswith("accuracy")
+
+
 def show(number: Interval | float | None, metric: str) -> str:
     """A number, or a mean with half its interval, for people: accuracies in %."""
     if number is None:
         return ""
-    scale, form = (100, ".1f") if metric.endswith("accuracy") else (1, ".4g")
+    scale, form = (100, ".1f") if is_share(metric) else (1, ".4g")
     if not isinstance(number, Interval):
         return f"{scale * number:{form}}"
     half = "" if number.half is None else f" ± {scale * number.half:{form}}"

@@ -12,7 +12,7 @@ MODELS = {
     "recomputed": "the objective's personal model, recomputed from the shared one in {rounds}, step size {lr:g}{each}",
     "local": "the part of the client's mixture that is its own",
 }
-_ADAPTING = ("adapted", "recomputed")
+COMPUTED = ("localized", "adapted", "recomputed")  # of every algorithm; the others are those of `objective.models`
 
 
 @value
@@ -58,18 +58,33 @@ class Scoring:
         require_one_of("clients", self.clients, ("all", "cohort", "held_out"))
         require_one_of("score_on", self.score_on, ("test", "training", "both"))
         require_one_of("weighting", self.weighting, ("uniform", "samples"))
-        if self.adapt_on == "test" and self.model not in _ADAPTING:
+        if self.adapt_on == "test" and not self.can_adapt:
             raise ValueError(f"`adapt_on` is for models that are adapted, got {self.model!r}. Leave it out.")
-        if self.model in ("personal", "local") and self.clients == "held_out":
+        if self.is_kept and self.clients == "held_out":
             raise ValueError(
                 f"Clients held out of training keep no {self.model!r} model. "
                 "Score one that is 'adapted' or 'recomputed'."
             )
 
     @property
+    def can_adapt(self) -> bool:
+        """True if the model takes adaptation steps; their number may be zero."""
+        return self.model in ("adapted", "recomputed")
+
+    @property
     def adapts(self) -> bool:
         """True if the client's data changes the model before it is scored."""
-        return self.model == "recomputed" or (self.model == "adapted" and self.num_steps > 0)
+        return self.model == "recomputed" or (self.can_adapt and self.num_steps > 0)
+
+    @property
+    def is_stateless(self) -> bool:
+        """True if the model is the shared one, or steps from it: no state of the client or the algorithm is needed."""
+        return self.model in ("global", "adapted")
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the client keeps the model as its own state."""
+        return self.model in ("personal", "local")
 
     @property
     def flag(self) -> str:

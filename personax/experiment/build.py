@@ -13,7 +13,7 @@ from personax.algorithms import Algorithm
 from personax.client.local import Local
 from personax.data.datasets import Pool
 from personax.data.federation import Federation
-from personax.evaluation.scoring import Scoring
+from personax.evaluation.scoring import COMPUTED, Scoring
 from personax.experiment.config import AlgorithmSection, Config
 from personax.models.tasks import as_inputs, classification, regression
 from personax.schedules import Delays, Schedule, arrivals, rounds
@@ -99,7 +99,7 @@ def _check_scores(training: Training, federation: Federation, params: Params) ->
             raise ConfigError(f"`{where}` is of held-out clients and needs some. Set `split.num_held_out`.")
         if scoring.clients == "cohort" and not training.algorithm.server.is_synchronous:
             raise ConfigError(f"`{where}` is of a cohort, and an asynchronous server has none. Score all clients.")
-        check_names(where, [scoring.model], [*kept, "localized", "adapted", "recomputed"], "model")
+        check_names(where, [scoring.model], [*kept, *COMPUTED], "model")
 
 
 def make_schedules(config: Config, algorithm: Algorithm, num_clients: int) -> list[Schedule]:

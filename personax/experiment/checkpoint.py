@@ -22,6 +22,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from personax.experiment.tensors import DTYPE_NAMES, dotted, leaves_by_name, read_tensors
 from personax.typing import PyTree
 from personax.values import require_count
 
@@ -29,22 +30,6 @@ _FORMAT = 1
 _NUMBER = r"(\d{8}|[1-9]\d{8,})"
 _JSON = re.compile(rf"{_NUMBER}\.json")
 _OURS = re.compile(rf"{_NUMBER}\.(json|safetensors)|\.{_NUMBER}\.(json|safetensors)\.[0-9a-f]{{8}}\.tmp")
-_TYPES = {
-    "BOOL": np.dtype("bool"),
-    "I8": np.dtype("int8"),
-    "I16": np.dtype("int16"),
-    "I32": np.dtype("int32"),
-    "I64": np.dtype("int64"),
-    "U8": np.dtype("uint8"),
-    "U16": np.dtype("uint16"),
-    "U32": np.dtype("uint32"),
-    "U64": np.dtype("uint64"),
-    "F16": np.dtype("float16"),
-    "BF16": np.dtype(jnp.bfloat16),
-    "F32": np.dtype("float32"),
-    "F64": np.dtype("float64"),
-    "C64": np.dtype("complex64"),
-}
 
 
 class Checkpoint(NamedTuple):
@@ -83,7 +68,7 @@ def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any]) -> None
         "leaves": [_described(path, leaf) for path, leaf in leaves.items()],
         "about": about,
     }
-    text = _sealed(record)
+    text = seal(record)
     write_atomically(_file(folder, number, "safetensors"), content)
     write_atomically(_file(folder, number, "json"), text)
     _tidy(folder, number)
@@ -170,7 +155,7 @@ def read_model(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise FileNotFoundError(f"{path} must be a file, got none there. Check the path.")
     content = path.read_bytes()
     try:
-        arrays = _arrays(content)
+        arrays = read_tensors(content)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} must be a safetensors file, got: {error}. Export the model again.") from None
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -198,30 +183,24 @@ def in_structure_of(template: PyTree, params: Any) -> PyTree:
 
 def _named(tree: PyTree) -> dict[str, Any]:
     """The leaves by their keys, in the order of the tree."""
-    named: dict[str, Any] = {}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        parts = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-        name = ".".join(parts) or "params"
-        if name in named or name == "__metadata__" or any("." in part for part in parts):
-            what = "Keys of parameters must be different as text, without dots, and not `__metadata__`"
-            raise ValueError(f"{what}, got {jax.tree_util.keystr(keys)}. Rename it.")
-        named[name] = leaf
-    return named
+    return leaves_by_name(tree, _parameter_name)
+
+
+def _parameter_name(keys: Any) -> str:
+    name = dotted(keys) or "params"
+    if name == "__metadata__" or any("." in dotted((key,)) for key in keys):
+        what = "Keys of parameters must be without dots and not `__metadata__`"
+        raise ValueError(f"{what}, got {jax.tree_util.keystr(keys)}. Rename it.")
+    return name
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        path = jax.tree_util.keystr(keys)
-        if path in leaves:
-            raise ValueError(f"Leaves must have different paths, got {path} twice. Rename a key.")
-        leaves[path] = leaf
-    return leaves
+    return leaves_by_name(tree, jax.tree_util.keystr)
 
 
 def _array(what: str, leaf: Any) -> np.ndarray:
     """The leaf in the memory layout that safetensors takes for granted, or an error that begins with `what`."""
-    if _dtype(leaf).name not in {dtype.name for dtype in _TYPES.values()}:
+    if _dtype(leaf).name not in {dtype.name for dtype in DTYPE_NAMES}:
         hint = "Save random keys as `jax.random.key_data(key)`." if _is_key(leaf) else "Convert it."
         raise ValueError(f"{what} must be an array of numbers or bools, got {_dtype(leaf).name}. {hint}")
     return np.asarray(leaf, order="C")
@@ -240,12 +219,6 @@ def _described(path: str, leaf: Any) -> dict[str, Any]:
     return {"path": path, "shape": list(np.shape(leaf)), "dtype": _dtype(leaf).name}
 
 
-def _arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file. The library's own reader for NumPy does not know bfloat16."""
-    found = safetensors.deserialize(content)
-    return {name: np.frombuffer(a["data"], _TYPES[a["dtype"]]).reshape(a["shape"]) for name, a in found}
-
-
 def _file(folder: Path, number: int, kind: str) -> Path:
     return Path(folder) / f"{number:08d}.{kind}"
 
@@ -256,7 +229,8 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in map(_JSON.fullmatch, names) if match)
 
 
-def _sealed(record: dict[str, Any]) -> bytes:
+def seal(record: dict[str, Any]) -> bytes:
+    """Encode a record as JSON together with its SHA-256 digest, which `load` checks."""
     try:
         plain = json.loads(json.dumps(record))
     except (TypeError, ValueError) as error:
@@ -285,7 +259,7 @@ def _read(folder: Path, number: int) -> tuple[dict[str, Any], dict[str, np.ndarr
         raise _Damaged(f"{path} is damaged: it has {len(content)} bytes and had {expected['num_bytes']}.")
     if hashlib.sha256(content).hexdigest() != expected["sha256"]:
         raise _Damaged(f"{path} is damaged: it is not what was written there.")
-    return record, _arrays(content)
+    return record, read_tensors(content)
 
 
 def _content(path: Path) -> bytes:

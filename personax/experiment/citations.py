@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from personax.values import require_one_of
+
 ENTRIES = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").strip().split("\n\n")
 BIBTEX = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in ENTRIES}
 
@@ -15,6 +17,6 @@ def cite(keys: Iterable[str]) -> str:
     """
     wanted = list(dict.fromkeys(keys))
     for key in wanted:
-        if key not in BIBTEX and not key.lstrip().startswith("@"):
-            raise ValueError(f"A key must be one of {', '.join(sorted(BIBTEX))}, got {key!r}.")
+        if not key.lstrip().startswith("@"):
+            require_one_of("key", key, tuple(sorted(BIBTEX)))
     return "\n\n".join(BIBTEX.get(key, key.strip()) for key in wanted)

@@ -22,7 +22,6 @@ Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
 PartOrAll = Annotated[float, Field(gt=0, le=1, strict=True)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-AtLeastTwo = Annotated[int, Field(ge=2, lt=2**31, strict=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(min_length=1, max_length=80)]
@@ -227,6 +226,16 @@ def require_same_version(folder: Path, writer: str) -> None:
             f"{folder} was written by personax {writer} and cannot be read by {mine}. "
             f"Run it again, or install personax {writer}."
         )
+
+
+def choose_algorithm(config: Config, name: str | None, where: object = "the configuration") -> Config:
+    """The configuration with one of its algorithms, which must be named if there are several."""
+    names = list(config.algorithms)
+    if name is None and len(names) > 1:
+        raise ConfigError(f"`{where}` has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
+    chosen = names[0] if name is None else name
+    check_names(str(where), [chosen], names, "algorithm")
+    return dataclasses.replace(config, algorithms={chosen: config.algorithms[chosen]})
 
 
 def imports_of(config: Config) -> list[str]:

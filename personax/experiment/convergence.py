@@ -70,8 +70,9 @@ class Convergence:
             rounds = rounds[-1:]
         theorems = _RoundTheorems if waits else _ArrivalTheorems
         try:
+            run.require_losses()
             values = [objective.theorem(theorems(run, num)) for num in rounds]
-        except ValueError as error:
+        except theory.NotCovered as error:
             return BoundRecord(f"No theorem covers this run: {error}", [], [])
         source = "Fallah (111), gMeta Theorem 8" if waits else "PersA-FL Theorems 1 to 3"
         words = (
@@ -89,11 +90,19 @@ class _CoveredRun(NamedTuple):
     constants: theory.Constants
     gap: float
 
+    def require_losses(self) -> None:
+        """Require what the theorems assume of every loss."""
+        if not 0 <= self.gap < np.inf or not 0 < self.constants.smoothness < np.inf:
+            found = f"a mean of {self.gap:.3g} and a smoothness of {self.constants.smoothness:.3g}"
+            raise theory.NotCovered(f"losses must be smooth, finite and not negative, got {found}.")
+
     def plain_local(self) -> tuple[float, int]:
         """The constant step size and the number of local steps, which all theorems assume."""
         local, server = self.algorithm.local, self.algorithm.server
-        if callable(local.lr) or local.num_steps is None or float(server.lr) != 1:
-            raise ValueError("the theorems are for a constant `lr`, a number of local steps and a server step of 1.")
+        if callable(local.lr) or float(local.lr) <= 0 or local.num_steps is None or float(server.lr) != 1:
+            raise theory.NotCovered(
+                "the theorems are for a constant positive `lr`, a number of local steps and a server step of 1."
+            )
         return float(local.lr), local.num_steps
 
 
@@ -144,10 +153,10 @@ class _RoundTheorems:
         )
 
     def envelope(self, strength: float, tolerance: float) -> float:
-        raise ValueError("the papers have none for a synchronous Moreau envelope.")
+        raise theory.NotCovered("the papers have none for a synchronous Moreau envelope.")
 
     def none(self) -> float:
-        raise ValueError("the papers have none for this objective.")
+        raise theory.NotCovered("the papers have none for this objective.")
 
 
 @dataclass(frozen=True)
@@ -184,12 +193,12 @@ class _ArrivalTheorems:
         return persafl.persafl_moreau_bound(*given)
 
     def none(self) -> float:
-        raise ValueError("the papers have none for this objective.")
+        raise theory.NotCovered("the papers have none for this objective.")
 
     def _require_lr(self, smoothness: float) -> None:
         lr, wanted = self.run.plain_local()[0], persafl.local_lr(self.training, smoothness)
         if not np.isclose(lr, wanted, rtol=0.01):
-            raise ValueError(f"PersA-FL's have `lr` = 1 / (Q sqrt(L T)) = {wanted:.3g}, got {lr:.3g}.")
+            raise theory.NotCovered(f"PersA-FL's have `lr` = 1 / (Q sqrt(L T)) = {wanted:.3g}, got {lr:.3g}.")
 
 
 def can_follow(algorithm: Algorithm) -> bool:

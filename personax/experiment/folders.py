@@ -61,8 +61,20 @@ class Folder(NamedTuple):
 
 def slug(name: str) -> str:
     """A file name for a name; different names that look alike get different ones."""
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    return f"{plain}-{zlib.crc32(name.encode()):08x}"
+    return f"{_plain(name)}-{zlib.crc32(name.encode()):08x}"
+
+
+def readable_slug(name: str, otherwise: str = "run") -> str:
+    """The letters and digits of a name, for a file name that something else makes unique; `otherwise` if it has none.
+
+    >>> readable_slug("../Per-FedAvg (HF)"), readable_slug("...")
+    ('per-fedavg-hf', 'run')
+    """
+    return _plain(name).rstrip("-") or otherwise
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
 
 
 def refuse_used(root: Path) -> None:

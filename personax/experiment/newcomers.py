@@ -17,15 +17,13 @@ from personax.evaluation.scores import ScoreRow, higher_is_better
 from personax.evaluation.scoring import Scoring
 from personax.experiment import checkpoint
 from personax.experiment.build import Outputs, Training, make_task, make_training
-from personax.experiment.config import Config, ConfigError, check_names, load_run
+from personax.experiment.config import Config, ConfigError, choose_algorithm, load_run
 from personax.experiment.folders import Folder
 from personax.experiment.records import RunRecord, read_results
 from personax.experiment.summaries import newcomer_scoring
 from personax.models.tasks import as_inputs
 from personax.simulation.checks import check_model
 from personax.typing import Batch, Params, Task
-
-_WHERE = "the run"
 
 
 class PersonalModel(NamedTuple):
@@ -77,14 +75,14 @@ def personalize_newcomer(
     record = read_results(folder.root)
     config = load_run(folder.config)
     if algorithm is not None:
-        check_names(_WHERE, [algorithm], config.algorithms, "algorithm")
+        config = choose_algorithm(config, algorithm, "the run")
     trainings = {name: make_training(name, entry) for name, entry in config.algorithms.items()}
     algorithm, score = choose(record, list(trainings.values()), algorithm)
     training = trainings[algorithm]
     scoring = _scoring(training, score, num_steps, lr)
     trees, about = checkpoint.read_model(folder.model(algorithm))
     task = make_task(config, Outputs(about["task"], int(about["num_outputs"])))
-    client = _client(data, config, about, seed)
+    client = read_newcomer(data, config, about, seed)
     _check_words(data, client, record)
     params = _restored(task, trees["params"], about)
     check_model(task, client, params)
@@ -115,7 +113,7 @@ def _scoring(training: Training, score: str | None, num_steps: int | None, lr: f
     return Scoring(base.model, steps, size, base.batch_size)
 
 
-def _client(path: Path, config: Config, about: dict[str, str], seed: int) -> Federation:
+def read_newcomer(path: Path, config: Config, about: dict[str, str], seed: int) -> Federation:
     """The file's samples as one client, a fifth of them kept apart, in the shape that the model was trained on."""
     names = {name: item for name, item in config.data.options.items() if name in ("client", "label")}
     read = datasets.read_client(path, **names, shape=tuple(json.loads(about["input_shape"])))

@@ -48,7 +48,7 @@ def tune(config: Config, notify: Callable[[str], None] = lambda text: None) -> t
     entries = {}
     for name, entry in config.algorithms.items():
         found = _try_all(config, plan, name, entry)
-        entries[name] = _with_best(name, entry, found, notify)
+        entries[name] = with_best_options(name, entry, found, notify)
         trials += found
     return dataclasses.replace(config, algorithms=entries, tune={}), trials
 
@@ -61,7 +61,7 @@ def _check(config: Config) -> None:
             raise ConfigError(f"`tune.{option}` is an option of none of {', '.join(config.algorithms)}. Remove it.")
     for name, entry in config.algorithms.items():  # all combinations must make sense before the first is tried
         for options in _grid(config, name, entry):
-            make_training(name, _with(name, entry, options))
+            make_training(name, with_options(name, entry, options))
 
 
 def validation_of(federation: Federation, key: Array) -> Federation:
@@ -77,7 +77,7 @@ def _grid(config: Config, name: str, entry: AlgorithmSection) -> list[dict[str, 
     return [dict(zip(names, chosen, strict=True)) for chosen in values] if names else []
 
 
-def _with(name: str, entry: AlgorithmSection, options: dict[str, Any]) -> AlgorithmSection:
+def with_options(name: str, entry: AlgorithmSection, options: dict[str, Any]) -> AlgorithmSection:
     """The entry with other options, which scores that its own ones implied follow."""
     implied = entry == with_scores(name, dataclasses.replace(entry, scores={}))
     chosen = dataclasses.replace(entry, options={**entry.options, **options})
@@ -87,7 +87,7 @@ def _with(name: str, entry: AlgorithmSection, options: dict[str, Any]) -> Algori
 def _try_all(config: Config, plan: Study, name: str, entry: AlgorithmSection) -> list[Trial]:
     """Every choice of the options, trained and scored."""
     choices = _grid(config, name, entry)
-    trainings = [make_training(name, _with(name, entry, options)) for options in choices]
+    trainings = [make_training(name, with_options(name, entry, options)) for options in choices]
     schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients)
     run = (plan.task, plan.federation)
     ends = run_all([training.algorithm for training in trainings], *run, schedules, plan.keys)
@@ -132,9 +132,10 @@ def run_all(
     return ends
 
 
-def _with_best(
+def with_best_options(
     name: str, entry: AlgorithmSection, found: list[Trial], notify: Callable[[str], None]
 ) -> AlgorithmSection:
+    """Return the entry with the options of its best trial; of several equally good ones, those of the first."""
     finite = [trial for trial in found if trial.score is not None]
     if not found:
         return entry
@@ -143,4 +144,4 @@ def _with_best(
     sign = 1 if higher_is_better(finite[0].metric) else -1
     best = max(finite, key=lambda trial: sign * trial.score)  # pyright: ignore[reportOperatorIssue]
     notify(f"{name}: {', '.join(f'{key} = {item}' for key, item in best.options.items())}")
-    return _with(name, entry, best.options)
+    return with_options(name, entry, best.options)

@@ -1,9 +1,9 @@
 """Convolution and pooling of many small networks at once: inside `scan`, and under `vmap` over kernels.
 
 A convolution is one matrix product: of image patches and the kernel, or, with all that 2x2 pixels see in one row, of
-windows and the kernel at four places (`_by_windows`); or, with a 3x3 kernel, sixteen smaller ones (`_by_tiles`). XLA's
-own is more than ten times slower there on a CPU, and on an H200, where it becomes a grouped convolution, five times or
-more. Images are `[batch, height, width, channel]`.
+windows and the kernel at four places (`convolve_by_windows`); or, with a 3x3 kernel, sixteen smaller ones
+(`convolve_by_tiles`). XLA's own is more than ten times slower there on a CPU, and on an H200, where it becomes a
+grouped convolution, five times or more. Images are `[batch, height, width, channel]`.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,17 @@ def convolve(x: Array, kernel: Array, bias: Array, padding: str, pooled: bool = 
     if padding == "SAME":
         x = jnp.pad(x, ((0, 0), ((rows - 1) // 2, rows // 2), ((cols - 1) // 2, cols // 2), (0, 0)))
     if not saves_multiplications() or depth < DEEP or rows * cols > SMALL:
-        return _by_windows(x, kernel, bias, pooled)
+        return convolve_by_windows(x, kernel, bias, pooled)
     if (rows, cols) == (3, 3) and depth >= TILED[0] and min(x.shape[1:3]) >= TILED[1]:
-        y = _by_tiles(x, kernel, pooled)
+        y = convolve_by_tiles(x, kernel, pooled)
     else:
-        y = _by_patches(x, kernel)
+        y = convolve_by_patches(x, kernel)
         y = max_pool(y) if pooled else y
     return y + bias[None, None, None, :]  # it commutes with the maximum; after it, it costs a quarter
 
 
-def _by_patches(x: Array, kernel: Array) -> Array:
+def convolve_by_patches(x: Array, kernel: Array) -> Array:
+    """Multiply image patches, one for each pixel of the result, by the kernel. Adds no bias."""
     rows, cols, depth, num_channels = kernel.shape
     height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
     parts = [x[:, i : i + height, j : j + width] for i in range(rows) for j in range(cols)]
@@ -42,7 +43,7 @@ def _by_patches(x: Array, kernel: Array) -> Array:
     return (patches @ kernel.reshape(-1, num_channels)).reshape(-1, height, width, num_channels)
 
 
-def _by_windows(x: Array, kernel: Array, bias: Array, pooled: bool) -> Array:
+def convolve_by_windows(x: Array, kernel: Array, bias: Array, pooled: bool) -> Array:
     """Four pixels of the result from each window of what they see: for the speed of memory.
 
     The side of a window is the kernel's and one, made even. With a 3x3 kernel, windows are 4 times as large as the
@@ -62,21 +63,21 @@ def _by_windows(x: Array, kernel: Array, bias: Array, pooled: bool) -> Array:
     places = jnp.stack([at(i, j) for i in (0, 1) for j in (0, 1)], axis=3)
     y = windows @ places.reshape(windows.shape[1], 4 * num_channels)
     if pooled:
-        return (_largest(y.reshape(-1, 4, num_channels)) + bias[None, :]).reshape(-1, down, across, num_channels)
+        return (largest_of_four(y.reshape(-1, 4, num_channels)) + bias[None, :]).reshape(-1, down, across, num_channels)
     y = y + jnp.tile(bias, 4)[None, :]  # here, because its gradient is a sum over rows: wide ones are faster
     y = y.reshape(-1, down, across, 2, 2 * num_channels)
     return y.swapaxes(2, 3).reshape(-1, 2 * down, 2 * across, num_channels)[:, :height, :width]
 
 
 @jax.custom_jvp
-def _largest(y: Array) -> Array:
+def largest_of_four(y: Array) -> Array:
     """The maximum over the second axis, of four; for a gradient it keeps one byte of each: which are the largest."""
     return y.max(axis=1)
 
 
-@_largest.defjvp
+@largest_of_four.defjvp
 def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    y, largest = primals[0], _largest(*primals)
+    y, largest = primals[0], largest_of_four(*primals)
     bits = jnp.arange(4, dtype=jnp.uint8)[None, :, None]
     # Without the barrier XLA keeps and reads `y` in its place, which is sixteen times as large.
     found = jax.lax.optimization_barrier(jnp.sum((y == largest[:, None]) << bits, axis=1, dtype=jnp.uint8))
@@ -86,7 +87,7 @@ def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
     return largest, jnp.sum(tangents[0] * is_largest.astype(y.dtype), axis=1) / num_found
 
 
-def _by_tiles(x: Array, kernel: Array, pooled: bool) -> Array:
+def convolve_by_tiles(x: Array, kernel: Array, pooled: bool) -> Array:
     """Winograd's F(2x2, 3x3) (Lavin and Gray 2016, section 4.1): 16 multiplications where patches take 36.
 
     Sums of the pixels of each 4x4 tile, of which there is one for every 2x2 pixels of the result, are multiplied by

@@ -18,14 +18,8 @@ def to_arrays(layout: "Layout", tree: "PyTree") -> Arrays:
     A type that NumPy lacks (bfloat16) travels as whole numbers of the same bits: NumPy's file format, in which Flower
     sends arrays, forgets such types.
     """
-    leaves = layout.structure.flatten_up_to(tree)
-    found = {}
-    for leaf, given in zip(layout.leaves, leaves, strict=True):
-        array = np.asarray(given)
-        if array.shape != leaf.shape or array.dtype != leaf.dtype:
-            raise ValueError(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
-        found[leaf.name] = np.asarray(array.view(_plain(leaf.dtype)), order="C")
-    return found
+    given = zip(layout.leaves, map(np.asarray, layout.leaves_of(tree)), strict=True)
+    return {leaf.name: np.asarray(array.view(_plain(leaf.dtype)), order="C") for leaf, array in given}
 
 
 def to_tree(layout: "Layout", arrays: Mapping[str, np.ndarray]) -> "PyTree":
@@ -34,13 +28,9 @@ def to_tree(layout: "Layout", arrays: Mapping[str, np.ndarray]) -> "PyTree":
     odd = sorted(expected ^ set(arrays))
     if odd:
         raise ValueError(f"Arrays must be {', '.join(sorted(expected))}, got otherwise: {odd[0]}. Use the same recipe.")
-    leaves = []
-    for leaf in layout.leaves:
-        array = arrays[leaf.name]
-        if array.shape != leaf.shape or array.dtype != _plain(leaf.dtype):
-            raise ValueError(f"`{leaf.name}` must be {leaf}, got {array.dtype.name} of shape {array.shape}.")
-        leaves.append(array.view(leaf.dtype))
-    return layout.structure.unflatten(leaves)
+    given = ((leaf.dtype, arrays[leaf.name]) for leaf in layout.leaves)
+    found = [array.view(kind) if array.dtype == _plain(kind) else array for kind, array in given]
+    return layout.structure.unflatten(layout.leaves_of(found))
 
 
 def _plain(kind: np.dtype) -> np.dtype:

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from personax.flower.api import Array, ArrayRecord, ConfigRecord, RecordDict  # pyright: ignore[reportAttributeAccessIssue]
-from personax.flower.arrays import Arrays, to_arrays, to_tree
+from personax.flower.arrays import Arrays, to_arrays
 
 if TYPE_CHECKING:  # its module imports JAX
     from personax.live.messages import Layout
@@ -14,11 +14,6 @@ if TYPE_CHECKING:  # its module imports JAX
 def to_record(layout: "Layout", tree: "PyTree") -> ArrayRecord:
     """A pytree of JAX or NumPy arrays as a record: an entry for each leaf, by its name."""
     return _record(to_arrays(layout, tree))
-
-
-def from_record(layout: "Layout", record: ArrayRecord) -> "PyTree":
-    """The pytree whose `to_record` gave this record."""
-    return to_tree(layout, _arrays(record))
 
 
 def to_content(about: dict[str, Any], arrays: Arrays | ArrayRecord) -> RecordDict:
@@ -32,12 +27,8 @@ def from_content(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     about = json.loads(str(content["about"]["json"]))
     if not isinstance(about, dict):
         raise ValueError(f"What a message says must be a table, got {type(about).__name__}.")
-    return about, _arrays(content["arrays"])
+    return about, {name: array.numpy() for name, array in content["arrays"].items()}
 
 
 def _record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
-
-
-def _arrays(record: ArrayRecord) -> Arrays:
-    return {name: array.numpy() for name, array in record.items()}

@@ -5,7 +5,6 @@ continues where the last one stood, under the same name, by which the nodes know
 """
 
 import logging
-import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -13,16 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from personax.data.locks import sole_user
 from personax.experiment.config import Config, Terms, load
-from personax.experiment.folders import Folder
+from personax.experiment.folders import Folder, readable_slug
 from personax.flower.api import Context, Grid, ServerApp  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.driver import Driver, Manners
-from personax.flower.locks import sole_user
 from personax.live.book import Book
 from personax.live.journal import Journal
 from personax.live.results import open_run, write_results
 from personax.live.server import choose
 from personax.report import write_report
+from personax.values import check_names
 
 logger = logging.getLogger("personax.flower")
 TERM_KEYS = ("num-clients", "deadline", "least-share", "outliers", "outlier-factor", "least-peers", "sync")
@@ -55,11 +55,11 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
     """Run a recipe over a grid until it is finished, and write its results. `given` is the run's configuration."""
     terms, manners = read_terms(config, given)
     recipe = choose(config, str(given.get("algorithm") or "") or None)
-    root = Path(str(given.get("out") or f"runs/flower-{recipe.config.name}")).expanduser().resolve()
+    name = readable_slug(recipe.config.name)
+    root = Path(str(given.get("out") or f"runs/flower-{name}")).expanduser().resolve()
     root.mkdir(parents=True, exist_ok=True)
     with sole_user(root / "server.lock"):
-        plain = re.sub(r"[^\w-]", "-", recipe.config.name)[:40]
-        folder, run = open_run(root, recipe, f"{plain}-{secrets.token_hex(4)}")
+        folder, run = open_run(root, recipe, f"{name}-{secrets.token_hex(4)}")
         journal = Journal(root, terms.sync)
         book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
         done = f"{book.ledger.num_events} updates are done" if book.ledger.num_events else "a new run"
@@ -72,9 +72,7 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
 
 def read_terms(config: Config, given: Mapping[str, Any]) -> tuple[Terms, Manners]:
     """Rounds, refusals and times: what `[live]` of the recipe says, and for this run its configuration."""
-    unknown = [key for key in given if key not in KEYS]
-    if unknown:
-        raise ValueError(f"The run's configuration must have keys among {', '.join(KEYS)}, got {unknown[0]!r}.")
+    check_names("the run's configuration", given, KEYS, "key")
     chosen = lambda keys: {key.replace("-", "_"): given[key] for key in keys if key in given}
     terms = chosen(TERM_KEYS)
     if terms.get("num_clients") == 0:

@@ -1,11 +1,11 @@
 """A ready Flower app: three files of three lines, a recipe, and what `flwr run` wants to know."""
 
-import re
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from personax.experiment.config import ConfigError, load
+from personax.experiment.config import choose_algorithm, load
+from personax.experiment.folders import readable_slug
 
 PACKAGE = "personax_app"
 APP = Path(__file__).with_name("app")
@@ -17,13 +17,12 @@ def write_app(folder: Path, config: Path | None = None, algorithm: str | None = 
     """Write a Flower app into a new folder: the recipe given, or one on the embedded digits."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty. Choose another folder.")
-    names = list(load(config or RECIPE).algorithms)
-    if algorithm is not None and algorithm not in names:
-        raise ConfigError(f"There is no algorithm {algorithm!r}. Choose one of {', '.join(names)}.")
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "personax-app"
-    given = {"name": name, "package": PACKAGE, "algorithm": algorithm or names[0], "num_clients": num_clients}
+    given = load(config or RECIPE)
+    (chosen,) = choose_algorithm(given, algorithm or next(iter(given.algorithms)), config or folder).algorithms
+    name = readable_slug(folder.resolve().name, "personax-app")
+    fields = {"name": name, "package": PACKAGE, "algorithm": chosen, "num_clients": num_clients}
     templates = Environment(loader=FileSystemLoader(APP), undefined=StrictUndefined, keep_trailing_newline=True)
-    filled = lambda file: templates.get_template(f"{file}.jinja").render(given)
+    filled = lambda file: templates.get_template(f"{file}.jinja").render(fields)
     files = {
         "pyproject.toml": filled("pyproject.toml"),
         ".gitignore": IGNORED,

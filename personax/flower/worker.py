@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from personax.data.federation import Federation
+from personax.data.locks import Taken, sole_user
 from personax.experiment.build import make_federation
 from personax.experiment.config import load
 from personax.flower.arrays import Arrays
 from personax.flower.channel import PROTOCOL, receive, send, socket_of
-from personax.flower.locks import Taken, sole_user
 from personax.flower.member import Answer, Member
 from personax.live.client import read_data
 from personax.live.recipe import Limits

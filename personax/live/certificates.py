@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from personax.experiment.checkpoint import write_atomically
+from personax.values import check_names
 
 DAYS = 365
 ROLES = ("server", "operator", "client")
@@ -70,8 +71,8 @@ def create(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int
     _write_private(authority / "key.pem", _key_pem(key))
     write_atomically(authority / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
     _write_issued(folder, {})
-    _issue(folder, folder / "server", "server", "server", days, hosts=hosts)
-    _issue(folder, folder / "operator", "operator", "operator", days)
+    issue(folder, folder / "server", "server", "server", days, hosts=hosts)
+    issue(folder, folder / "operator", "operator", "operator", days)
     _write_revoked(folder, [])
     for name in clients:
         add(folder, name, days)
@@ -86,7 +87,7 @@ def add(folder: Path, name: str, days: int = DAYS) -> Path:
     # A client that is certified anew keeps its number: it is the same client.
     number = issued[name]["id"] if name in issued else len(issued)
     place = folder / "clients" / name
-    _issue(folder, place, name, "client", days, number=number)
+    issue(folder, place, name, "client", days, number=number)
     return place
 
 
@@ -94,8 +95,7 @@ def revoke(folder: Path, name: str) -> Path:
     """Put a client's certificates on the list of revoked ones; the list, which the server reads anew by itself."""
     issued = _issued(folder)
     known = sorted(other for other, entry in issued.items() if entry["serial"])
-    if name not in known:
-        raise ValueError(f"{folder} has no valid certificate of {name!r}. There are: {', '.join(known) or 'none'}.")
+    check_names(str(folder), [name], known, "valid certificate of")
     entry = issued[name]
     issued[name] = {**entry, "serial": None, "revoked": [*entry["revoked"], entry["serial"]]}
     _write_issued(folder, issued)
@@ -154,7 +154,7 @@ class Revocations:
         self.seen = stamp
 
 
-def _issue(
+def issue(
     folder: Path,
     place: Path,
     name: str,

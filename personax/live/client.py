@@ -122,7 +122,7 @@ class LiveClient:
         self.visit = make_visit(self.recipe, self.data)
         objective = name_of(self.recipe.algorithm.objective)
         self.notify(f"{welcome.run}: {self.recipe.training.name} ({objective}) on {len(self.data.x)} samples")
-        self._take(self.connection.fetch())
+        self.receive(self.connection.fetch())
         if self.holding is not None and self.holding.upload is not None:
             self._send_again(welcome.next_update)
 
@@ -134,7 +134,7 @@ class LiveClient:
             return False
         if not self.newest.train:
             time.sleep(0 if self.newest.content is not None else self.newest.retry_seconds / 10)
-            self._take(self.connection.fetch(self.newest.version, self.habits.wait_seconds))
+            self.receive(self.connection.fetch(self.newest.version, self.habits.wait_seconds))
             return True
         upload = self.train()
         if upload is not None:
@@ -170,7 +170,7 @@ class LiveClient:
         if answer.outcome != "applied":
             self.notify(f"Update {upload['update']}: {answer.outcome}. {answer.words}")
         self.num_updates += 1
-        self._take(answer)
+        self.receive(answer)
         every = self.habits.report_every
         if every is not None and self.num_updates % every == 0:
             self.report(self.score(), last=False)
@@ -191,7 +191,7 @@ class LiveClient:
     def leave(self) -> Farewell:
         """The last numbers, and the personal model as a file of its own."""
         if not self.model:
-            self._take(self.connection.fetch())
+            self.receive(self.connection.fetch())
         params, shared = self._shown()
         numbers: dict[str, Any] = {"start": self.start, "shared": score_one(self.recipe, self.data, params)}
         holding = self.holding
@@ -216,7 +216,7 @@ class LiveClient:
         except Unreachable:
             self.notify("The server has gone: the last numbers are in numbers.json alone.")
 
-    def _take(self, newest: Newest) -> None:
+    def receive(self, newest: Newest) -> None:
         """Keep the newest model."""
         if newest.content is None and newest.version != self.newest.version and newest.train:
             # It was not wanted with the answer.

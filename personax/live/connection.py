@@ -18,7 +18,7 @@ from personax.live.gate import NAME_KEY
 from personax.live.messages import FRAME, PIECE, Broken, Buffers, Collector, Content, checksum_of, pieces, whole
 
 logger = logging.getLogger("personax.live")
-_GLANCE = 0.5  # seconds between looks at the clock
+GLANCE = 0.5  # seconds between looks at the clock
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -82,7 +82,7 @@ class ExchangeStream:
             self.due = inf
 
     def _watch(self) -> None:
-        while not self.closed.wait(_GLANCE):
+        while not self.closed.wait(GLANCE):
             if time.monotonic() > self.due:
                 self.answers.cancel()
 

@@ -17,27 +17,12 @@ import numpy as np
 import safetensors
 import xxhash
 
+from personax.experiment.tensors import DTYPE_NAMES, dotted, leaves_by_name
 from personax.typing import PyTree
 
 ALIGNMENT = 64  # bytes: XLA copies what begins elsewhere
 FRAME = 1 << 20  # bytes of HTTP/2 that are passed on together; the 16 KB of gRPC's default are slower
 PIECE = 16 << 20  # bytes of data in one message; what is longer travels in several
-_NAMES = {
-    np.dtype(kind): name
-    for name, kind in {
-        "BOOL": "bool",
-        "I32": "int32",
-        "I64": "int64",
-        "U8": "uint8",
-        "U32": "uint32",
-        "F16": "float16",
-        "BF16": jnp.bfloat16,
-        "F32": "float32",
-        "F64": "float64",
-    }.items()
-}
-
-
 Content = bytes | memoryview
 Buffers = list[Any]  # bytes, memoryviews or arrays of bytes, one after another
 
@@ -85,19 +70,13 @@ class Layout:
         >>> Layout.of({"delta": np.zeros(3, np.float32)}).describe()
         [['delta', [3], 'float32']]
         """
-        found, structure = jax.tree_util.tree_flatten_with_path(tree)
         leaves = []
-        for keys, leaf in found:
+        for name, leaf in leaves_by_name(tree, dotted).items():
             kind = np.dtype(leaf.dtype)
-            name = jax.tree_util.keystr(keys, simple=True, separator=".")
-            if kind not in _NAMES:
-                raise ValueError(f"`{name}` must be of a type that safetensors has, got {kind}. Convert it.")
+            if kind not in DTYPE_NAMES or np.issubdtype(kind, np.complexfloating):
+                raise ValueError(f"`{name}` must be of a real type that safetensors has, got {kind}. Convert it.")
             leaves.append(ArrayLayout(name, tuple(leaf.shape), kind))
-        names = [leaf.name for leaf in leaves]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"Leaves must have different names, got {twice!r} twice. Rename a key.")
-        return cls(tuple(leaves), structure)
+        return cls(tuple(leaves), jax.tree.structure(tree))
 
     def describe(self) -> list[list[Any]]:
         """The layout as JSON has it."""
@@ -176,7 +155,7 @@ class Layout:
         for i, begin in self._placed:
             leaf = self.leaves[i]
             ends = [begin, begin + leaf.num_bytes]
-            entries[leaf.name] = {"dtype": _NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": ends}
+            entries[leaf.name] = {"dtype": DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": ends}
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 8) % ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
@@ -196,10 +175,10 @@ class Layout:
 
     def buffers(self, tree: PyTree) -> Buffers:
         """What `encode` joins, not copied: the arrays must not change before it is sent."""
-        arrays = self._leaves_of(tree)
+        arrays = self.leaves_of(tree)
         return [self.header, *(_bytes_of(arrays[i]) for i, _ in self._placed)]
 
-    def _leaves_of(self, tree: PyTree) -> list[Any]:
+    def leaves_of(self, tree: PyTree) -> list[Any]:
         """The arrays of a pytree, if they are as this layout has them."""
         arrays = jax.tree.leaves(tree)
         if [(array.shape, array.dtype) for array in arrays] != self._kinds:
@@ -248,7 +227,7 @@ class Layout:
     def flatten(self, tree: PyTree) -> list[Any]:
         """The vectors of a pytree, inside of `jit`."""
         # Without the barrier XLA computes each number in one loop that asks for its leaf.
-        arrays = jax.lax.optimization_barrier(self._leaves_of(tree))
+        arrays = jax.lax.optimization_barrier(self.leaves_of(tree))
         of_kind: dict[np.dtype, list[Any]] = {kind: [] for kind, _, _ in self._stretches}
         for i, _ in self._placed:
             of_kind[self.leaves[i].dtype].append(arrays[i].reshape(-1))
@@ -260,7 +239,7 @@ class Layout:
             found = {name: (tuple(a["shape"]), a["dtype"]) for name, a in safetensors.deserialize(bytes(content))}
         except (safetensors.SafetensorError, ValueError) as error:
             return f"The arrays must come as safetensors of {self.num_bytes} bytes, got {len(content)}: {error}."
-        wanted = {leaf.name: (leaf.shape, _NAMES[leaf.dtype]) for leaf in self.leaves}
+        wanted = {leaf.name: (leaf.shape, DTYPE_NAMES[leaf.dtype]) for leaf in self.leaves}
         for name in [*wanted, *found]:
             if wanted.get(name) != found.get(name):
                 described = lambda leaf: f"{leaf[1]} of shape {leaf[0]}" if leaf else "no such array"

@@ -22,7 +22,17 @@ from personax.algorithms import Algorithm
 from personax.client.local import first_extra
 from personax.client.sampling import ROLES
 from personax.experiment.build import Outputs, Training, make_task, make_training
-from personax.experiment.config import Config, ConfigError, Count, Flag, Positive, dump, imports_of, parse
+from personax.experiment.config import (
+    Config,
+    ConfigError,
+    Count,
+    Flag,
+    Positive,
+    choose_algorithm,
+    dump,
+    imports_of,
+    parse,
+)
 from personax.live.messages import Layout
 from personax.models.tasks import as_inputs
 from personax.simulation.engine import first_params
@@ -245,14 +255,10 @@ def require_within(recipe: Recipe, num_samples: int, limits: Limits) -> None:
 
 def make_recipe(config: Config, spec: Spec) -> Recipe:
     """A recipe to serve, from a resolved configuration with one algorithm."""
-    names = list(config.algorithms)
-    if len(names) != 1:
-        raise ConfigError(f"A server serves one algorithm, got {', '.join(names)}. Choose one with --algorithm.")
-    recipe = Recipe(replace(config, seeds=config.seed_list[:1]), spec)
+    recipe = Recipe(replace(choose_algorithm(config, None), seeds=config.seed_list[:1]), spec)
     if not recipe.algorithm.objective.federated:
-        raise ConfigError(
-            f"`{names[0]}` shares nothing, so there is nothing to serve. Choose another with --algorithm."
-        )
+        name = recipe.training.name
+        raise ConfigError(f"`{name}` shares nothing, so there is nothing to serve. Choose another with --algorithm.")
     if imports_of(config):
         return recipe
     for name in _optimizers(tomllib.loads(dump(config))["algorithms"]):

@@ -6,12 +6,13 @@ import logging
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from personax.experiment.build import Outputs, make_federation, outputs_of, resolve
-from personax.experiment.config import Config, ConfigError, Terms, check_names
+from personax.experiment.config import Config, ConfigError, Terms, choose_algorithm
+from personax.experiment.folders import readable_slug
 from personax.experiment.records import RunRecord
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
@@ -37,12 +38,7 @@ class Address:
 
 def choose(config: Config, algorithm: str | None) -> Recipe:
     """The recipe to serve: one algorithm of a configuration."""
-    names = list(config.algorithms)
-    if algorithm is None and len(names) > 1:
-        raise ConfigError(f"There are {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
-    check_names("the configuration", [algorithm or names[0]], names, "algorithm")
-    chosen = {name: entry for name, entry in config.algorithms.items() if name == (algorithm or names[0])}
-    resolved = resolve(replace(config, algorithms=chosen), baselines=False)
+    resolved = resolve(choose_algorithm(config, algorithm), baselines=False)
     return make_recipe(resolved, spec_of(resolved))
 
 
@@ -69,7 +65,7 @@ def serve(
     """Serve a run until it is finished or interrupted; its record, if clients reported any numbers."""
     shown, revoked = _credentials(address)
     terms = recipe.config.live or Terms()
-    folder, run = open_run(root, recipe, f"{_plain(recipe.config.name)}-{secrets.token_hex(4)}")
+    folder, run = open_run(root, recipe, f"{readable_slug(recipe.config.name)}-{secrets.token_hex(4)}")
     journal = Journal(root, terms.sync)
     book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
     kept: list[Service] = []
@@ -101,7 +97,3 @@ def _credentials(address: Address) -> tuple[Credentials | None, Revocations | No
         return None, None
     shown = read_credentials(address.identity)
     return shown, Revocations(address.identity / "revoked.pem", shown.authority)
-
-
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)[:40]

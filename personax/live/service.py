@@ -28,9 +28,9 @@ from personax.live.standing import Standing, standing_of
 logger = logging.getLogger("personax.live")
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
 _MOST_NUMBERS = 1000  # in one report
-_SMALL = 1 << 20  # bytes of an upload or a model
+SMALL = 1 << 20  # bytes of an upload or a model
 _LEAVING = "The server is shutting down. Try again later."
-_SLOWEST = 10_000  # bytes a second at which a client gets a large model
+SLOWEST = 10_000  # bytes a second at which a client gets a large model
 _RETRY = 0.5  # seconds after which to ask again for work
 _END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
 Code = grpc.StatusCode
@@ -43,7 +43,7 @@ class Service:
         self.book, self.gate, self.terms = book, gate, terms
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="book")
         # Changing threads costs more than settling a small upload.
-        self.inline = book.recipe.up.num_bytes <= _SMALL
+        self.inline = book.recipe.up.num_bytes <= SMALL
         self.seen: dict[str, float] = {}
         self.newcomers: set[str] = set()
         self.done: set[str] = set()  # clients that have the last model and have said all they want to
@@ -243,14 +243,14 @@ class Service:
         self.book.hand_out(name, newest.version, newest.num_events)
         self.bytes_down += newest.num_bytes
         about.version, about.num_bytes = newest.version, newest.num_bytes
-        if newest.num_bytes <= _SMALL:
+        if newest.num_bytes <= SMALL:
             await context.write(wire.MessagePart(about, newest.buffers))
             return
         async with self.transfers:
             if newest.num_bytes > PIECE:
                 about.checksum = await self._work(lambda: newest.check)  # it reads all of a large model
             try:
-                async with asyncio.timeout(self.terms.stall + newest.num_bytes / _SLOWEST):
+                async with asyncio.timeout(self.terms.stall + newest.num_bytes / SLOWEST):
                     for piece in pieces(newest.buffers):
                         await context.write(wire.MessagePart(about, piece))
                         about = wire.Model()

@@ -102,7 +102,7 @@ def personal_model(
     scorings = recipe.training.scorings.values()
     chosen = next((p for p in scorings if p.model not in ("global", "localized")), None)
     objective = recipe.algorithm.objective
-    if chosen is not None and chosen.model in ("personal", "local") and personal is not None:
+    if chosen is not None and chosen.is_kept and personal is not None:
         return objective.models(params, personal)[chosen.model], chosen.describe()
     how = chosen and newcomer_scoring(recipe.algorithm, chosen)
     if how is None:

@@ -253,7 +253,7 @@ def _after_product(
         if i < num_layers - 1:
             x = act(_apart(x))
             if dropout and key is not None:
-                x = _drop(x, dropout, jax.random.fold_in(key, i))
+                x = drop_units(x, dropout, jax.random.fold_in(key, i))
     return x
 
 
@@ -268,7 +268,7 @@ def _apart_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Ar
     return primals[0], jax.lax.optimization_barrier(tangents[0])
 
 
-def _drop(x: Array, rate: float, key: Array) -> Array:
+def drop_units(x: Array, rate: float, key: Array) -> Array:
     """Inverted dropout: the survivors are scaled up, so that the expectation is `x` and evaluation needs no scaling."""
     kept = jax.random.bernoulli(key, 1 - rate, x.shape)
     return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))

@@ -20,7 +20,7 @@ from personax.report.figures import Figure
 from personax.report.runs import PALETTE, SYMBOLS, Look
 from personax.report.tables import NO_BREAK
 from personax.report.traces import band_and_line, figure, thin_line
-from personax.report.words import moment, seconds
+from personax.report.words import is_share, moment, seconds
 from personax.reproduce.outcome import (
     CellRecord,
     ClaimRecord,
@@ -84,7 +84,7 @@ def _some(text: str | None) -> list[str]:
 def _metric(cells: Sequence[CellRecord]) -> str:
     """What is measured, with its unit."""
     names = dict.fromkeys(cell.metric for cell in cells)
-    return ", ".join(name + (", %" if name.endswith("accuracy") else "") for name in names)
+    return ", ".join(name + (", %" if is_share(name) else "") for name in names)
 
 
 def _number(reading: ReadingRecord | None, metric: str) -> TableCell:
@@ -134,7 +134,7 @@ def _view(cells: Sequence[CellRecord], along: str, words: str) -> go.Figure:
         look = Look(PALETTE[at % len(PALETTE)][0], "solid", SYMBOLS[at % len(SYMBOLS)])
         assert isinstance(cell.curve, CurveRecord)  # only such cells are drawn
         x = getattr(cell.curve, along)
-        scale = 100 if cell.metric.endswith("accuracy") else 1
+        scale = 100 if is_share(cell.metric) else 1
         values = [[value / scale for value in of_seeds] for of_seeds in cell.curve.of_seeds]
         traces += band_and_line(look, cell.column, x, values, cell.metric)
         if cell.paper is not None:

@@ -4,17 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from math import floor, isfinite, log10
 
-from personax.evaluation.scores import Interval, higher_is_better, show
+from personax.evaluation.scores import Interval, higher_is_better, is_share, show
 from personax.experiment.records import RunRecord
 from personax.report.runs import ReportedRun, Score
 
 MINUS = "\N{MINUS SIGN}"
 ROLES = {"local": "local training", "global": "the global model"}
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is shown in %."""
-    return metric.endswith("accuracy")
 
 
 def unit(metric: str) -> str:

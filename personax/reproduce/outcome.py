@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from personax.evaluation.scores import is_share
 from personax.reproduce.experiment import Verdict
 
 _KNOWN = ConfigDict(extra="forbid")
@@ -117,7 +118,7 @@ def shown(number: float, metric: str, sign: str = "") -> str:
         return "not finite"
     if abs(number) >= 1e5:
         return f"{number:{sign}.1e}"
-    return f"{number:{sign}{'.2f' if metric.endswith('accuracy') else '.4f'}}"
+    return f"{number:{sign}{'.2f' if is_share(metric) else '.4f'}}"
 
 
 def difference_shown(contrast: ContrastRecord) -> str:

@@ -94,7 +94,7 @@ def _budgeted(name: str) -> Mapping[str, Scoring]:
     return {f"{BUDGET} steps of personalization": Scoring(model, BUDGET, LR, BATCH)}
 
 
-def _delayed(num_clients: int, cohort_size: int | None, horizon: float) -> Callable[..., Schedule]:
+def delayed_schedules(num_clients: int, cohort_size: int | None, horizon: float) -> Callable[..., Schedule]:
     """All that arrives within the horizon, in rounds of a cohort or without. All seeds have the same delays."""
     setting = jax.random.key(SPLIT)
     delays = persafl_delays(num_clients, key=setting)
@@ -149,7 +149,7 @@ def figure2(quick: bool) -> Experiment:
                 sampled = {"sampled": ActiveShare(to_the_end=True)} if waits else {}
                 shares = {"mean over time": ActiveShare(), **sampled}
                 cells.append(Cell(ACTIVE, column, shares, paper, "active_share"))
-            along = partial(_delayed, num_clients, cohort_size if waits else None)
+            along = partial(delayed_schedules, num_clients, cohort_size if waits else None)
             every = 2 if waits else 5 * num_clients
             chosen = dict(list(candidates.items())[:1]) if quick else candidates
             search = None if quick else along(horizons[data] / 4)

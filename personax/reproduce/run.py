@@ -19,7 +19,7 @@ import numpy as np
 from personax.algorithms import Algorithm
 from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
-from personax.evaluation.scores import Evaluation, higher_is_better, interval
+from personax.evaluation.scores import Evaluation, higher_is_better, interval, is_share
 from personax.evaluation.scoring import Scoring
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.folders import slug
@@ -103,7 +103,7 @@ def reproduce(
         data={name: federation.origin for name, federation in federations.items()},
         seeds=seeds,
         cells=cells,
-        claims=[_judged(claim, {(cell.row, cell.column): cell for cell in cells}) for claim in experiment.claims],
+        claims=[judge(claim, {(cell.row, cell.column): cell for cell in cells}) for claim in experiment.claims],
         choices=list(experiment.choices),
     )
     write_atomically(folder / "results.json", REPRODUCTION.dump_json(record, indent=1))
@@ -279,7 +279,7 @@ def _choose(setting: _TrainingSetting, federation: Federation) -> tuple[str, Alg
 
 def _of_seeds(found: Evaluation) -> Scores:
     """Each metric's mean over clients for each seed, in the units of the papers: accuracies in %."""
-    scale = lambda metric: 100.0 if metric.endswith("accuracy") else 1.0
+    scale = lambda metric: 100.0 if is_share(metric) else 1.0
     return {metric: (scale(metric) * np.atleast_1d(found.mean(metric))).tolist() for metric in found.metrics}
 
 
@@ -297,7 +297,7 @@ def _ends(of_seeds: np.ndarray) -> tuple[float, float | None, float | None]:
     return (found.mean, found.low, found.high) if known else (found.mean, None, None)
 
 
-def _judged(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
+def judge(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
     """A contrast holds if its paired interval is above 0, and fails where it is below."""
     found = [_contrasted(claim, contrast, cells) for contrast in claim.contrasts]
     return ClaimRecord(claim.words, claim.place, _overall([one.verdict for one in found]), found)

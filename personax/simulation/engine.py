@@ -88,7 +88,7 @@ def _advance(
     if not program.has_seeds:
         return run(step, algorithm, streams_of(key), waves, state)
     given = (jax.vmap(streams_of)(key), waves, state)
-    if not _one_by_one(waves, state):
+    if not seeds_run_in_order(waves, state):
         return run(jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0)), algorithm, *given)
     if program.sweeps:
         return jax.lax.map(lambda own: run(step, *own), (algorithm, *given))
@@ -108,7 +108,7 @@ advance = _compiled(compiler_options={**_GRAPH, "xla_gpu_command_buffer_unroll_l
 advance_long = _compiled(compiler_options=_GRAPH)
 
 
-def _one_by_one(waves: Waves, state: State) -> bool:
+def seeds_run_in_order(waves: Waves, state: State) -> bool:
     """Whether seeds run one after another: on a CPU whose caches do not hold the models of a wave in all of them."""
     num_seeds, _, num_members = waves.client.shape
     return holds_one_model(num_members * _num_bytes(state.server.params) // num_seeds)

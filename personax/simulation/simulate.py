@@ -114,9 +114,10 @@ def plan_run(
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
     program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh)
-    overhead = _overhead(algorithm, task, federation, num_seeds)
+    overhead = overhead_of(algorithm, task, federation, num_seeds)
     ahead = tracker is None and stream is None
-    plan = _plan(algorithm, schedules, execution.wave_width, overhead, ahead, 1 if devices is None else len(devices))
+    num_devices = 1 if devices is None else len(devices)
+    plan = plan_waves(algorithm, schedules, execution.wave_width, overhead, ahead, num_devices)
     run = SimulationRun(program, algorithm, federation, key, plan, tracker, skips)
     return PlannedRun(run, schedules, stream, execution.precision)
 
@@ -203,7 +204,7 @@ def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *algorithms)
 
 
-def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> float:
+def overhead_of(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> float:
     """The fixed cost of an asynchronous wave, in units of one member's cost."""
 
     def count_operations() -> int:
@@ -216,7 +217,7 @@ def _overhead(algorithm: Algorithm, task: Task, federation: Federation, num_seed
     return 0.0 if algorithm.server.is_synchronous else wave_overhead(count_operations)
 
 
-def _plan(
+def plan_waves(
     algorithm: Algorithm,
     schedules: list[Schedule],
     width: int | None,

@@ -26,7 +26,7 @@ from personax.typing import Array, Personal
 from personax.values import require_count
 
 _BLOCK_BYTES = 32 << 20  # of data and states that a block is to hold; one of a single wave may hold more
-_BLOCK_WAVES = 16  # beyond which longer blocks save nothing
+BLOCK_WAVES = 16  # beyond which longer blocks save nothing
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def block_sizes(plan: WavePlan, federation: Federation, state_bytes: int, stops:
     row_bytes = (federation.x.nbytes + federation.y.nbytes) / len(federation.x)
     wave_bytes = members * (federation.counts.mean() * row_bytes + state_bytes)
     longest = max(b - a for a, b in pairwise([begin, *stops]))
-    num_waves = int(min(max(_BLOCK_BYTES // wave_bytes, 1), _BLOCK_WAVES, longest))
+    num_waves = int(min(max(_BLOCK_BYTES // wave_bytes, 1), BLOCK_WAVES, longest))
     most_clients = most_rows = 1
     for begins, ends in pairwise([begin, *stops]):
         for first in range(begins, ends, num_waves):

@@ -31,7 +31,7 @@ from personax.theory.heterogeneity import (
     linear_disagreement,
     optimal_gap,
 )
-from personax.theory.quantities import Constants, EstimatorError, Measured
+from personax.theory.quantities import Constants, EstimatorError, Measured, NotCovered
 from personax.theory.region import Region, at, ball, by_example, path, sample_clients
 from personax.theory.stationarity import Stationarity, client_gradients, stationarity, stationarity_along
 
@@ -41,6 +41,7 @@ __all__ = [
     "EstimatorError",
     "Measured",
     "Noise",
+    "NotCovered",
     "Optima",
     "Region",
     "Stationarity",

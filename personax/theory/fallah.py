@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from personax.client.sampling import BatchSizes
-from personax.theory.quantities import Constants, EstimatorError, require_small_adapt_lr
+from personax.theory.quantities import Constants, EstimatorError, NotCovered, require_small_adapt_lr
 from personax.values import require, require_count, require_nonnegative, require_positive
 
 _ANY_STEP = "The lemmas of gMeta (`theory.gmeta`) hold for any."
@@ -222,7 +222,8 @@ def _check(constants: Constants, adapt_lr: float) -> None:
 def _check_local_lr(training: RoundTraining, meta_smoothness: float) -> None:
     most = largest_local_lr(meta_smoothness, training.num_local_steps)
     allowed = lambda v: v <= most * (1 + 1e-9)
-    require(allowed, "local_lr", training.local_lr, f"be at most 1 / (10 tau L_F) = {most:.4g}")
+    must = f"be at most 1 / (10 tau L_F) = {most:.4g}"
+    require(allowed, "local_lr", training.local_lr, must, error=NotCovered)
 
 
 def _root_mean_square(distances: np.ndarray) -> float:

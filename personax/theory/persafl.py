@@ -10,7 +10,7 @@ import numpy as np
 
 from personax.client.sampling import BatchSizes
 from personax.theory import gmeta
-from personax.theory.quantities import Constants, EstimatorError
+from personax.theory.quantities import Constants, EstimatorError, NotCovered
 from personax.values import require, require_count, require_nonnegative, require_positive
 
 
@@ -96,7 +96,7 @@ def moreau_spread(constants: Constants, strength: float) -> float:
     least = 7 * constants.smoothness
     enough = lambda v: v >= least * (1 - 1e-9)
     hint = "For any above `smoothness` use `sharp_moreau_spread(...)`."
-    require(enough, "strength", strength, f"be at least 7 times the smoothness, {least:.4g}", hint)
+    require(enough, "strength", strength, f"be at least 7 times the smoothness, {least:.4g}", hint, error=NotCovered)
     share = 16 / (1 - 48 * (constants.smoothness / strength) ** 2)
     return float(np.sqrt(share)) * constants.gradient_spread
 
@@ -218,10 +218,10 @@ def _staleness_term(training: ArrivalTraining, smoothness: float, factor: float,
 def _check_num_updates(training: ArrivalTraining, least: float) -> None:
     enough = lambda v: v >= least * (1 - 1e-9)
     hint = "The bound holds for long runs only: use more updates, fewer local steps or less staleness."
-    require(enough, "num_updates", training.num_updates, f"be at least {least:.6g}", hint)
+    require(enough, "num_updates", training.num_updates, f"be at least {least:.6g}", hint, error=NotCovered)
 
 
 def _check_strength(strength: float, smoothness: float) -> None:
     above = lambda v: v > smoothness
     hint = "Below it the envelope need not have one inner solution."
-    require(above, "strength", strength, f"be above the smoothness, {smoothness:.4g}", hint)
+    require(above, "strength", strength, f"be above the smoothness, {smoothness:.4g}", hint, error=NotCovered)

@@ -8,6 +8,10 @@ import numpy as np
 from personax.values import require
 
 
+class NotCovered(ValueError):
+    """An assumption of a theorem does not hold, so the theorem does not cover the setting."""
+
+
 class Measured(NamedTuple):
     """The largest value of a quantity over a region, how far it may be off, and where it was found.
 
@@ -81,4 +85,4 @@ def require_small_adapt_lr(adapt_lr: float, smoothness: float, hint: str) -> Non
     require(lambda v: v >= 0, "adapt_lr", adapt_lr, "not be negative")
     most = np.inf if smoothness == 0 else 1 / smoothness
     allowed = lambda v: v <= most * (1 + 1e-9)
-    require(allowed, "adapt_lr", adapt_lr, f"be at most 1 / smoothness = {most:.6g}", hint)
+    require(allowed, "adapt_lr", adapt_lr, f"be at most 1 / smoothness = {most:.6g}", hint, error=NotCovered)

@@ -144,7 +144,9 @@ def test_a_side_that_says_nothing_is_given_up(monkeypatch):
 
 
 def test_an_unknown_row_or_peer_is_an_error_that_names_those_there_are():
-    with pytest.raises(ValueError, match=r"No row is named camel\. There are: start, mnist-fedavg, mnist-fo"):
+    with pytest.raises(
+        ValueError, match=r"`personax bench` has no row `camel`\. There are: apfl-100, apfl-10000, cifar-cnn"
+    ):
         suite.run_suite(suite.BenchPlan(), ["mnist", "camel"])
     asked = CliRunner().invoke(app, ["bench", "--peer", "camel"])
     assert asked.exit_code == 1 and "camel" in asked.stderr and "torch-vmap" in asked.stderr

@@ -90,7 +90,7 @@ def test_clients_are_added_and_revoked(tmp_path):
         Revocations(listed, (tmp_path / "other" / "server" / "ca.pem").read_bytes())
     for words, told in (
         (("add", "dora x"), "letters, digits"),
-        (("revoke", "dora"), "no valid certificate of 'dora'"),
+        (("revoke", "dora"), "has no valid certificate of `dora`"),
         (("add", "erik", "--folder", tmp_path), "must hold an authority"),
     ):
         folder = () if "--folder" in words else ("--folder", tmp_path / "c")

@@ -16,6 +16,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from personax.bench.workloads import rows as bench_rows
 from personax.cli import FLAGS, app, console
 from personax.cli.errors import plain_errors
 from personax.cli.progress import Bars
@@ -27,6 +28,7 @@ from personax.experiment.config import dump, load, load_run
 from personax.experiment.folders import Folder
 from personax.experiment.records import read_results
 from personax.experiment.runs import start
+from personax.reproduce import EXPERIMENTS
 from personax.simulation.results import NonFiniteUpdate
 from tests.data.test_fetch import cifar_like, cifar_tar, closed_address, serving, source
 from tests.experiment.test_newcomers import patients, rows_of, table
@@ -108,14 +110,14 @@ def test_ctrl_c_says_that_one_can_go_on(tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("minst", "`name` must be one of 'mnist', 'cifar10', got 'minst'. Did you mean 'mnist'?"),
+        ("minst", "`name` must be one of 'mnist', 'cifar10', got 'minst'. Did you mean `mnist`?"),
         ("digits", "digits is not fetched (comes with personax). See `personax.data.datasets.digits`."),
         ("femnist", "femnist is not fetched (needs a path). See `personax.data.datasets.femnist`."),
     ],
 )
 def test_names_that_cannot_be_fetched(name, said):
     ended = personax("data", "fetch", name)
-    assert ended.exit_code == 2 and said in ended.stderr and ended.stdout == ""
+    assert ended.exit_code == 1 and f"Error: {said}" in ended.stderr and ended.stdout == ""
 
 
 def test_list_shows_what_is_here(tiny):
@@ -157,7 +159,7 @@ def test_usage_errors(words):
 def test_the_command_runs_by_itself():
     command = [sys.executable, "-W", "error", "-c", "from personax.cli import app; app()", "data", "fetch", "mnst"]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 2 and "Did you mean 'mnist'?" in ended.stderr and ended.stdout == ""
+    assert ended.returncode == 1 and "Did you mean `mnist`?" in ended.stderr and ended.stdout == ""
 
 
 # Runs
@@ -194,7 +196,7 @@ def test_compare_shows_the_table_and_where_the_rest_is(done):
         if row.metric == "accuracy":
             (line,) = [line for line in lines if line.strip().startswith(f"{row.score}  ")]
             cells = line.removeprefix(f" {row.score}").split()
-            assert cells[0] == f"{100 * row.mean:.1f}" and cells[1] == "±"
+            assert cells[0] == f"{100 * row.mean.mean:.1f}" and cells[1] == "±"
             assert cells[-2:] == [f"{row.better_than_local:.0%}", f"{row.better_than_global:.0%}"]
     words = [f"{score.name}: {score.words}" for algorithm in record.algorithms for score in algorithm.scores]
     assert set(words) <= set(lines)
@@ -240,7 +242,7 @@ def test_a_run_without_a_folder_gets_one_of_its_own(small, place):
     ended = personax("run", str(small), "--algorithm", "FedAvg", *words)
     assert ended.exit_code == 0, ended.stderr
     (root,) = (place / "runs").iterdir()
-    assert root.name.startswith("-bold-a-b-smile-x-") and read_results(root).name == name
+    assert root.name.startswith("bold-a-b-smile-x-") and read_results(root).name == name
     assert ended.stdout.splitlines()[-1].startswith(f"The results are in runs/{root.name}, ")
     assert [path.name for path in sorted((root / "tensorboard").iterdir())] == ["FedAvg", "poor", "tuned"]
 
@@ -288,7 +290,9 @@ def test_list_shows_everything_with_its_source():
     shown = {line.split()[0] for line in ended.stdout.splitlines() if line.strip()}
     for axis in CATALOG.values():
         assert set(axis.kinds) <= shown
+    assert set(EXPERIMENTS) <= shown and {row.name for row in bench_rows("cpu")} <= shown
     assert ended.exit_code == 0 and "Dinh 2020, Algorithm 1" in ended.stdout
+    assert personax("reproduce", "--list").stdout in ended.stdout
 
 
 def test_init_writes_a_starter_that_can_be_read(place):

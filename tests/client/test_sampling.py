@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from personax.client.sampling import (
     ROLES,
     BatchSizes,
     ClientRows,
     Draw,
-    _scaled,
     batch_indices,
     draw_rows,
     permute,
+    scale_word,
 )
 from personax.data.federation import Federation
 from personax.keys import RunStream, run_stream
@@ -27,6 +28,7 @@ KEY = jax.random.key(11)
 COUNTS = [40, 1, 1000, 7, 300]
 IDS = [5, 0, 9, 2, 31]
 STEPS = 4000
+SIGNIFICANCE = 1e-4
 small = settings(max_examples=30, deadline=None)
 each_sampling = pytest.mark.parametrize("sampling", ["replacement", "shuffled"])
 
@@ -60,11 +62,9 @@ def orders_of(count, num):
 
 
 def assert_uniform(counts):
-    """Pearson's statistic stays within five standard deviations of its mean, the degrees of freedom."""
-    counts = np.asarray(counts, float).ravel()
-    freedom, expected = counts.size - 1, counts.mean()
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    assert expected >= 5 and statistic < freedom + 5 * np.sqrt(2 * freedom), (statistic, freedom)
+    """Pearson's chi-square test at the level of `SIGNIFICANCE`; all keys are fixed."""
+    counts = np.ravel(counts)
+    assert counts.mean() >= 5 and stats.chisquare(counts).pvalue > SIGNIFICANCE
 
 
 # closed forms
@@ -73,12 +73,12 @@ def assert_uniform(counts):
 @small
 @given(word=st.integers(0, 2**32 - 1), count=st.integers(1, 2**31 - 1))
 def test_scaling_is_the_floor_of_the_product(word, count):
-    assert int(_scaled(np.uint32(word), np.int32(count))) == word * count // 2**32
+    assert int(scale_word(np.uint32(word), np.int32(count))) == word * count // 2**32
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 2**16 - 1, 2**16, 2**16 + 1, 2**31 - 1])
 def test_scaling_reaches_both_ends(count):
-    scaled = _scaled(np.asarray([0, 2**32 - 1], np.uint32), np.int32(count))
+    scaled = scale_word(np.asarray([0, 2**32 - 1], np.uint32), np.int32(count))
     assert scaled.tolist() == [0, count - 1]
 
 
@@ -150,8 +150,9 @@ def test_a_model_is_not_initialised_from_the_key_of_batches():
     assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == 3
 
 
-@pytest.mark.parametrize("num_draws", [85, 90])
-def test_all_batches_of_two_steps_are_different(num_draws):
+def test_all_batches_of_two_steps_are_different():
+    """Also beyond 256 batches a step."""
+    num_draws = 90
     draws = tuple(Draw(role, index, 12) for index in range(num_draws) for role in ROLES)
     client = ClientRows(jnp.int32(0), jnp.int32(10**6), jnp.uint32(0), jnp.int32(0))
     rows, *_ = draw_rows(run_stream(KEY), client, jnp.arange(2), draws, "replacement")
@@ -241,15 +242,10 @@ def neighbours(count, num):
     return pairs[~np.eye(count, dtype=bool)]
 
 
-@pytest.mark.parametrize("count", [2, 3, 6, 9])
+@pytest.mark.parametrize("count", range(2, 13))
 def test_all_pairs_of_neighbours_are_equally_likely(count):
-    assert_uniform(neighbours(count, 15 * STEPS))
-
-
-@pytest.mark.parametrize("count", range(5, 13))
-def test_all_pairs_of_neighbours_are_roughly_equally_likely(count):
-    pairs = neighbours(count, 5 * STEPS)
-    assert np.abs(pairs / pairs.mean() - 1).max() < 0.3 + 4 / np.sqrt(pairs.mean())
+    """Half as many rounds of the network give p-values below 1e-6 from five samples on."""
+    assert_uniform(neighbours(count, 5 * STEPS))
 
 
 permute_all = jax.jit(jax.vmap(permute, in_axes=(0, None, None)))

@@ -66,7 +66,7 @@ def test_broken_pools(arrays, match):
 
 
 def draw(seed=0, model=1.0, inputs=1.0, m=60, c=10, num=None):
-    return draw_client(rng(seed), np.sqrt(model), np.sqrt(inputs), m, c, num)
+    return draw_client(rng(seed), model, inputs, m, c, num)
 
 
 def test_labels_are_the_best_class_of_the_clients_model():
@@ -124,6 +124,15 @@ def test_synthetic_federation():
         assert num_test == round(0.2 * (num_train + num_test))
     assert made.origin == "synthetic(0.5, 0.25), APFL appendix B.1."
     assert made.y.min() >= 0 and made.y.max() <= 9
+
+
+@pytest.mark.parametrize("spread", [0.25, 4.0])
+def test_the_input_spread_of_a_federation_is_a_variance(spread):
+    """Over clients, the mean of one sample's m features has the variance beta + (1 + mean of Sigma_kk) / m."""
+    num, m = 3000, 20
+    made = synthetic(1.0, spread, num_clients=num, num_features=m, num_samples=1, test_share=0, key=KEY)
+    noise = (1 + (np.arange(1, m + 1) ** -1.2).mean()) / m
+    assert spread_within(made.x.astype(float).mean(axis=1), spread + noise)
 
 
 def test_each_spread_has_its_place():
@@ -490,7 +499,7 @@ def test_categories_of_pandas(tmp_path):
 def test_many_blocks_are_one_table(tmp_path, suffix, monkeypatch):
     from personax.data.datasets import tables as module
 
-    monkeypatch.setattr(module, "_BLOCK", 4096)
+    monkeypatch.setattr(module, "BLOCK", 4096)
     x, y, client = table([5, 6, 7], num=3000)
     write(tmp_path / f"t.{suffix}", x, y, client)
     assert_holds(read_table(tmp_path / f"t.{suffix}"), x, y, client)
@@ -512,7 +521,7 @@ def test_a_missing_column(tmp_path, suffix):
     write(tmp_path / f"t.{suffix}", *table([1, 2]))
     kind = "an array" if suffix == "npz" else "a column"
     with pytest.raises(
-        ValueError, match=rf"t.{suffix} must have {kind} 'clients', got .*Did you mean 'client'\? Name it"
+        ValueError, match=rf"t.{suffix} must have {kind} 'clients', got .*Did you mean `client`\? Name it"
     ):
         read_table(tmp_path / f"t.{suffix}", client="clients")
     with pytest.raises(ValueError, match=rf"must have {kind} 'xyz', got .*\. Name it with `split=...`"):
@@ -583,7 +592,7 @@ def test_a_broken_line_far_down_a_csv(tmp_path):
 def test_nulls_of_parquet_are_found_in_any_block(tmp_path, monkeypatch):
     from personax.data.datasets import tables as module
 
-    monkeypatch.setattr(module, "_BLOCK", 4096)
+    monkeypatch.setattr(module, "BLOCK", 4096)
     column = pa.array([1.0] * 2999 + [None])
     columns = {"client": np.zeros(3000, int), "label": np.zeros(3000, int), "f": column}
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")

@@ -503,7 +503,7 @@ def test_datasets_are_kept_where_the_user_says(monkeypatch, tmp_path):
         assert folder().name == "personax" and folder().is_absolute()
 
 
-@pytest.mark.parametrize(("name", "hint"), [("MNST", " Did you mean 'mnist'\\?"), ("zzz", "$")])
+@pytest.mark.parametrize(("name", "hint"), [("MNST", " Did you mean `mnist`\\?"), ("zzz", "$")])
 def test_an_unknown_name(name, hint):
     with pytest.raises(ValueError, match=rf"`name` must be one of 'mnist', 'cifar10', got '{name}'\.{hint}"):
         fetch(name)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from personax.evaluation.scores import Comparison, Evaluation, Interval, best_evaluations, interval, show
+from personax.evaluation.scores import Comparison, Evaluation, Interval, best_evaluations, interval, is_share, show
 from personax.evaluation.scoring import Scoring
 
 ACCURACY = np.random.default_rng(0).uniform(0.2, 1.0, size=(5, 23))
@@ -146,3 +146,12 @@ def test_a_comparison_says_what_each_row_measured():
 def test_a_metric_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="no metric 'acc'; there are accuracy"):
         evaluation().mean("acc")
+
+
+@pytest.mark.parametrize(
+    ("metric", "shown"),
+    [("accuracy", "12.3"), ("train_accuracy", "12.3"), ("loss", "0.1234"), ("absolute_error", "0.1234")],
+)
+def test_shares_are_shown_in_percent(metric, shown):
+    assert show(0.12341, metric) == shown
+    assert is_share(metric) == (shown == "12.3")

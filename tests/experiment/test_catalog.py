@@ -89,7 +89,7 @@ def test_citing_gives_each_entry_once_in_order():
     assert cite(["xie2019", "deng2020", "xie2019"]) == BIBTEX["xie2019"] + "\n\n" + BIBTEX["deng2020"]
     assert cite(key for entry in EVERY for key in entry.citations).count("\n@") == len(BIBTEX) - 2
     assert cite([]) == ""
-    with pytest.raises(ValueError, match=r"A key must be one of alpaydin1998, .*, got 'adam2015'"):
+    with pytest.raises(ValueError, match=r"`key` must be one of 'alpaydin1998', .*, got 'adam2015'"):
         cite(["jax", "adam2015"])
 
 

@@ -20,6 +20,7 @@ from personax.experiment.config import (
     ConfigError,
     ScheduleSection,
     check_names,
+    choose_algorithm,
     dump,
     load,
     parse,
@@ -137,7 +138,7 @@ def test_the_options_of_an_algorithm_stand_beside_its_recipe():
             with_section("data", kind="synthetic", num_classs=3),
             "`data` has no setting `num_classs`. Did you mean `num_classes`? There are: input_spread, model_spread,",
         ),
-        (with_section("data", kind="digits", path="x"), "`data` has no setting `path`. It takes none."),
+        (with_section("data", kind="digits", path="x"), "`data` has no setting `path`. There are none."),
         (
             with_section("partition", kind="shards", num_clients=2, num_shards=2),
             "`partition` has no setting `num_shards`. Did you mean `num_shards_each`? There are: num_clients,",
@@ -286,6 +287,16 @@ def test_an_override_below_a_value_or_of_an_unknown_setting():
         load(None, ["schedule.rounds=3"])
     with refused("`the file` has no setting `shedule`. Did you mean `schedule`"):
         load(None, ["shedule.num_rounds=3"])
+
+
+def test_one_algorithm_is_chosen_by_name_where_there_are_several():
+    several = parse({"algorithms": {**FEDAVG, "B": FEDAVG["A"]}})
+    only = parse({"algorithms": FEDAVG})
+    assert choose_algorithm(several, "A") == choose_algorithm(only, "A") == choose_algorithm(only, None) == only
+    with refused("`the configuration` has 2 algorithms. Choose one with --algorithm: A, B."):
+        choose_algorithm(several, None)
+    with refused("`mine.toml` has no algorithm `a`. Did you mean `A`?"):
+        choose_algorithm(several, "a", "mine.toml")
 
 
 # Fuzzed tables: they are built, or an error says what is wrong

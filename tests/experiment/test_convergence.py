@@ -116,6 +116,19 @@ def test_an_asynchronous_run_with_the_theorems_step_size_has_one_number(tmp_path
     assert "1 / (Q sqrt(L T))" in other.bound(schedule, end, [4]).words
 
 
+def test_only_a_run_that_no_theorem_covers_goes_without_a_bound():
+    plan = prepare(resolve(parse(tables()), baselines=False)).plan
+    end = initial_params(plan.task, plan.federation, key=plan.keys[0])
+    schedule = px.rounds(plan.federation.num_clients, num_rounds=4, cohort_size=2, key=plan.keys[0])
+    bound = lambda rounds, **server: Convergence(plan, px.fedavg(lr=1e-3, num_steps=2, **server)).bound(
+        schedule, end, rounds
+    )
+    assert bound([4]).values and "a server step of 1" in bound([4], server=px.synchronous(lr=0.5)).words
+    with pytest.raises(ValueError, match="`num_rounds` must be a whole number of at least 1, got 0") as caught:
+        bound([0])
+    assert not isinstance(caught.value, px.theory.NotCovered)
+
+
 def test_a_run_without_it_measures_nothing(tmp_path):
     _, record = done(tmp_path / "run", evaluation={"every": 2, "adaptation_steps": []})
     assert all(one.stationarity is None for one in evaluations(record, "FedAvg"))

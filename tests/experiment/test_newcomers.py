@@ -14,10 +14,11 @@ from safetensors.numpy import load_file
 
 import personax as px
 from personax.data.datasets import read_client
+from personax.evaluation.scores import interval
 from personax.experiment.build import make_training, resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.config import load, parse
-from personax.experiment.newcomers import _client, choose, personalize_newcomer, write
+from personax.experiment.newcomers import choose, personalize_newcomer, read_newcomer, write
 from personax.experiment.records import read_results
 from personax.experiment.runs import execute, start
 from personax.models import logistic_regression
@@ -176,16 +177,18 @@ def trainings_of(folder):
     ],
 )
 def test_the_best_score_by_which_newcomers_adapt_is_chosen(folder, means, chosen):
-    changes = {score: {"mean": mean} for score, mean in means.items()}
+    changes = {score: {"mean": interval(mean)} for score, mean in means.items()}
     assert choose(with_rows(folder, **changes), trainings_of(folder)) == chosen
-    flagged = with_rows(folder, **{**changes, chosen[1]: {"mean": 1.0, "flag": "adapted on the data that is scored"}})
+    flagged = with_rows(
+        folder, **{**changes, chosen[1]: {"mean": interval(1.0), "flag": "adapted on the data that is scored"}}
+    )
     assert choose(flagged, trainings_of(folder))[1] not in ("FedAvg", chosen[1])
     lowest = min((mean, score) for score, mean in means.items() if score != "FedAvg" and mean == mean)[1]
     assert choose(with_rows(folder, "error", **changes), trainings_of(folder))[1] == lowest  # of errors
 
 
 def test_an_algorithm_that_is_asked_for_adapts_by_its_own_best_score_or_by_steps(folder):
-    changes = {"poor": {"mean": 0.2}, "tuned": {"mean": 0.1}, "ARUBA": {"mean": 0.9}}
+    changes = {"poor": {"mean": interval(0.2)}, "tuned": {"mean": interval(0.1)}, "ARUBA": {"mean": interval(0.9)}}
     assert choose(with_rows(folder, **changes), trainings_of(folder), "FedAvg") == ("FedAvg", "poor")
     none_able = with_rows(folder, **{score: {"flag": "x"} for score in changes})
     assert choose(none_able, trainings_of(folder), "FedAvg") == ("FedAvg", None)
@@ -195,7 +198,7 @@ def test_an_algorithm_that_is_asked_for_adapts_by_its_own_best_score_or_by_steps
 
 def test_the_protocol_is_that_of_the_best_score_of_the_algorithm(folder, patient):
     record = read_results(folder.root)
-    means = {row.score: row.mean for row in record.table if row.metric == "accuracy"}
+    means = {row.score: row.mean.mean for row in record.table if row.metric == "accuracy"}
     best = max(("poor", "tuned"), key=means.get)
     assert choose(record, trainings_of(folder), "FedAvg") == ("FedAvg", best)
     size = {"poor": 0, "tuned": 0.4}[best]
@@ -293,11 +296,11 @@ def test_numbers_become_what_the_model_was_trained_on(tmp_path):
     x = np.arange(24).reshape(6, 4) % 7
     path = tmp_path / "new.npz"
     np.savez(path, x=x.astype(float), label=np.arange(6) % 2)
-    client = _client(path, config, about([2, 2], "uint8"), 0)
+    client = read_newcomer(path, config, about([2, 2], "uint8"), 0)
     assert client.x.dtype == np.uint8 and client.x.shape == (5, 2, 2) and client.test_x.dtype == np.uint8
     np.savez(path, x=x.astype(np.uint8), label=np.arange(6) % 2)
-    assert _client(path, config, about([4], "float32"), 0).x.dtype == np.float32
+    assert read_newcomer(path, config, about([4], "float32"), 0).x.dtype == np.float32
     for wrong in (x + 0.5, x - 1.0, x + 250.0):
         np.savez(path, x=wrong, label=np.arange(6) % 2)
         with refused("new.npz: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."):
-            _client(path, config, about([4], "uint8"), 0)
+            read_newcomer(path, config, about([4], "uint8"), 0)

@@ -28,7 +28,7 @@ from personax.experiment.build import resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.citations import cite
 from personax.experiment.config import ConfigError, dump, dump_run, load, load_run, parse
-from personax.experiment.folders import Folder, slug, tidy
+from personax.experiment.folders import Folder, readable_slug, slug, tidy
 from personax.experiment.loggers import Events
 from personax.experiment.records import RUN, SCHEMA_VERSION, EvaluationRecord, read_results
 from personax.experiment.results import federation_rows
@@ -420,6 +420,8 @@ def test_names_that_look_alike_have_folders_of_their_own():
     names = ["A b", "a-b", "A/b", "a b", "..", "", "é", "x" * 80]
     assert len({slug(name) for name in names}) == len(names)
     assert all(set(slug(name)) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in names)
+    assert [readable_slug(name) for name in names[2:6]] == ["a-b", "a-b", "run", "run"]
+    assert all(slug(name).startswith(readable_slug(name, "")) for name in names)
 
 
 def test_less_is_evaluated_and_no_newcomers_adapt_where_none_is_asked_for(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import personax as px
 from personax.experiment.build import build, make_schedules, make_training, resolve
 from personax.experiment.config import AlgorithmSection, dump, parse
-from personax.experiment.tuning import Trial, _with, _with_best, run_all, tune, validation_of
+from personax.experiment.tuning import Trial, run_all, tune, validation_of, with_best_options, with_options
 from tests.experiment.test_config import refused
 from tests.test_contract import assert_close
 
@@ -185,13 +185,13 @@ def test_the_best_is_the_highest_accuracy_or_the_lowest_error():
     entry = AlgorithmSection("fedavg", {"lr": 1.0, "num_steps": 1}, {"A": {"model": "global"}})
     for metric, best in (("accuracy", 0.3), ("error", 0.1), ("loss", 0.1)):
         trials = [Trial("A", {"lr": lr}, metric, score) for lr, score in ((0.1, 0.2), (0.2, None), (0.3, 0.9))]
-        assert _with_best("A", entry, trials, lambda text: None).options["lr"] == best
+        assert with_best_options("A", entry, trials, lambda text: None).options["lr"] == best
 
 
 def test_of_equals_the_first_is_chosen():
     entry = AlgorithmSection("fedavg", {"lr": 1.0, "num_steps": 1}, {"A": {"model": "global"}})
     trials = [Trial("A", {"lr": lr}, "accuracy", 0.5) for lr in (0.3, 0.1, 0.2)]
-    assert _with_best("A", entry, trials, lambda text: None).options["lr"] == 0.3
+    assert with_best_options("A", entry, trials, lambda text: None).options["lr"] == 0.3
 
 
 def test_scores_that_options_implied_follow_them_and_others_do_not():
@@ -199,7 +199,7 @@ def test_scores_that_options_implied_follow_them_and_others_do_not():
     given = {**implied, "scores": {"B": {"model": "adapted", "lr": 0.3}}}
     config = resolve(parse({"algorithms": {"A": implied, "B": given}}), baselines=False)
     options = {"adapt_lr": 0.7, "num_adapt_steps": 3}
-    followed, stayed = (_with(name, entry, options) for name, entry in config.algorithms.items())
+    followed, stayed = (with_options(name, entry, options) for name, entry in config.algorithms.items())
     assert make_training("A", followed).scorings == {"A": px.Scoring("adapted", 3, 0.7)}
     assert make_training("B", stayed).scorings == {"B": px.Scoring("adapted", lr=0.3)}
     assert followed.options == {**config.algorithms["A"].options, **options} and dump(config)

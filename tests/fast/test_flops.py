@@ -40,11 +40,11 @@ def test_a_wave_of_an_accelerator_is_dear_for_small_models_alone(num_seeds):
     clients = [(rng.integers(0, 256, (9, 8, 8), dtype=np.uint8), rng.integers(0, 10, 9)) for _ in range(2)]
     federation = px.Federation.from_clients(clients)
     algorithm = px.fedasync(lr=0.1, num_steps=1, batch_size=5)
-    of = lambda model: simulation._overhead(algorithm, px.classification(model), federation, num_seeds)
+    of = lambda model: simulation.overhead_of(algorithm, px.classification(model), federation, num_seeds)
     assert of(px.logistic_regression(10)) == CPU_WAVE_OVERHEAD
     gradient = 2 * (2 * 5 * 64 * 10)  # the outputs, and the kernel's gradient
     with pretend("gpu"):
         assert of(px.logistic_regression(10)) == pytest.approx(LAUNCH_OPERATIONS / (num_seeds * gradient))
         assert of(px.cnn2(10)) < 0.05 * of(px.logistic_regression(10))
     waits = px.fedavg(lr=0.1, num_steps=1, batch_size=5)
-    assert simulation._overhead(waits, px.classification(px.cnn2(10)), federation, 1) == 0
+    assert simulation.overhead_of(waits, px.classification(px.cnn2(10)), federation, 1) == 0

@@ -11,9 +11,10 @@ from flwr.app import Array, ArrayRecord, Error, Message
 
 from personax import rounds, simulate
 from personax.experiment.config import Sample, Terms
+from personax.flower.arrays import to_tree
 from personax.flower.channel import PROTOCOL
 from personax.flower.driver import Driver, Manners, NodeFailed, report_of
-from personax.flower.records import from_content, from_record, to_content, to_record
+from personax.flower.records import from_content, to_content, to_record
 from personax.flower.server import read_terms, serve
 from personax.flower.worker import Worker
 from personax.live.journal import read_lines
@@ -114,7 +115,8 @@ def test_records_come_back_as_they_were():
     layout = Layout.of(tree())
     record = to_record(layout, tree())
     assert isinstance(record, ArrayRecord) and list(record) == [leaf.name for leaf in layout.leaves]
-    found = from_record(layout, record)
+    _, arrays = from_content(to_content({}, record))
+    found = to_tree(layout, arrays)
     assert found["half"].dtype == jax.numpy.bfloat16
     jax.tree.map(np.testing.assert_array_equal, found, jax.tree.map(np.asarray, tree()))
 
@@ -282,7 +284,7 @@ def test_a_run_goes_on_in_its_folder_and_two_do_not_share_it(tmp_path):
     serve(grid, config, told)  # it is finished: nothing is trained again
     assert (tmp_path / "run" / "live.json").read_text() == first
     assert len(applied(tmp_path / "run")) == 3
-    from personax.flower.locks import Taken, sole_user
+    from personax.data.locks import Taken, sole_user
 
     with sole_user(tmp_path / "run" / "server.lock"), pytest.raises(Taken, match="is used by process"):
         serve(grid, config, told)
@@ -295,6 +297,6 @@ def test_the_runs_configuration_is_read_and_refused_in_words():
     stated = replace(config, live=Terms(num_clients=7, least_share=0.25))
     terms, _ = read_terms(stated, {"deadline": 5.0})
     assert (terms.num_clients, terms.deadline, terms.least_share) == (7, 5.0, 0.25)
-    for wrong, words in (({"colour": 1}, "got 'colour'"), ({"ttl": 0.0}, "`ttl` must be positive")):
+    for wrong, words in (({"colour": 1}, "has no key `colour`"), ({"ttl": 0.0}, "`ttl` must be positive")):
         with pytest.raises(ValueError, match=words):
             read_terms(config, wrong)

@@ -25,7 +25,6 @@ from personax.experiment.config import load
 from personax.flower import channel
 from personax.flower.arrays import to_arrays, to_tree
 from personax.flower.channel import PROTOCOL, WorkerFailed, ask, private_folder, receive, send, socket_of
-from personax.flower.locks import Taken, sole_user
 from personax.flower.node import read_node
 from personax.flower.template import PACKAGE, write_app
 from personax.flower.worker import Worker, limits_of, read_samples
@@ -112,15 +111,6 @@ def test_sockets_are_in_a_folder_of_the_user_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(channel.tempfile, "gettempdir", lambda: str(tmp_path))
     assert private_folder() == tmp_path / f"personax-{os.getuid()}"
-
-
-def test_a_folder_has_one_user(tmp_path):
-    with sole_user(tmp_path / "lock"):
-        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-        with pytest.raises(Taken, match=f"is used by process {os.getpid()}"), sole_user(tmp_path / "lock"):
-            pass
-    with sole_user(tmp_path / "lock"):
-        pass
 
 
 @pytest.fixture
@@ -306,7 +296,7 @@ def test_init_writes_an_app(tmp_path):
         assert len([line for line in lines[1:] if line]) == 3
     assert "is not empty" in personax("flower", "init", tmp_path / "My App").output
     ended = personax("flower", "init", tmp_path / "other", "--algorithm", "nothing")
-    assert ended.exit_code == 1 and "Choose one of FedAvg" in ended.output
+    assert ended.exit_code == 1 and "has no algorithm `nothing`. There are: APFL, FedAvg" in ended.output
 
 
 def test_init_takes_a_recipe(tmp_path):

@@ -145,7 +145,7 @@ def follow(clients, schedule):
     for event in range(len(events)):
         for i, client in enumerate(clients):
             if i not in ready and position[i] < len(own[i]) and events[own[i][position[i]]][1] <= event:
-                client._take(client.connection.fetch(client.newest.version))
+                client.receive(client.connection.fetch(client.newest.version))
                 ready[i] = client.train()
         who = events[event][0]
         clients[who].send(ready.pop(who))

@@ -26,7 +26,7 @@ TERMS = Terms(num_clients=3, rate=1e5, outlier_factor=20.0, stall=1.0, max_conne
 def authority(tmp_path_factory):
     place = tmp_path_factory.mktemp("authority") / "certificates"
     certificates.create(place, ["127.0.0.1", "localhost"], [*NAMES, "mallory"])
-    certificates._issue(place, place / "clients" / "late", "late", "client", 1, number=9, begin=timedelta(days=-30))
+    certificates.issue(place, place / "clients" / "late", "late", "client", 1, number=9, begin=timedelta(days=-30))
     return place
 
 
@@ -277,7 +277,7 @@ def test_a_stalled_stream_is_let_go_and_blocks_nobody(running, mallory):
 
 
 def test_who_does_not_read_a_large_model_is_let_go_and_blocks_nobody(tmp_path, authority, monkeypatch):
-    monkeypatch.setattr(service, "_SLOWEST", 1e9)
+    monkeypatch.setattr(service, "SLOWEST", 1e9)
     given = recipe(federation=SimpleNamespace(x=np.zeros((1, 200_000), np.float32)))
     terms = Terms(num_clients=3, rate=1e5, stall=0.5, max_transfers=1)
     with (

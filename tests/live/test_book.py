@@ -54,6 +54,18 @@ def test_an_upload_is_settled_once(tmp_path):
     assert [line["update"] for line in read_lines(tmp_path) if line["what"] == "upload"] == [0, 4]
 
 
+def test_the_bound_on_norms_is_a_multiple_of_the_median_of_the_others(tmp_path):
+    """One client with a huge norm, here the first and hence unchecked, does not lift the bound for the others."""
+    book = make_book(tmp_path, recipe(num_rounds=100), Terms(num_clients=5, outlier_factor=4.0))
+    others = {"loud": 10.0, "anna": 0.01, "bert": 0.02, "cleo": 0.03}  # whose median is 0.025
+    for name in (*others, "last"):
+        book.join(name)
+    for name, scale in others.items():
+        assert book.settle(name, upload(book, 0, scale)).outcome == "applied"
+    assert book.settle("last", upload(book, 0, 0.0999)).outcome == "applied"
+    assert book.settle("last", upload(book, 1, 0.1001)).outcome == "refused"
+
+
 @pytest.mark.parametrize("saves", [(), (2,), (2, 4), (1, 2, 3, 4, 5)])
 def test_a_restart_stands_where_it_stood(saves, tmp_path):
     """A book that is dropped at any moment, as by kill -9, and opened again: the same bits, and nothing twice."""

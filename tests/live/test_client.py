@@ -9,6 +9,7 @@ import threading
 import time
 from functools import partial
 
+import grpc
 import jax
 import numpy as np
 import pytest
@@ -264,8 +265,8 @@ def test_registration_says_what_does_not_match(tmp_path):
         with pytest.raises(RefusedByServer, match=r"must be float32 of shape \(4,\), got float32 of \(8, 8\)"):
             connection.register((8, 8), "float32", "test")
         hello = wire.Hello(protocol=7, input_shape=(4,), input_dtype="float32")
-        with pytest.raises(RefusedByServer, match="speaks protocol 2, anna speaks 7"):
-            connection._again(lambda: connection._unary("Register", hello))
+        with pytest.raises(grpc.RpcError, match="speaks protocol 2, anna speaks 7"):
+            connection.calls["Register"](hello, timeout=5.0, metadata=connection.metadata)
         with pytest.raises(RefusedByServer, match="Register again"):
             connection.fetch()
         connection.close()
@@ -307,7 +308,7 @@ def test_models_longer_than_a_message_travel_in_pieces(tmp_path, monkeypatch):
     for module in (connections, service):
         monkeypatch.setattr(module, "PIECE", 16)
         monkeypatch.setattr(module, "pieces", partial(messages.pieces, size=50))
-    monkeypatch.setattr(service, "_SMALL", 16)  # and so in a thread of its own
+    monkeypatch.setattr(service, "SMALL", 16)  # and so in a thread of its own
     assert messages.PIECE > 50
     given = recipe(num_rounds=100)
     with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
@@ -321,7 +322,7 @@ def test_long_models_wait_for_each_other(tmp_path, monkeypatch):
     """Also those that are an answer in one message; the upload is settled before, and once."""
     from personax.live import service
 
-    monkeypatch.setattr(service, "_SMALL", 16)
+    monkeypatch.setattr(service, "SMALL", 16)
     terms = Terms(num_clients=3, outlier_factor=0.0, rate=1e5, max_transfers=1)
     with (
         serving(tmp_path / "run", recipe(num_rounds=100), terms) as running,
@@ -346,12 +347,12 @@ def test_a_server_that_takes_too_long_is_asked_again(tmp_path, monkeypatch):
     """On a new stream; the upload counts once, however often it was sent."""
     from personax.live import connection as connections
 
-    monkeypatch.setattr(connections, "_GLANCE", 0.05)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
     with serving(tmp_path / "run", recipe(num_rounds=100)) as running, clients_of(running, tmp_path, NAMES[:1]) as made:
         (client,) = made
         client.enter()
         client.send(client.train())
-        first, settle, slow = client.connection.stream, running.service._settle, [True]
+        first, settle, slow = client.connection.stream, running.book.settle, [True]
 
         def slowly(*given):
             found = settle(*given)
@@ -360,7 +361,7 @@ def test_a_server_that_takes_too_long_is_asked_again(tmp_path, monkeypatch):
                 time.sleep(1.5)
             return found
 
-        monkeypatch.setattr(running.service, "_settle", slowly)
+        monkeypatch.setattr(running.book, "settle", slowly)
         client.connection.call_seconds = 0.5
         client.send(client.train())
         assert client.connection.stream is not first and not first.answers.is_active()

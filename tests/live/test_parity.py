@@ -46,7 +46,7 @@ def test_synchronous_rounds_end_where_the_simulator_does(tmp_path):
             client.enter()
         for _ in range(3):
             for client in reversed(clients):
-                client._take(client.connection.fetch(client.newest.version, 5.0))
+                client.receive(client.connection.fetch(client.newest.version, 5.0))
                 assert client.newest.train
             for client in clients:
                 client.send(client.train())

@@ -198,7 +198,7 @@ def test_channels_first_and_last_are_the_same_network(pooling):
     found = []
     for backend in ("cpu", "gpu"):
         with pretend(backend):
-            found.append(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply(p, x))))(params))
+            found.append(jax.jit(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply(p, x)))))(params))
     assert_trees_close(*found)
 
 
@@ -259,7 +259,7 @@ def test_dropout_is_off_without_a_key_and_a_function_of_the_key():
 
 def test_dropout_keeps_the_share_and_the_scale():
     x = jnp.ones((200, 500))
-    dropped = np.asarray(networks._drop(x, 0.2, jax.random.key(0)))
+    dropped = np.asarray(networks.drop_units(x, 0.2, jax.random.key(0)))
     kept = dropped > 0
     np.testing.assert_allclose(dropped[kept], 1 / 0.8)
     assert abs(kept.mean() - 0.8) < 5 * sqrt(0.8 * 0.2 / x.size)

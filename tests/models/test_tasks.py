@@ -284,10 +284,8 @@ def test_targets_are_checked(targets, message):
 # Rematerialisation
 
 
-@pytest.mark.parametrize("slice_size", [1, 3, 4, 7, 9])
-@pytest.mark.parametrize(
-    "weight", [[1, 1, 1, 1, 1, 1, 1], [2, 0, 1, 0, 0, 0, 0.5], [0] * 7], ids=["ones", "some", "none"]
-)
+@pytest.mark.parametrize("slice_size", [1, 3, 7, 9])
+@pytest.mark.parametrize("weight", [[2, 0, 1, 0, 0, 0, 0.5], [0] * 7], ids=["some", "none"])
 def test_a_loss_in_slices_is_the_loss(slice_size, weight):
     rng = np.random.default_rng(0)
     task = classification(mlp((5,), 3), l2=0.1)
@@ -296,7 +294,7 @@ def test_a_loss_in_slices_is_the_loss(slice_size, weight):
     params = task.model.init(jax.random.key(1), x)
     sliced = rematerialize(task, slice_size)
     for ask in (jax.value_and_grad, lambda loss: partial(exact, loss, params)):
-        assert_trees_close(ask(task.loss)(params, batch), ask(sliced.loss)(params, batch))
+        assert_trees_close(jax.jit(ask(task.loss))(params, batch), jax.jit(ask(sliced.loss))(params, batch))
 
 
 def test_a_rematerialized_task_is_the_same_value_each_time():

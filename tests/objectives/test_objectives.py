@@ -53,8 +53,8 @@ def test_the_exact_meta_gradient_is_autodiff_of_the_composition(num_adapt_steps)
             w = jax.tree.map(lambda p, g: p - 0.5 * g, w, jax.grad(loss)(w, batch))
         return loss(w, batch)
 
-    found, _ = direction(personax.Meta(0.5, num_adapt_steps), params, loss=loss, batch=batch)
-    for leaf, truth in zip(*map(jax.tree.leaves, (found, jax.grad(composed)(params))), strict=True):
+    found, _ = jax.jit(lambda w: direction(personax.Meta(0.5, num_adapt_steps), w, loss=loss, batch=batch))(params)
+    for leaf, truth in zip(*map(jax.tree.leaves, (found, jax.jit(jax.grad(composed))(params))), strict=True):
         np.testing.assert_allclose(leaf, truth, rtol=1e-9, atol=1e-12)
 
 
@@ -147,6 +147,20 @@ def test_the_mixture_follows_apfl_5_and_6(mix):
     np.testing.assert_allclose(found["w"], Q.gradient(W), rtol=1e-12)
     np.testing.assert_allclose(kept.model["w"], V - 0.1 * mix * slope, rtol=1e-12)
     np.testing.assert_allclose(kept.mix, np.clip(mix - 0.1 * (V - W) @ slope, 0, 1), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.0])
+def test_the_mixing_weight_stays_in_its_interval(bound):
+    """A step of 0.4 beyond the bound ends at the bound; half of the way to it, in the middle."""
+    slope = (V - W) @ Q.gradient(0.6 * V + 0.4 * W)
+    for share, end in ((0.5, (0.6 + bound) / 2), (1.0, bound), (2.0, bound)):
+        mix_lr = share * (0.6 - bound) / slope
+        own = Mixed({"w": jnp.asarray(V)}, jnp.asarray(0.6))
+        # A negative step size is not accepted, so the loss is negated where the step must go up the slope.
+        loss = lambda params, batch, sign=np.sign(mix_lr): sign * TASK.loss(params, batch)
+        mixture = personax.Mixture(0.6, mix_lr=abs(mix_lr), update_mix="step")
+        _, kept = direction(mixture, memory=own, loss=loss)
+        np.testing.assert_allclose(kept.mix, end, rtol=1e-12, atol=1e-12)
 
 
 def test_parameters_are_mixed_not_outputs():
@@ -249,6 +263,32 @@ def test_personal_models_of_newcomers():
     for _ in range(4):
         v = v - 0.2 * 0.6 * Q.gradient(0.6 * v + 0.4 * W)
     np.testing.assert_allclose(adapt(personax.Mixture(0.6)), 0.6 * v + 0.4 * W, rtol=1e-12)
+
+
+def test_the_moreau_personal_model_uses_all_its_batches():
+    """`theta_i` of the mean loss of the rows of all batches, which differ: not of the first or the last alone."""
+    halves = [(X[:3], Y[:3]), (X[3:], Y[3:])]
+    batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(whole(*half) for half in halves))
+    found = personax.Moreau(2.0, 0.2, 300).personalize(TASK.loss, {"w": jnp.asarray(W)}, (), (), batches, 0.2)["w"]
+    np.testing.assert_allclose(found, Q.prox(W, 2.0), rtol=1e-9)
+    for half in halves:
+        residual = half[0].T @ (half[0] @ found - half[1]) / 3 + 2.0 * (found - W)
+        assert np.linalg.norm(residual) > 1e-2
+
+
+def test_the_personal_model_of_a_mixture_stays_in_the_ball():
+    """APFL (7) with the projection of (5): every step of v ends in the ball of the radius."""
+    radius = 0.9 * np.linalg.norm(V)
+    own = Mixed({"w": jnp.asarray(V)}, jnp.asarray(0.6))
+    mixture = personax.Mixture(0.6, radius=radius)
+    given = (TASK.loss, {"w": jnp.asarray(W)}, own, (), stacked(whole(X, Y), 4), 0.2)
+    v, free = V, V
+    for _ in range(4):
+        v = v - 0.2 * 0.6 * Q.gradient(0.6 * v + 0.4 * W)
+        v = v * min(1, radius / np.linalg.norm(v))
+        free = free - 0.2 * 0.6 * Q.gradient(0.6 * free + 0.4 * W)
+    np.testing.assert_allclose(mixture.personalize(*given)["w"], 0.6 * v + 0.4 * W, rtol=1e-12)
+    assert np.linalg.norm(v - free) > 1e-2
 
 
 BAD = [

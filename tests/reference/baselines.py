@@ -46,16 +46,18 @@ def fedprox(w, schedule, samples, *, lr, num_steps, mu):
 
 
 def scaffold(x, schedule, samples, *, lr, global_lr, num_steps, option):
-    """Karimireddy 2020, Algorithm 1."""
+    """Karimireddy 2020, Algorithm 1; `lr` may be a function of the round and the local step, both from 0."""
+    eta = lr if callable(lr) else lambda r, k: lr
     c, c_i = np.zeros_like(x), [np.zeros_like(x) for _ in range(N)]
-    for S in cohorts(schedule):  # 3, 4, 5
+    for r, S in enumerate(cohorts(schedule)):  # 3, 4, 5
         delta_y, delta_c = [], []
         for i in S:  # 6
             batch, K = samples.visit(i), num_steps(i)
             y = x  # 7
             for k in range(K):  # 8
-                y = y - lr * (grad(y, batch(k)) - c_i[i] + c)  # 9, 10
-            plus = grad(x, data(i)) if option == 1 else c_i[i] - c + (x - y) / (K * lr)  # 12
+                y = y - eta(r, k) * (grad(y, batch(k)) - c_i[i] + c)  # 9, 10
+            total = sum(eta(r, k) for k in range(K))  # K eta, if it is constant
+            plus = grad(x, data(i)) if option == 1 else c_i[i] - c + (x - y) / total  # 12
             delta_y.append(y - x)  # 13
             delta_c.append(plus - c_i[i])  # 13
             c_i[i] = plus  # 14

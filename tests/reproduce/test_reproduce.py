@@ -19,7 +19,7 @@ from personax.reproduce.apfl import figures, setting
 from personax.reproduce.choices import TEXTS
 from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, PaperTraining, beats
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ReadingRecord
-from personax.reproduce.run import _judged, reproduce
+from personax.reproduce.run import judge, reproduce
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
@@ -210,7 +210,7 @@ def cell(column, values, row="row", metric="accuracy", curve=None):
 
 
 def judged(claim, cells):
-    return _judged(claim, {(one.row, one.column): one for one in cells})
+    return judge(claim, {(one.row, one.column): one for one in cells})
 
 
 @pytest.mark.parametrize(
@@ -331,23 +331,23 @@ def test_the_settings_of_apfl():
 def test_writers_are_asked_for_and_a_stand_in_is_called_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSONAX_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="apfl-figure5 needs FEMNIST by writer, got no folder"):
-        figures._writers(3)
+        figures.femnist_writers(3)
     pool = px.datasets.digits()
     large = np.pad(pool.x, ((0, 0), (10, 10), (10, 10)))
     monkeypatch.setattr(stand_in, "mnist", lambda: dataclasses.replace(pool, x=large))
     px.datasets.write_stand_in(tmp_path / "femnist", 3)
-    writers = figures._writers(3)
+    writers = figures.femnist_writers(3)
     assert writers.origin.startswith("A STAND-IN") and writers.num_clients == 3 and writers.x.shape[1:] == (28, 28)
     assert writers.x.dtype == np.uint8 and writers.y.max() < 10 and writers.test_y is not None
     with pytest.raises(ValueError, match="needs 4 writers, got 3"):
-        figures._writers(4)
+        figures.femnist_writers(4)
 
 
 def test_all_algorithms_of_persafl_see_the_same_delays_for_the_same_time():
-    waiting, arriving = (persafl._delayed(30, cohort, 100.0)(key=jax.random.key(7)) for cohort in (10, None))
+    waiting, arriving = (persafl.delayed_schedules(30, cohort, 100.0)(key=jax.random.key(7)) for cohort in (10, None))
     for schedule in (waiting, arriving):
         assert schedule.time.max() <= 100 and schedule.time.max() > 70
-    other = persafl._delayed(30, None, 100.0)(key=jax.random.key(8))
+    other = persafl.delayed_schedules(30, None, 100.0)(key=jax.random.key(8))
     np.testing.assert_array_equal(other.time, arriving.time)
     share = ActiveShare()
     assert 78 < share.of(arriving, 100.0) < 88 and share.of(waiting, 100.0) < 25

@@ -146,7 +146,7 @@ def test_arrivals_without_delay_and_a_buffer_of_all_clients_are_rounds():
 @pytest.fixture(params=[True, False], ids=["one_by_one", "together"])
 def seeds_in_order(request, monkeypatch):
     """Seeds one after another, as with large models on a CPU, or all at once."""
-    monkeypatch.setattr(engine, "_one_by_one", lambda *_: request.param)
+    monkeypatch.setattr(engine, "seeds_run_in_order", lambda *_: request.param)
     engine.advance.clear_cache()
     yield
     engine.advance.clear_cache()

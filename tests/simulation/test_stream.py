@@ -43,13 +43,13 @@ def run(name, streams=None, fed=FED, seed=0, schedule=None, **options):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_streamed_run_is_the_plain_run(name, monkeypatch):
-    monkeypatch.setattr(stream, "_BLOCK_WAVES", 2)
+    monkeypatch.setattr(stream, "BLOCK_WAVES", 2)
     assert_close(end(run(name)), end(run(name, Stream())), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("num_waves", [1, 3, 16])
 def test_blocks_may_have_any_length(num_waves, monkeypatch):
-    monkeypatch.setattr(stream, "_BLOCK_WAVES", num_waves)
+    monkeypatch.setattr(stream, "BLOCK_WAVES", num_waves)
     assert_close(end(run("apfl")), end(run("apfl", Stream())), rtol=1e-12, atol=1e-14)
 
 
@@ -138,7 +138,7 @@ def test_scores_of_mapped_and_resident_federations_agree(scoring, num_seeds, map
     key = jax.random.split(KEY, num_seeds) if num_seeds else KEY
     schedule = [schedule_for("apfl", seed) for seed in range(num_seeds)] if num_seeds else schedule_for("apfl")
     plain = run("apfl", key=key, schedule=schedule)
-    monkeypatch.setattr(sys.modules["personax.evaluation.evaluate"], "_MOST_MAPPED", 2)
+    monkeypatch.setattr(sys.modules["personax.evaluation.evaluate"], "MOST_MAPPED", 2)
     streamed = run("apfl", fed=mapped, key=key, schedule=schedule)
     score = lambda fed, result: personax.evaluate(RECIPES["apfl"](1.0), TASK, fed, result, scoring, key=KEY)
     here, there = score(FED, plain), score(mapped, streamed)
@@ -243,12 +243,12 @@ def test_what_is_on_the_device_does_not_depend_on_the_number_of_clients(monkeypa
     fed = personax.Federation(x, y, np.arange(0, 10 * num + 1, 10))
     schedule = personax.rounds(num, 40, cohort, key=KEY)
     simulate(RECIPES["fedavg"](1.0), TASK, fed, schedule, key=KEY, **grouped(stream=Stream()))
-    most = stream.roomy(stream._BLOCK_WAVES * cohort)
+    most = stream.roomy(stream.BLOCK_WAVES * cohort)
     for inputs in seen:
         arrays = [leaf.shape for leaf in jax.tree.leaves(inputs[1:]) if np.ndim(leaf)]
         assert len(inputs[2].x) <= stream.roomy(10 * most) and len(inputs[2].start) <= most
         assert max(shape[0] for shape in arrays) == len(inputs[2].x)
-    assert len(seen) == -(-40 // stream._BLOCK_WAVES)
+    assert len(seen) == -(-40 // stream.BLOCK_WAVES)
 
 
 def test_a_folder_that_is_not_there_is_refused_before_a_run(tmp_path):

@@ -12,7 +12,7 @@ import personax
 from personax.fast.backends import CPU_WAVE_WIDTH
 from personax.schedules import Delays, arrivals, persafl_delays, rounds, uniform_arrivals
 from personax.schedules.delays import Exponential, Fixed, Given
-from personax.simulation.simulate import _plan
+from personax.simulation.simulate import plan_waves
 from personax.simulation.waves import Waves, best_width, plan_arrivals, plan_rounds, stack, wave_bounds
 
 KEY = jax.random.key(3)
@@ -199,7 +199,7 @@ def test_the_best_width_costs_least(schedule, overhead, ahead):
 def test_the_default_width_is_the_best_one(overhead):
     schedule = uniform_arrivals(40, 300, 30, key=KEY)
     algorithm = personax.fedasync(lr=0.1, num_steps=1)
-    plan = _plan(algorithm, [schedule], None, overhead, ahead=True, num_devices=1)
+    plan = plan_waves(algorithm, [schedule], None, overhead, ahead=True, num_devices=1)
     assert plan.waves.valid.shape[2] == best_width(schedule, overhead, most=CPU_WAVE_WIDTH)
 
 

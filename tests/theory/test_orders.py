@@ -1,5 +1,6 @@
 """Orders, measured and set beside the bounds'. `python -m tests.theory.orders` prints them (docs/theory.md)."""
 
+import numpy as np
 import pytest
 
 from tests.theory import orders
@@ -27,6 +28,39 @@ def test_orders(name):
     # products of small errors show in mean squares of small batches
     assert found.measured == pytest.approx(measured, abs=0.15 if "mean square" in name else 0.05)
     assert found.bound == pytest.approx(bound, abs=0.05)
+
+
+LOOSENESS = {
+    "gMeta, exact, nu = 1": (364.6, 52.48),
+    "Fallah, exact, nu = 1": (105.5, 70.69),
+    "gMeta, exact, nu = 2": (547.6, 1919.0),
+    "gMeta, exact, nu = 3": (1224.0, 120300.0),
+    "gMeta, first_order, nu = 1": (80.39, 117.4),
+    "Fallah, first_order, nu = 1": (18.32, 15.34),
+    "gMeta, first_order, nu = 2": (59.98, 213.4),
+    "gMeta, first_order, nu = 3": (66.91, 229.0),
+    "gMeta, hessian_free, nu = 1": (1455.0, 322.1),
+    "Fallah, hessian_free, nu = 1": (185.3, 390.1),
+    "gMeta, hessian_free, nu = 2": (1276.0, 4657.0),
+    "gMeta, hessian_free, nu = 3": (1798.0, 33270.0),
+    "gMeta Lemma 7, corrected, nu = 1": 2.535,
+    "Fallah Lemma 4.4, nu = 1": 13.41,
+    "PersA-FL Lemma 3, nu = 1": 5.866,
+    "gMeta Lemma 7, corrected, nu = 2": 8.546,
+    "gMeta Lemma 7, corrected, nu = 3": 29.72,
+    "Fallah (111), corrected, gMeta's lemmas": 15760.0,
+    "Fallah (111), corrected, Fallah's lemmas": 300300.0,
+    "PersA-FL Theorem 1": 36.06,
+    "PersA-FL Theorem 2": 49320.0,
+    "PersA-FL Theorem 3, corrected": 175.7,
+}
+
+
+@pytest.mark.parametrize("table", [orders.looseness, orders.spread_looseness, orders.theorem_looseness])
+def test_bounds_are_as_loose_as_measured(table):
+    """The median of bound / truth over eight problems: a bound that is wrong by a factor leaves its range."""
+    for name, found in table(8).items():
+        np.testing.assert_allclose(found, LOOSENESS[name], rtol=0.02, err_msg=name)
 
 
 def test_an_outer_batch_adds_no_bias():

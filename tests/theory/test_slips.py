@@ -10,7 +10,7 @@ import pytest
 
 from personax.client.sampling import BatchSizes
 from personax.objectives import Moreau
-from personax.theory import Constants, EstimatorError, apfl, fallah, gmeta, persafl
+from personax.theory import Constants, EstimatorError, NotCovered, apfl, fallah, gmeta, persafl
 from tests.theory.problems import estimates, meta_gradient
 from tests.theory.runs import Linear, asynchronous_stationarity, long_run, synchronous_stationarity
 
@@ -188,7 +188,7 @@ def test_theorem_3_needs_the_third_power_of_the_staleness():
     constants = Constants(smoothness=6 / 7, gradient_spread=0.1)
     np.testing.assert_allclose(persafl.moreau_smoothness(constants, 6.0), level)
     few = persafl.ArrivalTraining(288 * 8 * 21**2, steps, tau)
-    with pytest.raises(ValueError, match="`num_updates` must be at least"):
+    with pytest.raises(NotCovered, match="`num_updates` must be at least"):
         persafl.persafl_moreau_bound(few, 1.0, constants, 6.0, 0.0, 1)
 
 

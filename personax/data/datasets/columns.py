@@ -1,11 +1,12 @@
 """Columns of samples as they come out of a file, before they are given to clients."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from personax.values import did_you_mean
 
 
 class Words(NamedTuple):
@@ -44,12 +45,10 @@ def require_column(kind: str, role: str, name: str, there: Sequence[str], where:
     """Raise a ValueError that names the columns that are there and the nearest one, unless `name` is among them."""
     if name in there:
         return
-    near = difflib.get_close_matches(name.lower(), {entry.lower(): entry for entry in there}, n=1)
-    hint = next((f" Did you mean {entry!r}?" for entry in there if entry.lower() in near), "")
     rest = f" and {len(there) - 10} more" if len(there) > 10 else ""
     raise ValueError(
         f"{where} must have {kind} {name!r}, got {', '.join(map(repr, there[:10])) or 'none'}{rest}."
-        f"{hint} Name it with `{role}=...`."
+        f"{did_you_mean(name, there)} Name it with `{role}=...`."
     )
 
 

@@ -1,6 +1,5 @@
-"""Files from the network: resumable downloads, npm packages, and one process at a time."""
+"""Files from the network: resumable downloads and npm packages."""
 
-import contextlib
 import http.client
 import os
 import shutil
@@ -8,13 +7,8 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 Progress = Callable[[str, int, int | None], None]  # what, bytes so far, bytes in all where known
 
@@ -108,21 +102,3 @@ def pack(package: str, path: Path, progress: Progress) -> None:
             text = [line for line in ended.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
             raise Unavailable("; ".join([f"exit status {ended.returncode}", *text[:3]]))
         os.replace(made[0], path)
-
-
-@contextlib.contextmanager
-def alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `path`; where another process or thread does, call `waiting` and wait until it lets go.
-
-    Where there are no locks (Windows, some network file systems) nobody waits.
-    """
-    with path.open("ab") as file, contextlib.ExitStack() as held:
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    waiting()
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                held.callback(fcntl.flock, file, fcntl.LOCK_UN)
-        yield

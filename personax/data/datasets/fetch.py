@@ -1,6 +1,5 @@
 """Datasets from the network: fetched once, verified by digest, kept as one file of decoded arrays."""
 
-import difflib
 import hashlib
 import os
 import shutil
@@ -15,9 +14,11 @@ from numpy.lib.npyio import NpzFile
 from platformdirs import user_cache_path
 
 from personax.data.datasets.decode import Arrays
-from personax.data.datasets.download import Progress, Unavailable, alone
+from personax.data.datasets.download import Progress, Unavailable
 from personax.data.datasets.pool import Pool
 from personax.data.datasets.sources import SOURCES, Archive, Package, Source
+from personax.data.locks import taking_turns
+from personax.values import require_one_of
 
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
@@ -43,23 +44,15 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
         name: the dataset.
         progress: called with what is going on, the bytes so far, and the bytes in all or None.
     """
-    return fetch_source(find_source(name), folder(), progress or (lambda what, done, total: None))
-
-
-def find_source(name: str) -> Source:
-    """The source of this name."""
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"`name` must be one of {', '.join(map(repr, SOURCES))}, got {name!r}.{hint}")
-    return SOURCES[name]
+    require_one_of("name", name, tuple(SOURCES))
+    return fetch_source(SOURCES[name], folder(), progress or (lambda what, done, total: None))
 
 
 def fetch_source(source: Source, into: Path, progress: Progress) -> Path:
     """Get `source` into `<into>/<name>.npz`; two callers at once take turns, and the second finds it there."""
     downloads = into / "downloads" / source.name
     into.mkdir(parents=True, exist_ok=True)
-    with alone(into / f".{source.name}.lock", lambda: progress("waiting for another fetch", 0, None)):
+    with taking_turns(into / f".{source.name}.lock", lambda: progress("waiting for another fetch", 0, None)):
         if _is_whole(source, into):
             return _file(source, into)
         downloads.mkdir(parents=True, exist_ok=True)

@@ -66,12 +66,10 @@ def synthetic(
     require_count("num_classes", num_classes, least=2)
     require(lambda v: (v >= 0) & (v < 1), "test_share", test_share, "be at least 0 and below 1")
     require_count("num_samples", num_samples, 2 if test_share else 1, "A client needs samples to train and to test on.")
-    spreads = np.sqrt(model_spread), np.sqrt(input_spread)
     train, test = [], []
     for i in range(num_clients):
-        made = draw_client(
-            host_generator(key, HostStream.SYNTHETIC, i), *spreads, num_features, num_classes, num_samples
-        )
+        rng = host_generator(key, HostStream.SYNTHETIC, i)
+        made = draw_client(rng, model_spread, input_spread, num_features, num_classes, num_samples)
         num_test = int(np.clip(np.rint(test_share * len(made.x)), 1, len(made.x) - 1)) if test_share else 0
         cut = len(made.x) - num_test
         train.append((made.x[:cut], made.y[:cut]))
@@ -82,14 +80,14 @@ def synthetic(
 
 def draw_client(
     rng: np.random.Generator,
-    model_sd: float,
-    input_sd: float,
+    model_spread: float,
+    input_spread: float,
     num_features: int,
     num_classes: int,
     num_samples: int | None,
 ) -> SyntheticClient:
-    """One client, all numbers from its own generator."""
-    model_mean, input_mean = rng.normal(0, model_sd), rng.normal(0, input_sd)  # mu_i, V_i
+    """One client, all numbers from its own generator; the spreads are variances."""
+    model_mean, input_mean = rng.normal(0, np.sqrt(model_spread)), rng.normal(0, np.sqrt(input_spread))  # mu_i, V_i
     weight = rng.normal(model_mean, 1, (num_features, num_classes))
     bias = rng.normal(model_mean, 1, num_classes)
     centre = rng.normal(input_mean, 1, num_features)  # nu_i

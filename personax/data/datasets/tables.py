@@ -13,7 +13,7 @@ import pyarrow.parquet as pa_parquet
 
 from personax.data.datasets.columns import Column, Columns, Words, require_column, which_are_tests, words
 
-_BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
+BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
 _NOT_COUNTED = "counted from 0, without the header"
 
 
@@ -88,10 +88,10 @@ def _opened(path: Path, features: list[str], special: list[str]) -> Iterator[Any
         if path.suffix == ".csv":
             types = {**dict.fromkeys(features, pa.float32()), **dict.fromkeys(special, pa.string())}
             convert = pa_csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-            with pa_csv.open_csv(path, pa_csv.ReadOptions(block_size=_BLOCK), convert_options=convert) as reader:
+            with pa_csv.open_csv(path, pa_csv.ReadOptions(block_size=BLOCK), convert_options=convert) as reader:
                 yield reader
         else:
-            rows = max(256, _BLOCK // (4 * len(features)))
+            rows = max(256, BLOCK // (4 * len(features)))
             with pa_parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
                 yield file.iter_batches(rows)
     except (pa.ArrowException, OSError) as error:
@@ -116,7 +116,7 @@ def _most_rows(path: Path) -> int:
     if path.suffix == ".parquet":
         return pa_parquet.read_metadata(path).num_rows
     with path.open("rb") as file:
-        return 1 + sum(max(chunk.count(b"\n"), chunk.count(b"\r")) for chunk in iter(lambda: file.read(_BLOCK), b""))
+        return 1 + sum(max(chunk.count(b"\n"), chunk.count(b"\r")) for chunk in iter(lambda: file.read(BLOCK), b""))
 
 
 def _require_no_nulls(batch: pa.RecordBatch, where: str, done: int) -> None:

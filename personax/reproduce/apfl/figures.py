@@ -226,7 +226,8 @@ def figure4(quick: bool) -> Experiment:
     )
 
 
-def _writers(num_clients: int) -> Federation:
+def femnist_writers(num_clients: int) -> Federation:
+    """FEMNIST's digits by writer, from the data folder, or the stand-in that was written there."""
     place = folder() / "femnist"
     if not place.is_dir():
         raise FileNotFoundError(
@@ -263,7 +264,7 @@ def figure5(quick: bool) -> Experiment:
         name="apfl-figure5",
         source="APFL 2020, Figure 5, appendix B.2",
         title="EMNIST digits by writer, MLP, adaptive mixing",
-        federations={row: partial(_writers, size["num_clients"])},
+        federations={row: partial(femnist_writers, size["num_clients"])},
         trainings=tuple(trainings),
         claims=(Claim("APFL generalizes better than localized FedAvg", "appendix B.2", better),),
         choices=chosen("scale", "figure5_weight", "epochs", "decay", "figure5"),

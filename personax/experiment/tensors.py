@@ -1,0 +1,55 @@
+"""The leaves of a pytree as safetensors has them: by name, of one of its types."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+from personax.typing import PyTree
+
+DTYPES = {
+    "BOOL": np.dtype("bool"),
+    "I8": np.dtype("int8"),
+    "I16": np.dtype("int16"),
+    "I32": np.dtype("int32"),
+    "I64": np.dtype("int64"),
+    "U8": np.dtype("uint8"),
+    "U16": np.dtype("uint16"),
+    "U32": np.dtype("uint32"),
+    "U64": np.dtype("uint64"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F32": np.dtype("float32"),
+    "F64": np.dtype("float64"),
+    "C64": np.dtype("complex64"),
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def read_tensors(content: bytes) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file. The library's own reader for NumPy does not know bfloat16."""
+    found = safetensors.deserialize(content)
+    return {name: np.frombuffer(a["data"], DTYPES[a["dtype"]]).reshape(a["shape"]) for name, a in found}
+
+
+def leaves_by_name(tree: PyTree, name_of: Callable[[Any], str]) -> dict[str, Any]:
+    """The leaves of a pytree by the names that their keys give, which must differ, in the order of the tree.
+
+    >>> leaves_by_name({"dense": {"bias": 1}}, dotted)
+    {'dense.bias': 1}
+    """
+    leaves: dict[str, Any] = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = name_of(keys)
+        if name in leaves:
+            raise ValueError(f"Leaves must have different names, got {name!r} twice. Rename a key.")
+        leaves[name] = leaf
+    return leaves
+
+
+def dotted(keys: Any) -> str:
+    """The keys of a leaf with dots between them, such as `dense_0.kernel`."""
+    return jax.tree_util.keystr(keys, simple=True, separator=".")
