@@ -72,6 +72,16 @@ class Scoring:
         return self.model == "recomputed" or (self.model == "adapted" and self.num_steps > 0)
 
     @property
+    def needs_state(self) -> bool:
+        """True if the scored model depends on more than the shared model and batches of the client's data."""
+        return self.model not in ("global", "adapted")
+
+    @property
+    def reads_test(self) -> bool:
+        """True if a client's test data is scored or adapted to."""
+        return self.score_on != "training" or self.adapt_on == "test"
+
+    @property
     def flag(self) -> str:
         """A warning for readers, or nothing."""
         leaks = self.adapts and self.adapt_on == "test" and self.score_on != "training"
