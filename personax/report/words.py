@@ -169,7 +169,11 @@ def _list(parts: Sequence[str]) -> str:
 
 
 def _overlap(one: Interval, other: Interval) -> bool:
-    """Return True unless two known intervals have no point in common."""
-    if one.low is None or other.low is None:
+    """Return True unless two known intervals have no point in common.
+
+    >>> _overlap(Interval(1, 0.5, 1.5, 2), Interval(-1, -2, 0.0, 2))
+    False
+    """
+    if one.low is None or one.high is None or other.low is None or other.high is None:
         return True
-    return not (one.is_above(other.high or other.mean) or one.is_below(other.low))
+    return one.low <= other.high and other.low <= one.high
