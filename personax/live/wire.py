@@ -9,10 +9,11 @@
 | `Status` | `Question` | `Status` |
 
 A message is a JSON object without the fields that have their default value; it is checked when it is read, and fields
-that this version does not know are ignored. After each `DownloadHeader` and `UploadHeader` comes a piece
-of safetensors bytes: the length of the JSON (4 bytes, little endian), the JSON, and the piece. A model or an upload is
-one such message or several; the first has all fields and the first piece, the others have only pieces. `num_bytes` is
-the length of all pieces together, and `checksum` their XXH3 (64 bits), which a single message does not need.
+that this version does not know are ignored. After each `DownloadHeader` and `UploadHeader` comes a piece of safetensors
+bytes: the length of the JSON (4 bytes, little endian), the JSON with spaces at its end, and the piece. A model or an
+upload is one such message or several; the first has all fields and the first piece, the others have only pieces.
+`num_bytes` is the length of all pieces together, and `checksum` their XXH3 (64 bits), which a single message does not
+need.
 
 `Exchange` stays open: a client sends an upload whenever it has one, and each is answered before the next.
 """
@@ -24,6 +25,8 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import pydantic
+
+from personax.live.messages import ALIGNMENT
 
 PROTOCOL = 3
 SERVICE = "personax.live.Federation"
@@ -182,6 +185,7 @@ def read(kind: type, content: bytes) -> Any:
 def pack(part: MessagePart) -> bytes:
     """Write a message with its piece of data, which is copied once."""
     header = write(part.about)
+    header += b" " * (-(_LENGTH.size + len(header)) % ALIGNMENT)  # arrays that begin elsewhere are slower to read
     buffers = part.data if isinstance(part.data, list) else [part.data]
     return b"".join([_LENGTH.pack(len(header)), header, *buffers])
 
