@@ -28,6 +28,7 @@ from personax.reproduce.outcome import (
     ReadingRecord,
     ReproductionRecord,
     difference_shown,
+    interval_shown,
     shown,
 )
 
@@ -72,7 +73,7 @@ def _row_table(row: str, cells: Sequence[CellRecord]) -> Table:
         paper, away = "–", "–"
         if cell.paper is not None and cell.paper_interval is not None:
             paper = f"{shown(cell.paper, cell.metric)} ±{NO_BREAK}{shown(cell.paper_interval, cell.metric)}"
-            away = shown(cell.readings[0].ours - cell.paper, cell.metric, "+")
+            away = shown(cell.readings[0].ours.mean - cell.paper, cell.metric, "+")
         rows.append(Row(TableCell(cell.column, small=_some(cell.chosen)), [TableCell(paper), *ours, TableCell(away)]))
     return table(f"{row}: {_metric(cells)}", ("", "paper", *names, "difference"), rows)
 
@@ -90,8 +91,7 @@ def _metric(cells: Sequence[CellRecord]) -> str:
 def _number(reading: ReadingRecord | None, metric: str) -> TableCell:
     if reading is None:
         return TableCell("–")
-    half = "" if reading.high is None else f" ±{NO_BREAK}{shown(reading.high - reading.ours, metric)}"
-    return TableCell(f"{shown(reading.ours, metric)}{half}", small=_some(reading.flag))
+    return TableCell(interval_shown(reading.ours, metric, f" ±{NO_BREAK}"), small=_some(reading.flag))
 
 
 def _claims(claims: Sequence[ClaimRecord]) -> Table:

@@ -14,6 +14,7 @@ from personax.reproduce.outcome import (
     ReadingRecord,
     ReproductionRecord,
     difference_shown,
+    interval_shown,
     shown,
 )
 
@@ -60,7 +61,7 @@ def _table(row: str, cells: Sequence[CellRecord]) -> str:
         paper, away = "", ""
         if cell.paper is not None and cell.paper_interval is not None:
             paper = f"{shown(cell.paper, cell.metric)} ± {shown(cell.paper_interval, cell.metric)}"
-            away = shown(cell.readings[0].ours - cell.paper, cell.metric, "+")
+            away = shown(cell.readings[0].ours.mean - cell.paper, cell.metric, "+")
         name = f"{cell.column}, {cell.chosen}" if cell.chosen else cell.column
         ours = " | ".join(_number(found.get(name), cell.metric) for name in names)
         lines.append(f"| {name} | {paper} | {ours} | {away} |")
@@ -70,8 +71,7 @@ def _table(row: str, cells: Sequence[CellRecord]) -> str:
 def _number(reading: ReadingRecord | None, metric: str) -> str:
     if reading is None:
         return ""
-    half = "" if reading.high is None else f" ± {shown(reading.high - reading.ours, metric)}"
-    return f"{shown(reading.ours, metric)}{half}{' (!)' if reading.flag else ''}"
+    return f"{interval_shown(reading.ours, metric)}{' (!)' if reading.flag else ''}"
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """What a reproduction found: the schema of its `results.json`."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from personax.evaluation.scores import is_share
+from personax.evaluation.scores import Interval, is_share
 from personax.reproduce.experiment import Verdict
 
-_KNOWN = ConfigDict(extra="forbid")
-
-Number = Annotated[float, BeforeValidator(lambda given: math.nan if given is None else given)]  # JSON's null is not one
+_KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -21,10 +19,8 @@ class ReadingRecord:
     reading: str
     words: str
     flag: str
-    ours: Number
-    low: float | None
-    high: float | None
-    of_seeds: list[Number]
+    ours: Interval
+    of_seeds: list[float]
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -38,7 +34,7 @@ class CurveRecord:
     rounds: list[int]
     seconds: list[float]
     times: list[float]
-    of_seeds: list[list[Number]]
+    of_seeds: list[list[float]]
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -70,9 +66,7 @@ class ContrastRecord:
     """One contrast of a claim: the difference over seeds, paired."""
 
     name: str
-    difference: Number
-    low: float | None
-    high: float | None
+    difference: Interval
     verdict: Verdict
 
 
@@ -90,7 +84,7 @@ class ClaimRecord:
 class ReproductionRecord:
     """`results.json` of a reproduction."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     personax: str
     name: str
     source: str
@@ -123,8 +117,15 @@ def shown(number: float, metric: str, sign: str = "") -> str:
 
 def difference_shown(contrast: ContrastRecord) -> str:
     """A contrast's difference and its interval."""
-    mean, low, high = contrast.difference, contrast.low, contrast.high
-    if not math.isfinite(mean):
+    found = contrast.difference
+    if not math.isfinite(found.mean):
         return "not finite"
-    digits = 2 if abs(mean) >= 0.1 else 4
-    return f"{mean:+.{digits}f}" + ("" if low is None else f" ({low:+.{digits}f} to {high:+.{digits}f})")
+    digits = 2 if abs(found.mean) >= 0.1 else 4
+    ends = "" if found.low is None else f" ({found.low:+.{digits}f} to {found.high:+.{digits}f})"
+    return f"{found.mean:+.{digits}f}{ends}"
+
+
+def interval_shown(found: Interval, metric: str, plus_minus: str = " ± ") -> str:
+    """A mean and half of its interval, as the papers print it."""
+    half = "" if found.half is None else f"{plus_minus}{shown(found.half, metric)}"
+    return f"{shown(found.mean, metric)}{half}"

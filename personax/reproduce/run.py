@@ -89,7 +89,7 @@ def reproduce(
         cells += found
         notify(found)
     record = ReproductionRecord(
-        schema_version=1,
+        schema_version=2,
         personax=version("personax"),
         name=experiment.name,
         source=experiment.source,
@@ -284,17 +284,9 @@ def _of_seeds(found: Evaluation) -> Scores:
 
 
 def _reading(name: str, reading: Reading, of_seeds: list[float], skipped: int) -> ReadingRecord:
-    mean, low, high = _ends(np.asarray(of_seeds))
     left_out = f"{skipped} updates were not finite and left out" if skipped else ""
     flag = "; ".join(filter(None, (reading.flag, left_out)))
-    return ReadingRecord(name, reading.describe(), flag, mean, low, high, of_seeds)
-
-
-def _ends(of_seeds: np.ndarray) -> tuple[float, float | None, float | None]:
-    """The mean and the ends of its interval, which one seed does not have, nor numbers that are not finite."""
-    found = interval(of_seeds)
-    known = found.num_seeds > 1 and np.isfinite(found.mean)
-    return (found.mean, found.low, found.high) if known else (found.mean, None, None)
+    return ReadingRecord(name, reading.describe(), flag, interval(of_seeds), of_seeds)
 
 
 def judge(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
@@ -314,10 +306,9 @@ def _contrasted(claim: Claim, contrast: Contrast, cells: Mapping[Place, CellReco
         values = np.stack([_values(cells[place], claim) for place in places])
         return -np.ptp(values, axis=0) if claim.of == "spread" else values.sum(axis=0)
 
-    mean, low, high = _ends(value(contrast.better) - value(contrast.worse))
-    if low is None or high is None or low <= 0 <= high:
-        return ContrastRecord(contrast.name, mean, low, high, "undecided")
-    return ContrastRecord(contrast.name, mean, low, high, "holds" if low > 0 else "does not hold")
+    found = interval(value(contrast.better) - value(contrast.worse))
+    verdict = "holds" if found.is_above(0) else "does not hold" if found.is_below(0) else "undecided"
+    return ContrastRecord(contrast.name, found, verdict)
 
 
 def _values(cell: CellRecord, claim: Claim) -> np.ndarray:

@@ -116,8 +116,8 @@ def test_numbers_that_are_not_finite_are_kept_and_shown_and_decide_nothing(tmp_p
     claims = (Claim("near beats far", "nowhere", beats("near", "far", ("loss",))),)
     record = reproduce(dataclasses.replace(base, trainings=(training,), claims=claims), tmp_path)
     read = REPRODUCTION.validate_json((tmp_path / "results.json").read_bytes())
-    assert np.isnan(record.cells[2].readings[0].ours) and np.isnan(read.cells[2].readings[0].of_seeds).all()
-    assert read.claims[0].verdict == "undecided" and read.claims[0].contrasts[0].low is None
+    assert np.isnan(record.cells[2].readings[0].ours.mean) and np.isnan(read.cells[2].readings[0].of_seeds).all()
+    assert read.claims[0].verdict == "undecided" and read.claims[0].contrasts[0].difference.low is None
     pages = markdown.section(read), write_reproduction(record, tmp_path / "report.html").read_text(encoding="utf-8")
     assert all("not finite" in page for page in pages) and "nan" not in pages[0]
 
@@ -240,7 +240,7 @@ def test_of_losses_less_is_better_and_sums_of_cells_are_compared():
     assert judged(Claim("", "", beats("a", "b", ("row",))), cells).verdict == "holds"
     gap = Contrast("gap", (("row", "b"), ("row", "b")), (("row", "a"),))
     found = judged(Claim("", "", (gap,)), cells).contrasts[0]
-    assert found.name == "gap" and found.difference == pytest.approx(1.05 - 4.1)
+    assert found.name == "gap" and found.difference.mean == pytest.approx(1.05 - 4.1)
 
 
 def test_a_claim_may_be_about_the_way_or_about_wavering():
@@ -252,12 +252,12 @@ def test_a_claim_may_be_about_the_way_or_about_wavering():
         cell("b", steady[-1], curve=curve(steady, [0.0, 2.0, 9.0, 10.0])),
     ]
     at = lambda share, cells=cells: judged(Claim("", "", beats("a", "b", ("row",)), at=share), cells)
-    assert at(1.0).contrasts[0].difference == pytest.approx(1.05)
-    assert at(0.2).contrasts[0].difference == pytest.approx(8.05)  # by virtual time
+    assert at(1.0).contrasts[0].difference.mean == pytest.approx(1.05)
+    assert at(0.2).contrasts[0].difference.mean == pytest.approx(8.05)  # by virtual time
     untimed = [dataclasses.replace(one, curve=dataclasses.replace(one.curve, times=[])) for one in cells]
-    assert at(0.2, untimed).contrasts[0].difference == pytest.approx(-1.0)  # by rounds
+    assert at(0.2, untimed).contrasts[0].difference.mean == pytest.approx(-1.0)  # by rounds
     wavering = judged(Claim("", "", beats("b", "a", ("row",)), of="wavering"), cells).contrasts[0]
-    assert wavering.difference == pytest.approx(1.025) and wavering.verdict == "holds"
+    assert wavering.difference.mean == pytest.approx(1.025) and wavering.verdict == "holds"
 
 
 def test_a_claim_may_be_about_how_little_the_rows_of_a_column_differ():
@@ -265,7 +265,7 @@ def test_a_claim_may_be_about_how_little_the_rows_of_a_column_differ():
     cells = [cell(column, one, f"row {i}") for column, rows in values.items() for i, one in enumerate(rows)]
     places = {column: tuple((f"row {i}", column) for i in range(3)) for column in values}
     found = judged(Claim("", "", (Contrast("", places["a"], places["b"]),), of="spread"), cells).contrasts[0]
-    assert found.difference == pytest.approx((8.0 - 1.0 + 6.0 - 1.1) / 2)
+    assert found.difference.mean == pytest.approx((8.0 - 1.0 + 6.0 - 1.1) / 2)
 
 
 @pytest.mark.parametrize("quick", [False, True])
