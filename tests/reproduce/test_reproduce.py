@@ -12,6 +12,7 @@ import pytest
 
 import personax as px
 from personax.data.datasets import stand_in
+from personax.evaluation.scores import interval
 from personax.experiment.tuning import validation_of
 from personax.report import write_reproduction
 from personax.reproduce import EXPERIMENTS, gmeta, markdown, persafl
@@ -205,7 +206,7 @@ def test_the_record_is_read_back_and_shown(done, tmp_path):
 
 
 def cell(column, values, row="row", metric="accuracy", curve=None):
-    reading = ReadingRecord("only", "", "", float(np.mean(values)), None, None, list(values))
+    reading = ReadingRecord("only", "", "", interval(values), list(values))
     return CellRecord(row, column, metric, None, None, [reading], {}, "", 0.0, curve)
 
 
