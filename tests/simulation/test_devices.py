@@ -51,8 +51,7 @@ for name, options in cases:
 
 def start(num_devices, *arguments):
     flags = f"--xla_force_host_platform_device_count={num_devices}"
-    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    environment = {**os.environ, "XLA_FLAGS": f"{flags} {quick}", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": f"{flags} {os.environ['XLA_FLAGS']}", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", RUN, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
