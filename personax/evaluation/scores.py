@@ -46,7 +46,8 @@ def interval(of_seeds: Sequence[float] | np.ndarray | float, level: float = 0.95
         return Interval(mean, None, None, num)
     from scipy.special import stdtrit  # an eighth of a second to import
 
-    half = float(stdtrit(num - 1, (1 + level) / 2) * seeds.std(ddof=1) / np.sqrt(num))
+    with np.errstate(over="ignore"):  # of a model that is about to diverge
+        half = float(stdtrit(num - 1, (1 + level) / 2) * seeds.std(ddof=1) / np.sqrt(num))
     return Interval(mean, mean - half, mean + half, num)
 
 
@@ -193,7 +194,7 @@ class ScoreRow:
 
     `over_local` and `over_global` are differences of means, `better_than_local` and `better_than_global` shares of
     clients that are better off; None where there is no baseline of the same clients. `num_lost` is how many seeds have
-    no finite mean, because they diverged: they are left out of all numbers, and the row is not ranked.
+    no finite mean, for example because they diverged: they are left out of all numbers, and the row is not ranked.
     """
 
     algorithm: str
