@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from personax.report import write_report
 from personax.simulation.results import NonFiniteUpdate
 from tests.experiment.test_config import refused
 from tests.experiment.test_runs import Stop, json_of, lines_of, timeless
+from tests.report.fake_runs import edit_results
 from tests.report.test_report import figures_of, rows_of, verdicts_of, words_of
 
 pytestmark = pytest.mark.xdist_group("small runs")
@@ -246,6 +248,21 @@ def test_the_report_says_who_diverged_and_ranks_the_others(whole, gone):
     page = write_report([gone.root], gone.report).read_text()
     cells = {cells[0].split(" ")[0]: cells for _, cells in rows_of(page)}
     assert cells["Plain"][1] == "diverged" and "not finite" not in " ".join(cells["Plain"])
+
+
+def test_a_row_with_lost_seeds_is_not_the_best_whatever_its_mean(whole, tmp_path):
+    shutil.copytree(whole.root, tmp_path / "run")
+
+    def win(run):
+        for row in run["table"]:
+            if row["score"] == "Plain":
+                row["mean"] |= {"mean": 1e-9, "low": 0.9e-9, "high": 1.1e-9}
+
+    edit_results(tmp_path / "run", win)
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+    (verdict,) = verdicts_of(page)
+    assert verdict.startswith(("Clipped", "Local")) and "Plain" not in verdict
+    assert next("best" in kinds for kinds, cells in rows_of(page) if cells[0].startswith("Plain")) is False
 
 
 def test_lines_are_of_the_seeds_that_are_left(whole, gone):
