@@ -12,8 +12,8 @@ from personax.cli.errors import plain_errors
 from personax.cli.imports import announce_run, load_and_announce
 from personax.cli.options import ConfigFile, Out, Overrides
 from personax.cli.progress import Bars
-from personax.evaluation.scores import show
-from personax.experiment import citations, newcomers
+from personax.evaluation.scores import ScoreRow, show
+from personax.experiment import citations, divergence, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.config import STARTER, Config, choose_algorithm
@@ -144,16 +144,32 @@ def _finish(folder: Folder, tensorboard: bool, work: Work | None = None) -> None
 
 
 def _show_run(folder: Folder, record: RunRecord) -> None:
-    """Print the results of a run, and write its report."""
+    """Print the results of a run, and write its report. If all its algorithms diverged, exit with status 1."""
     _print_results(record)
     typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
+    sentences = divergence.warnings(record)
+    if any(divergence.has_numbers(algorithm, len(record.seeds)) for algorithm in record.algorithms):
+        for sentence in sentences:
+            typer.echo(f"Warning: {sentence}", err=True)
+        return
+    raise ValueError("\n".join(["All algorithms diverged.", *sentences]))
 
 
 def _print_results(record: RunRecord) -> None:
     """Print the table of the headline metric, and below it what each row measures."""
-    rows = [row.cells() for row in record.table if row.metric == record.headline]
+    diverged = {one.name: divergence.describe(one.divergences) for one in record.algorithms if one.divergences}
+    rows = [_cells(row, diverged.get(row.algorithm, "")) for row in record.table if row.metric == record.headline]
     columns = [title for title in rows[0] if not title.startswith("over ")]  # to fit into 80 characters
     print_table(columns, [[row[title] for title in columns] for row in rows])
     for algorithm in record.algorithms:
         for score in algorithm.scores:
             typer.echo(f"{score.name}: {score.words}")
+
+
+def _cells(row: ScoreRow, diverged: str) -> dict[str, str]:
+    """The cells of a row, and when and where its algorithm diverged, if it did."""
+    cells = row.cells()
+    if not diverged:
+        return cells
+    mean = cells[row.metric] if row.mean.num_seeds else "diverged"
+    return {**cells, "": f"{cells['']}\n{diverged}", row.metric: mean}

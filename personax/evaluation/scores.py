@@ -1,7 +1,7 @@
 """Scores per client and seed, with intervals, paired differences and the scoring that produced them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,7 +10,10 @@ from personax.evaluation.scoring import Scoring
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its 95 % confidence interval; None for one seed, and for means that are not finite."""
+    """A mean over seeds and its 95 % confidence interval; None for one seed, and for means that are not finite.
+
+    `num_seeds` is the number of seeds that the mean is over: seeds that diverged are left out.
+    """
 
     mean: float
     low: float | None
@@ -43,7 +46,8 @@ def interval(of_seeds: Sequence[float] | np.ndarray | float, level: float = 0.95
         return Interval(mean, None, None, num)
     from scipy.special import stdtrit  # an eighth of a second to import
 
-    half = float(stdtrit(num - 1, (1 + level) / 2) * seeds.std(ddof=1) / np.sqrt(num))
+    with np.errstate(over="ignore"):  # of a model that is about to diverge
+        half = float(stdtrit(num - 1, (1 + level) / 2) * seeds.std(ddof=1) / np.sqrt(num))
     return Interval(mean, mean - half, mean + half, num)
 
 
@@ -96,8 +100,9 @@ class Evaluation:
 
     def std(self, name: str) -> np.ndarray:
         """The standard deviation across clients, by the same weighting."""
-        away = np.square(self.of(name) - self.mean(name)[..., None])
-        return np.sqrt(np.average(away, axis=-1, weights=self._weights(name)))
+        with np.errstate(over="ignore", invalid="ignore"):  # of a model that is about to diverge
+            away = np.square(self.of(name) - self.mean(name)[..., None])
+            return np.sqrt(np.average(away, axis=-1, weights=self._weights(name)))
 
     def worst_decile(self, name: str) -> np.ndarray:
         """The mean over the tenth of the clients (at least one) with the worst numbers."""
@@ -108,19 +113,34 @@ class Evaluation:
         return self._tenth(name, best=True)
 
     def interval(self, name: str) -> Interval:
-        """The mean and its 95 % confidence interval over seeds."""
-        return interval(self.mean(name))
+        """The mean and its 95 % confidence interval over the seeds whose means are finite."""
+        return _finite_interval(self.mean(name))
 
     def difference(self, other: "Evaluation", name: str) -> Interval:
-        """By how much this mean is above the other's, seed by seed (paired), with its 95 % interval."""
+        """By how much this mean is above the other's, with its 95 % interval, paired over the seeds that both have.
+
+        A seed whose mean is not finite, such as one that diverged, is in neither.
+        """
         self._require_paired(other)
-        return interval(self.mean(name) - other.mean(name))
+        mine, theirs = self.mean(name), other.mean(name)
+        paired = np.isfinite(mine) & np.isfinite(theirs)
+        return _finite_interval(np.subtract(mine, theirs, out=np.full_like(mine, np.nan), where=paired))
 
     def share_better(self, other: "Evaluation", name: str) -> np.ndarray:
-        """The share of clients that are strictly better off than under the other; ties count for neither."""
+        """The share of clients that are strictly better off than under the other; ties count for neither.
+
+        NaN for a seed whose mean is not finite in either.
+        """
         self._require_paired(other)
-        gain = self.of(name) - other.of(name)
-        return ((gain > 0) if higher_is_better(name) else (gain < 0)).mean(axis=-1)
+        paired = np.isfinite(self.mean(name)) & np.isfinite(other.mean(name))
+        mine, theirs = self.of(name), other.of(name)
+        better = mine > theirs if higher_is_better(name) else mine < theirs
+        return np.where(paired, better.mean(axis=-1), np.nan)
+
+    def without_seeds(self, seeds: Sequence[int]) -> "Evaluation":
+        """The same with NaN in place of the numbers of these seeds, given by their positions."""
+        lost = np.isin(np.arange(len(self.clients)), seeds)[:, None]
+        return replace(self, metrics={name: np.where(lost, np.nan, of) for name, of in self.metrics.items()})
 
     def __str__(self) -> str:
         lines = [f"{name:15}{show(self.interval(name), name)}" for name in self.metrics]
@@ -146,6 +166,20 @@ class Evaluation:
             raise ValueError("Only evaluations of the same clients can be paired. Score both with the same `clients`.")
 
 
+def _finite_interval(of_seeds: np.ndarray) -> Interval:
+    """The interval over the seeds with finite means; without any, a mean of NaN over no seeds."""
+    seeds = np.atleast_1d(of_seeds)
+    finite = seeds[np.isfinite(seeds)]
+    return interval(finite) if len(finite) else Interval(np.nan, None, None, 0)
+
+
+def _mean_of_finite(of_seeds: np.ndarray) -> float:
+    """The mean over the seeds with finite numbers; NaN without any."""
+    seeds = np.atleast_1d(of_seeds)
+    finite = seeds[np.isfinite(seeds)]
+    return float(np.mean(finite)) if len(finite) else np.nan
+
+
 def best_evaluations(means: np.ndarray, metric: str) -> np.ndarray:
     """Return the position of each seed's best mean among its evaluations; `means` is [evaluations, seeds].
 
@@ -159,7 +193,8 @@ class ScoreRow:
     """One score by one metric: its mean over seeds, spread over clients, and paired comparison with the baselines.
 
     `over_local` and `over_global` are differences of means, `better_than_local` and `better_than_global` shares of
-    clients that are better off; None where there is no baseline of the same clients.
+    clients that are better off; None where there is no baseline of the same clients. `num_lost` is how many seeds have
+    no finite mean, for example because they diverged: they are left out of all numbers, and the row is not ranked.
     """
 
     algorithm: str
@@ -174,14 +209,29 @@ class ScoreRow:
     better_than_local: float | None
     better_than_global: float | None
     flag: str
+    num_lost: int = 0
+
+    @property
+    def is_ranked(self) -> bool:
+        """Return True if the row may be compared with others: it has no flag and all its seeds."""
+        return not (self.flag or self.num_lost)
+
+    @property
+    def seeds_left(self) -> str:
+        """The number of seeds that the numbers are of, such as "2 of 3 seeds"; empty if of all or none."""
+        left = self.mean.num_seeds
+        return f"{left} of {left + self.num_lost} seeds" if left and self.num_lost else ""
 
     def cells(self) -> dict[str, str]:
         """The row as text, by column; "(!)" marks a flagged score."""
-        numbers = {self.metric: self.mean, "std": self.std, "worst": self.worst_decile, "best": self.best_decile}
+        mean = show(self.mean, self.metric) if self.mean.num_seeds else "not finite"
+        numbers = {"std": self.std, "worst": self.worst_decile, "best": self.best_decile}
+        numbers = {title: number if self.mean.num_seeds else None for title, number in numbers.items()}
         numbers |= {"over local": self.over_local, "over global": self.over_global}
         shares = {"> local": self.better_than_local, "> global": self.better_than_global}
         return {
-            "": self.score + (" (!)" if self.flag else ""),
+            "": self.score + (" (!)" if self.flag else "") + (f" ({self.seeds_left})" if self.seeds_left else ""),
+            self.metric: mean,
             **{title: show(number, self.metric) for title, number in numbers.items()},
             **{title: "" if share is None else f"{share:.0%}" for title, share in shares.items()},
         }
@@ -221,9 +271,9 @@ class Comparison:
 
     def table(self, metric: str = "accuracy") -> str:
         """The rows as text, accuracies in %, followed by what each score measures."""
-        width = max(map(len, self.evaluations)) + 6
-        layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}".format
         rows = [row.cells() for row in self.rows(metric)]
+        width = max([len(name) + 6 for name in self.evaluations] + [len(row[""]) + 2 for row in rows])
+        layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}".format
         lines = [layout(*rows[0], width=width), *(layout(*row.values(), width=width) for row in rows)]
         measured: dict[str, list[str]] = {}
         for name, found in self.evaluations.items():
@@ -232,8 +282,11 @@ class Comparison:
         return "\n".join([*lines, "", "worst, best: the tenth of the clients at either end.", *notes])
 
     def _row(self, name: str, found: Evaluation, metric: str) -> ScoreRow:
-        number: Callable[[np.ndarray], float] = lambda of_seeds: float(np.mean(of_seeds))
+        left = np.isfinite(np.atleast_1d(found.mean(metric)))
+        number: Callable[[np.ndarray], float] = lambda of_seeds: _mean_of_finite(np.where(left, of_seeds, np.nan))
         local, shared = (self._baseline(baseline, found, metric) for baseline in (self.local, self.shared))
+        over = lambda other: None if other is None else found.difference(other, metric)
+        better = lambda other: None if other is None else _mean_of_finite(found.share_better(other, metric))
         return ScoreRow(
             self.algorithms.get(name, name),
             name,
@@ -242,16 +295,17 @@ class Comparison:
             number(found.std(metric)),
             number(found.worst_decile(metric)),
             number(found.best_decile(metric)),
-            None if local is None else found.difference(local, metric),
-            None if shared is None else found.difference(shared, metric),
-            None if local is None else number(found.share_better(local, metric)),
-            None if shared is None else number(found.share_better(shared, metric)),
+            over(local),
+            over(shared),
+            better(local),
+            better(shared),
             found.scoring.flag,
+            int(np.sum(~left)),
         )
 
     def _baseline(self, name: str | None, found: Evaluation, metric: str) -> Evaluation | None:
-        """The baseline of this name if it scores the same clients by the same metric."""
+        """The baseline of this name if it scores the same clients by the same metric, in a seed that both have."""
         other = None if name is None else self.evaluations[name]
         if other is None or metric not in other.metrics or not np.array_equal(other.clients, found.clients):
             return None
-        return other
+        return other if np.any(np.isfinite(found.mean(metric)) & np.isfinite(other.mean(metric))) else None

@@ -131,13 +131,15 @@ class AlgorithmSection:
 class Config:
     """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share.
 
-    `precision` is that of the clients' matrix products, see `simulate`.
+    `precision` is that of the clients' matrix products, see `simulate`. An update that is not finite ends the curve of
+    its seed ("diverge"), is skipped and counted ("skip"), or stops the run with an error ("raise").
     """
 
     name: Name = "run"
     personax: str | None = None  # the version that wrote the configuration of a run folder
     seeds: HowMany | Annotated[list[Natural], Field(min_length=1, max_length=1000)] = 3
     precision: Literal["default", "float32", "tf32", "bf16"] = "default"
+    on_nonfinite: Literal["diverge", "skip", "raise"] = "diverge"
     data: Section = Section("digits")
     partition: Section | None = None
     split: Split = Split()

@@ -9,7 +9,7 @@ from personax.experiment.records import EvaluationRecord
 
 
 class Events:
-    """Writes each evaluation's means over seeds, one run of TensorBoard for each score."""
+    """Writes each evaluation's means over the seeds that have not diverged, one run of TensorBoard for each score."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -26,5 +26,7 @@ class Events:
         if writer is None:
             writer = self.writers[score] = self.open(str(self.folder / score.replace("/", "-")))
         for metric, of_seeds in record.mean.items():
-            writer.add_scalar(metric, float(np.mean(of_seeds)), record.round)
+            left = [mean for mean in of_seeds if np.isfinite(mean)]
+            if left:
+                writer.add_scalar(metric, float(np.mean(left)), record.round)
         writer.flush()

@@ -18,6 +18,7 @@ from personax.evaluation.scoring import Scoring
 from personax.experiment import checkpoint
 from personax.experiment.build import Outputs, Training, make_task, make_training
 from personax.experiment.config import Config, ConfigError, choose_algorithm, load_run
+from personax.experiment.divergence import describe, has_numbers
 from personax.experiment.folders import Folder
 from personax.experiment.records import RunRecord, read_results
 from personax.experiment.summaries import newcomer_scoring
@@ -41,9 +42,12 @@ class PersonalModel(NamedTuple):
 def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | None = None) -> tuple[str, str | None]:
     """The algorithm and score with the best mean, of all or of one algorithm.
 
-    Scores by which newcomers cannot adapt, or that carry a warning, are left out. Where the algorithm that was asked
-    for has no score that is left, the score is None.
+    Scores by which newcomers cannot adapt, or that carry a warning, are left out; unless their algorithm was asked for,
+    so are those of which a seed diverged. Where that algorithm has no score that is left, the score is None.
     """
+    own = next((one for one in record.algorithms if one.name == algorithm), None)
+    if own is not None and not has_numbers(own, len(record.seeds)):
+        raise ConfigError(f"{own.name} {describe(own.divergences)} and has no model. Choose another algorithm.")
     able = {
         score
         for training in trainings
@@ -51,7 +55,8 @@ def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | No
         if training.algorithm.objective.federated and newcomer_scoring(training.algorithm, scoring) is not None
     }
     rows = [row for row in record.table if row.metric == record.headline and row.score in able and not row.flag]
-    rows = [row for row in rows if np.isfinite(row.mean.mean) and algorithm in (None, row.algorithm)]
+    rows = [row for row in rows if (row.is_ranked if algorithm is None else row.algorithm == algorithm)]
+    rows = [row for row in rows if np.isfinite(row.mean.mean)]
     if not rows and algorithm is None:
         raise ConfigError(f"{record.name} has no algorithm that adapts to newcomers. Name one with --algorithm.")
     sign = 1 if higher_is_better(record.headline) else -1

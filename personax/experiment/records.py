@@ -3,11 +3,11 @@
     config.toml       the resolved configuration; running it again gives the same numbers
     results.json      a `RunRecord`
     metrics.jsonl     one line for each evaluation, written during the run
-    clients.parquet   one row for each client, seed and score at the end of a run
+    clients.parquet   one row for each client, seed and score at the end of a run; without numbers if the seed diverged
     checkpoints/      the last two states of each algorithm
     report.html       all of it for people
 
-Numbers "for each seed" are lists in the order of `seeds`.
+Numbers "for each seed" are lists in the order of `seeds`, with NaN for a seed that has diverged.
 """
 
 import json
@@ -49,7 +49,7 @@ class BestRecord:
     """The best evaluation of each seed by one metric, over seeds: optimistic, because it is picked on the scores."""
 
     mean: Interval
-    rounds: list[int]  # of each seed
+    rounds: list[int]  # of each seed that did not diverge
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -65,7 +65,8 @@ class AdaptationRecord:
 class ScoreRecord:
     """One scoring applied to one algorithm, from the first evaluation to the last.
 
-    The last evaluation's numbers of each client are the rows of `clients.parquet` with this `score`.
+    The last evaluation's numbers of each client are the rows of `clients.parquet` with this `score`. `evaluations` end
+    when all seeds have diverged, and `best` is empty then.
     """
 
     name: str
@@ -84,6 +85,17 @@ class BoundRecord:
     words: str
     rounds: list[int]
     values: Numbers
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class DivergenceRecord:
+    """The first update of one seed that was not finite. The seed has no numbers from its event on: they are NaN."""
+
+    seed: int
+    round: int  # during which it arrived, from 1
+    event: int  # from 0
+    client: str
+    stage: str  # which part of the update: "local steps", for example
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -107,6 +119,7 @@ class AlgorithmRecord:
     staleness: dict[str, list[int]] = field(default_factory=dict)  # "staleness" and "count", of the first seed
     active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, of the first seed
     bound: BoundRecord | None = None  # of the stationarity, where that was asked for
+    divergences: list[DivergenceRecord] = field(default_factory=list)  # of the seeds that diverged
 
 
 @dataclass(frozen=True, config=_KNOWN)

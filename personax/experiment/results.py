@@ -27,6 +27,7 @@ from personax.experiment.records import (
     EvaluationRecord,
     FederationRecord,
     RunRecord,
+    ScoreRecord,
 )
 from personax.experiment.summaries import citations_of, headline_of, machine
 from personax.typing import Params, Shared
@@ -63,14 +64,17 @@ def client_rows(
     found: Evaluation,
     names: Sequence[str],
     personal_numbers: np.ndarray | None = None,
+    diverged: Sequence[int] = (),
 ) -> pa.Table:
     """Make one row for each seed and client of a score, which is given as (algorithm, score).
 
-    `names` and `personal_numbers` are in the order of the rows: all clients of the first seed, then of the next.
+    `names` and `personal_numbers` are in the order of the rows: all clients of the first seed, then of the next. The
+    seeds at the positions `diverged` have rows without numbers.
     """
     num = found.clients.size
     named = lambda text: pa.array([text] * num).dictionary_encode()
-    own = pa.nulls(num, pa.float64()) if personal_numbers is None else pa.array(np.asarray(personal_numbers, float))
+    lost = np.repeat(np.isin(np.arange(len(seeds)), diverged), found.clients.shape[-1])
+    numbers = lambda values: pa.array(np.asarray(values, float).ravel(), mask=lost)
     columns = {
         "algorithm": named(score[0]),
         "score": named(score[1]),
@@ -79,8 +83,8 @@ def client_rows(
         "name": names,
         "num_samples": found.num_samples.ravel(),
         "num_train_samples": found.num_train_samples.ravel(),
-        **{name: np.asarray(values, float).ravel() for name, values in found.metrics.items()},
-        "personal_number": own,
+        **{name: numbers(values) for name, values in found.metrics.items()},
+        "personal_number": pa.nulls(num, pa.float64()) if personal_numbers is None else numbers(personal_numbers),
     }
     return pa.table(columns)
 
@@ -91,6 +95,7 @@ def federation_rows(
     federation: Federation,
     found: Evaluation,
     personal_numbers: np.ndarray | None,
+    diverged: Sequence[int] = (),
 ) -> pa.Table:
     """Make the rows of a score of a federation's clients; `personal_numbers` of those that train, [seeds, clients]."""
     whose = federation.newcomers if found.scoring.clients == "held_out" else federation
@@ -99,15 +104,14 @@ def federation_rows(
     positions = order[np.searchsorted(whose.ids, found.clients, sorter=order)]
     has_numbers = personal_numbers is not None and whose is federation
     own = np.take_along_axis(personal_numbers, positions, axis=-1).ravel() if has_numbers else None
-    return client_rows(score, seeds, found, [whose.names[int(i)] for i in positions.ravel()], own)
+    return client_rows(score, seeds, found, [whose.names[int(i)] for i in positions.ravel()], own, diverged)
 
 
-def _evaluation_of(rows: pa.Table, score: str, scoring: Scoring, num_seeds: int) -> Evaluation:
+def _evaluation_of(rows: pa.Table, score: ScoreRecord, scoring: Scoring, num_seeds: int) -> Evaluation:
     """Return the evaluation whose clients' numbers these rows are."""
-    own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score)
+    own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score.name)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
-    known = ("algorithm", "score", "seed", "client", "name", "num_samples", "num_train_samples", "personal_number")
-    metrics = {name: column(name) for name in own.column_names if name not in known and not own[name].null_count}
+    metrics = {name: column(name) for name in score.evaluations[-1].mean}
     counts = (column("num_samples"), column("num_train_samples"))
     return Evaluation(scoring, metrics, column("client"), *counts, 0, 0.0)
 
@@ -123,7 +127,8 @@ def read_part(folder: Folder, training: Training, num_seeds: int) -> AlgorithmRe
     """Read what `write_part` wrote."""
     record = _PART.validate_json(folder.part(training.name).read_bytes())
     clients = pq.read_table(folder.part_clients(training.name))
-    found = {name: _evaluation_of(clients, name, scoring, num_seeds) for name, scoring in training.scorings.items()}
+    scores = ((score, training.scorings[score.name]) for score in record.scores)
+    found = {score.name: _evaluation_of(clients, score, scoring, num_seeds) for score, scoring in scores}
     return AlgorithmResult(record, found, clients)
 
 
@@ -167,17 +172,23 @@ def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) 
 
 
 def export_model(
-    folder: Folder, config: Config, algorithm: str, outputs: Outputs, x: ShapeDtype, model: tuple[Params, Shared]
+    folder: Folder,
+    config: Config,
+    algorithm: str,
+    outputs: Outputs,
+    x: ShapeDtype,
+    model: tuple[Params, Shared],
+    seed: int = 0,
 ) -> None:
     """Write one shared model, for `personax personalize` and for other programs that read safetensors.
 
-    `x` is a batch of inputs, of which only the shape and the type are recorded.
+    `x` is a batch of inputs, of which only the shape and the type are recorded; `seed` is the position of its seed.
     """
     about = {
         "personax": version("personax"),
         "run": config.name,
         "algorithm": algorithm,
-        "seed": str(config.seed_list[0]),
+        "seed": str(config.seed_list[seed]),
         "task": outputs.kind,
         "num_outputs": str(outputs.num),
         "input_shape": json.dumps(x.shape[1:]),

@@ -19,6 +19,7 @@ from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules, outputs_of
 from personax.experiment.config import Config, dump_run, load_run
 from personax.experiment.convergence import Convergence, can_follow, tracker_of
+from personax.experiment.divergence import diverged_seeds, divergence_records, masked, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
 from personax.experiment.records import AdaptationRecord, BoundRecord, EvaluationRecord, RunRecord
 from personax.experiment.results import (
@@ -46,7 +47,7 @@ from personax.experiment.summaries import (
 )
 from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
-from personax.simulation.results import Result, Snapshot
+from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import PlannedRun, plan_run, run_plan
 
 _COMPILED = [0.0]  # seconds that XLA has compiled in this process
@@ -89,7 +90,8 @@ class Work(NamedTuple):
 def prepare(config: Config) -> Work:
     """Build and check everything that a run computes with."""
     plan = build(config)
-    execution = Execution(cohort_chunk=config.schedule.cohort_chunk, precision=config.precision)
+    how = "raise" if config.on_nonfinite == "raise" else "skip"  # a seed that diverged computes on, and is not counted
+    execution = Execution(config.schedule.cohort_chunk, on_nonfinite=how, precision=config.precision)
     runs = {}
     for training in plan.trainings:
         algorithm = training.algorithm
@@ -153,11 +155,13 @@ class _Session:
     def __init__(
         self,
         ask: Callable[[Snapshot, str], Evaluation],
+        diverged: Callable[[Snapshot], list[int]],
         training: Training,
         cohort: int,
         convergence: Convergence | None,
     ) -> None:
-        self.ask, self.training, self.cohort, self.convergence = ask, training, cohort, convergence
+        self.ask, self.diverged = ask, diverged
+        self.training, self.cohort, self.convergence = training, cohort, convergence
         self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.scorings}
         self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
         self.found: dict[str, Evaluation] = {}
@@ -175,23 +179,35 @@ class _Session:
         self.seconds[on] += max(time.perf_counter() - self.began - compiled, 0.0)
         self.restart_clock()
 
-    def observe(self, snapshot: Snapshot) -> None:
-        """Score the run where it stands."""
+    def observe(self, snapshot: Snapshot) -> bool:
+        """Score the run where it stands; return False if all seeds have diverged, which ends the curve."""
         jax.block_until_ready(snapshot.params)
         self.spend("train")
-        self.found = {name: self.ask(snapshot, name) for name in self.training.scorings}
+        if self.has_ended(snapshot):
+            self.found, self.seen = {}, (snapshot, self.num_evaluations)
+            return False
+        self.found = {name: self.score(snapshot, name) for name in self.training.scorings}
         at, iterate = (None, None) if self.convergence is None else self.convergence.at(snapshot)
         self.spend("evaluate")
-        own = personal_numbers(self.training.algorithm, snapshot)
+        own, diverged = personal_numbers(self.training.algorithm, snapshot), self.diverged(snapshot)
         of_run = {
-            "personal_number": None if own is None else np.atleast_1d(np.mean(own, axis=-1)).tolist(),
-            "stationarity": at,
-            "iterate_stationarity": iterate,
+            "personal_number": None if own is None else masked(np.mean(own, axis=-1), diverged),
+            "stationarity": masked(at, diverged),
+            "iterate_stationarity": masked(iterate, diverged),
         }
         for name, found in self.found.items():
             position = int(np.atleast_1d(found.num_events)[0]) // self.cohort
             self.history[name].append(evaluation_record(found, position, self.seconds["train"], **of_run))
         self.seen = snapshot, self.num_evaluations  # at once: an interrupt may come anywhere, and these must agree
+        return True
+
+    def score(self, snapshot: Snapshot, name: str) -> Evaluation:
+        """One score of the seeds that have not diverged; the others have NaN."""
+        return self.ask(snapshot, name).without_seeds(self.diverged(snapshot))
+
+    def has_ended(self, snapshot: Snapshot) -> bool:
+        """Return True if all seeds have diverged."""
+        return len(self.diverged(snapshot)) == len(snapshot.schedules)
 
     @property
     def num_evaluations(self) -> int:
@@ -230,7 +246,8 @@ def _train(
     cohort = run.schedules[0].num_events // config.schedule.num_rounds
     scored = (algorithm, plan.task, plan.federation)
     ask = lambda snapshot, score: evaluate(*scored, snapshot, training.scorings[score], key=plan.keys)
-    session = _Session(ask, training, cohort, Convergence(plan, algorithm) if _follows(config, algorithm) else None)
+    convergence = Convergence(plan, algorithm) if _follows(config, algorithm) else None
+    session = _Session(ask, lambda snapshot: diverged_seeds(config, snapshot), training, cohort, convergence)
     begin = _restore(session, run, place, watch)
     _append_metrics(folder, name, session.history)
     watch.begin(name, config.schedule.num_rounds, 0 if begin is None else session.round)
@@ -238,10 +255,10 @@ def _train(
 
     def observe(snapshot: Snapshot) -> None:
         nonlocal saved
-        session.observe(snapshot)
-        latest = {score: history[-1:] for score, history in session.history.items()}
+        is_new = session.observe(snapshot)
+        latest = {score: history[-1:] if is_new else [] for score, history in session.history.items()}
         _append_metrics(folder, name, latest)
-        for listen, (score, history) in product(listeners, latest.items()):
+        for listen, (score, history) in product(listeners, latest.items() if is_new else ()):
             listen(name, score, history[-1])
         if time.monotonic() - saved >= checkpoint_seconds:
             session.save(place)
@@ -251,12 +268,14 @@ def _train(
 
     every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
     try:
-        result = run_plan(run, start=begin, monitor=Monitor(observe, every))
+        result = run_plan(run, start=begin, monitor=Monitor(observe, every, until=session.has_ended))
     except KeyboardInterrupt:
         session.save(place)
         raise
-    if not session.found:  # the checkpoint was of the end
-        session.found = {score: ask(result.snapshot, score) for score in training.scorings}
+    except NonFiniteUpdate as error:
+        raise named_error(name, error, config, plan.federation, cohort) from None
+    if not session.found:  # the checkpoint was of the end, or all seeds diverged
+        session.found = {score: session.score(result.snapshot, score) for score in training.scorings}
     session.seen = result.snapshot, session.num_evaluations
     session.save(place)
     found = _result(work, session, result)
@@ -284,6 +303,7 @@ def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
     """The results of one algorithm: its record, its last scores and its clients' numbers."""
     config, plan, training = work.config, work.plan, session.training
     algorithm, schedule = training.algorithm, work.runs[training.name].schedules[0]
+    num_events, diverged = int(np.max(result.snapshot.num_events)), session.diverged(result.snapshot)
     curves = {score: _newcomers(config, plan, training, score, result) for score in training.scorings}
     bound = None if session.convergence is None else _bound(session, schedule, result)
     session.spend("evaluate")
@@ -291,21 +311,24 @@ def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
     record = algorithm_record(
         training,
         personal_number=name_of_personal_number(algorithm, result.params),
-        num_rounds=config.schedule.num_rounds,
-        num_events=schedule.num_events,
+        num_rounds=num_events // session.cohort,
+        num_events=num_events,
         seconds=session.seconds,
         bytes_up=float(result.bytes_up[0].sum()),
         bytes_down=float(result.bytes_down[0].sum()),
         num_dropped=np.atleast_1d(result.num_dropped).tolist(),
         num_skipped=np.atleast_1d(result.num_skipped).tolist(),
-        scores=[score_record(score, scoring, session.history[score], curves[score]) for score, scoring in scorings],
+        scores=[
+            score_record(score, scoring, session.history[score], curves[score], diverged) for score, scoring in scorings
+        ],
         staleness=staleness_of(algorithm, schedule),
         active=activity_of(schedule),
         bound=bound,
+        divergences=divergence_records(config, plan.federation, result.snapshot, session.cohort),
     )
     own = personal_numbers(algorithm, result.snapshot)
     rows = [
-        federation_rows((training.name, score), config.seed_list, plan.federation, found, own)
+        federation_rows((training.name, score), config.seed_list, plan.federation, found, own, diverged)
         for score, found in session.found.items()
     ]
     return AlgorithmResult(record, session.found, pa.concat_tables(rows, promote_options="default"))
@@ -314,14 +337,20 @@ def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
 def _bound(session: _Session, schedule: Schedule, result: Result) -> BoundRecord:
     """The theorem's bound at the rounds that were evaluated."""
     assert session.convergence is not None  # or it was not wanted
+    if 0 in session.diverged(result.snapshot):
+        return BoundRecord("No theorem covers this run: its first seed diverged", [], [])
     evaluated = [one.round for one in next(iter(session.history.values())) if one.round]
     return session.convergence.bound(schedule, jax.tree.map(lambda leaf: leaf[0], result.params), evaluated)
 
 
 def _export(config: Config, plan: Study, training: Training, folder: Folder, result: Result) -> None:
-    """Write the first seed's shared model."""
-    model = jax.tree.map(lambda leaf: leaf[0], (result.params, result.shared))
-    export_model(folder, config, training.name, outputs_of(config, plan.federation), plan.federation.x, model)
+    """Write the shared model of the first seed that did not diverge, if there is one."""
+    diverged = diverged_seeds(config, result.snapshot)
+    seed = next((seed for seed in range(len(config.seed_list)) if seed not in diverged), None)
+    if seed is None:
+        return
+    model = jax.tree.map(lambda leaf: leaf[seed], (result.params, result.shared))
+    export_model(folder, config, training.name, outputs_of(config, plan.federation), plan.federation.x, model, seed)
 
 
 def _newcomers(config: Config, plan: Study, training: Training, score: str, result: Result) -> AdaptationRecord | None:
@@ -329,8 +358,12 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
     steps = config.evaluation.adaptation_steps
     if plan.federation.newcomers is None or scoring is None or not steps:
         return None
+    diverged = diverged_seeds(config, result.snapshot)
+    if len(diverged) == len(config.seed_list):
+        return None
     run = (training.algorithm, plan.task, plan.federation, result)
-    return adaptation_record(scoring, adaptation_curve(*run, scoring, steps, key=plan.keys))
+    curve = adaptation_curve(*run, scoring, steps, key=plan.keys)
+    return adaptation_record(scoring, {num: found.without_seeds(diverged) for num, found in curve.items()})
 
 
 def _append_metrics(folder: Folder, algorithm: str, histories: dict[str, list[EvaluationRecord]]) -> None:
@@ -339,6 +372,8 @@ def _append_metrics(folder: Folder, algorithm: str, histories: dict[str, list[Ev
 
 
 def _latest(found: dict[str, Evaluation]) -> str:
-    """The last numbers, for a progress bar."""
+    """The last numbers, for a progress bar: means over the seeds that have not diverged."""
+    if not found:
+        return "diverged"
     metric = headline_of(list(next(iter(found.values())).metrics))
-    return ", ".join(f"{show(float(np.mean(one.mean(metric))), metric)}" for one in found.values())
+    return ", ".join(f"{show(one.interval(metric).mean, metric)}" for one in found.values())

@@ -74,12 +74,21 @@ def name_of_personal_number(algorithm: Algorithm, params: Params) -> str:
 
 
 def score_record(
-    name: str, scoring: Scoring, history: list[EvaluationRecord], newcomers: AdaptationRecord | None
+    name: str,
+    scoring: Scoring,
+    history: list[EvaluationRecord],
+    newcomers: AdaptationRecord | None,
+    diverged: Sequence[int] = (),
 ) -> ScoreRecord:
-    """All evaluations under one scoring, the best of each metric beside the last."""
+    """All evaluations under one scoring, the best of each metric beside the last.
+
+    The best is of the seeds that are left: `diverged` are the positions of the others.
+    """
     best = {}
     for metric in history[-1].mean:
-        means = np.array([one.mean[metric] for one in history])
+        means = np.delete([one.mean[metric] for one in history], diverged, axis=1)
+        if not means.size:
+            continue
         at = best_evaluations(means, metric)
         of_seeds = means[at, np.arange(means.shape[1])]
         best[metric] = BestRecord(interval(of_seeds), [history[position].round for position in at])

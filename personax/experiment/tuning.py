@@ -48,7 +48,7 @@ def tune(config: Config, notify: Callable[[str], None] = lambda text: None) -> t
     entries = {}
     for name, entry in config.algorithms.items():
         found = _try_all(config, plan, name, entry)
-        entries[name] = with_best_options(name, entry, found, notify)
+        entries[name] = with_best_options(name, entry, found, notify, may_diverge=config.on_nonfinite != "raise")
         trials += found
     return dataclasses.replace(config, algorithms=entries, tune={}), trials
 
@@ -133,14 +133,21 @@ def run_all(
 
 
 def with_best_options(
-    name: str, entry: AlgorithmSection, found: list[Trial], notify: Callable[[str], None]
+    name: str, entry: AlgorithmSection, found: list[Trial], notify: Callable[[str], None], may_diverge: bool = False
 ) -> AlgorithmSection:
-    """Return the entry with the options of its best trial; of several equally good ones, those of the first."""
+    """Return the entry with the options of its best trial; of several equally good ones, those of the first.
+
+    If all trials diverged, that is an error; with `may_diverge` the entry keeps its own options.
+    """
     finite = [trial for trial in found if trial.score is not None]
     if not found:
         return entry
     if not finite:
-        raise ConfigError(f"`{name}` diverged with every choice of `[tune]`. Add smaller step sizes.")
+        problem = f"`{name}` diverged with every choice of `[tune]`. Add smaller step sizes."
+        if not may_diverge:
+            raise ConfigError(problem)
+        notify(f"{problem} It keeps its own options.")
+        return entry
     sign = 1 if higher_is_better(finite[0].metric) else -1
     best = max(finite, key=lambda trial: sign * trial.score)  # pyright: ignore[reportOperatorIssue]
     notify(f"{name}: {', '.join(f'{key} = {item}' for key, item in best.options.items())}")

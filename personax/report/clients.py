@@ -24,7 +24,10 @@ class Sorted(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """The rows of `clients.parquet` of one score: one for each client and seed."""
+    """The rows of `clients.parquet` of one score: one for each client and seed.
+
+    The rows of a seed that diverged have no numbers.
+    """
 
     rows: pa.Table
 
@@ -37,7 +40,10 @@ class Clients:
     def sorted(self, metric: str) -> Sorted | None:
         """Each client's mean over seeds, in ascending order."""
         values = self.numbers(metric)
-        return None if values is None else self._sorted(np.arange(len(values)), values)
+        if values is None:
+            return None
+        here = np.flatnonzero(self._has_numbers(metric))
+        return self._sorted(here, values[here])
 
     def sorted_change(self, other: "Clients", metric: str) -> Sorted | None:
         """Each client's mean difference to another score over the seeds that both have, in ascending order."""
@@ -45,7 +51,13 @@ class Clients:
         if mine is None or theirs is None:
             return None
         _, here, there = np.intersect1d(self._keys(), other._keys(), assume_unique=True, return_indices=True)
+        both = self._has_numbers(metric)[here] & other._has_numbers(metric)[there]
+        here, there = here[both], there[both]
         return self._sorted(here, mine[here] - theirs[there]) if len(here) else None
+
+    def _has_numbers(self, metric: str) -> np.ndarray:
+        """True for the rows whose seed did not diverge."""
+        return self.rows[metric].is_valid().to_numpy()
 
     def _keys(self) -> np.ndarray:
         """One complex number for each pair of a client and a seed."""

@@ -106,6 +106,7 @@ class Notes(NamedTuple):
     several_seeds: bool
     baselines: bool
     unranked: bool
+    diverged: bool
     several_runs: bool
     macro = "notes"
 

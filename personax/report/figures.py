@@ -51,6 +51,8 @@ def learning_curves(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
         "asynchronous algorithms are updates divided by the cohort's size. Virtual time is the simulated clock, "
         "averaged over seeds. Wall-clock seconds are those of all seeds together, compilation left out."
     )
+    if any(score.diverged for score in scores):
+        words += " Seeds that diverged are left out; if all did, the line is of those that diverged last."
     alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} against rounds, virtual time or seconds."
     choices = {"metric": list(metrics), "against": list(AXES)}
     return Figure("curves", "Learning curves", words, alt, views, choices)
@@ -184,7 +186,7 @@ def stationarity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Figure
         traces += band_and_line(score.look, label, x, values, "squared norm") if values else []
         iterates = [one.iterate_stationarity for one in evaluations]
         if iterates and None not in iterates:
-            means = [float(np.mean(one)) for one in iterates if one is not None]
+            means = [float(np.nanmean(one)) for one in iterates if one is not None]
             traces.append(thin_line(score.look, f"{label}: random iterates", x, means, "dot"))
         if bound is not None:
             texts.append(f"{label}: {bound.words}.")

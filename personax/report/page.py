@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from personax.experiment.divergence import warnings
 from personax.report import figures, tables
 from personax.report.document import (
     Block,
@@ -62,6 +63,9 @@ def _results(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequ
         facts = verdict(run, [score for score in scores if score.run is run], run.record.headline)
         if facts:
             yield Paragraph(facts, "verdict", f"{run.label}." if len(runs) > 1 else "")
+        sentences = warnings(run.record)
+        if sentences:
+            yield Paragraph(" ".join(sentences), "flag", f"{run.label}." if len(runs) > 1 else "")
     headlines = list(dict.fromkeys(run.record.headline for run in runs))
     yield from (tables.headline(runs, scores, metric) for metric in headlines)
     yield tables.notes(runs, scores)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from personax.evaluation.scores import ScoreRow
+from personax.experiment.divergence import describe
 from personax.experiment.records import AlgorithmRecord, RunRecord, ScoreRecord, read_results
 from personax.report.clients import Clients
 
@@ -70,6 +71,16 @@ class Score:
         """Its row in the table of a metric."""
         mine = (self.algorithm.name, self.record.name, metric)
         return next((row for row in self.run.record.table if (row.algorithm, row.score, row.metric) == mine), None)
+
+    def num_lost(self, metric: str) -> int:
+        """The number of seeds that have no finite mean of a metric, because they diverged."""
+        row = self.row(metric)
+        return 0 if row is None else row.num_lost
+
+    @property
+    def diverged(self) -> str:
+        """The round, client and seed at which the algorithm diverged; empty if it did not."""
+        return describe(self.algorithm.divergences) if self.algorithm.divergences else ""
 
     @property
     def group(self) -> str:

@@ -49,6 +49,7 @@ def notes(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Notes:
         several_seeds=any(len(run.record.seeds) > 1 for run in runs),
         baselines=any(score.role for score in scores),
         unranked=any(score.record.flag for score in scores) or len({score.group for score in scores}) > 1,
+        diverged=any(row.num_lost for run in runs for row in run.record.table),
         several_runs=len(runs) > 1,
     )
 
@@ -91,10 +92,11 @@ def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool
     assert row is not None
     kinds = " ".join(kind for kind, holds in (("baseline", score.role), ("best", is_best)) if holds)
     best = score.record.best.get(metric)
+    spread = (row.std, row.worst_decile, row.best_decile) if row.mean.num_seeds else (None, None, None)
     better = [None if score.role == role else getattr(row, f"better_than_{role}") for role in roles]
     cells = [
-        TableCell(_with_interval(number(row.mean, metric)), "mean"),
-        *(TableCell(number(value, metric)) for value in (row.std, row.worst_decile, row.best_decile)),
+        TableCell(_mean(score, row, metric), "mean", [row.seeds_left] if row.seeds_left else []),
+        *(TableCell(number(value, metric)) for value in spread),
         *(_difference(row, role, metric, score.role == role) for role in roles),
         *(TableCell(words.share(part)) for part in better),
         TableCell(number(best.mean.mean, metric), small=[words.rounds(best.rounds)]) if best else TableCell("–"),
@@ -102,10 +104,18 @@ def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool
     return Row(_name(score, _tags(score, metric, is_best), score.record.flag), cells, kinds)
 
 
+def _mean(score: Score, row: ScoreRow, metric: str) -> str:
+    """The mean with its interval, or that all seeds diverged."""
+    diverged = score.diverged and not row.mean.num_seeds
+    return "diverged" if diverged else _with_interval(number(row.mean, metric))
+
+
 def _tags(score: Score, metric: str, is_best: bool) -> list[str]:
     tags = []
     if score.role:
         tags.append("baseline" if score.label == ROLES[score.role] else f"baseline: {ROLES[score.role]}")
+    if score.diverged:
+        tags.append(score.diverged)
     if is_best:
         tags.append(f"{'highest' if higher_is_better(metric) else 'lowest'} mean")
     return tags

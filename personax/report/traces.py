@@ -35,8 +35,13 @@ def figure(traces: Iterable[Any], x: str, y: str, **axis_y: Any) -> go.Figure:
 
 
 def band_and_line(look: Look, label: str, x: Sequence[float], of_seeds: Sequence[Any], metric: str) -> list[go.Scatter]:
-    """A mean over seeds, and where there are several its 95 % t-interval as a band behind it."""
-    found = [interval(_scale(metric) * np.asarray(numbers)) for numbers in of_seeds]
+    """A mean over seeds, and where there are several its 95 % t-interval as a band behind it.
+
+    The seeds are those that are left at the last point: the others diverged.
+    """
+    points = np.asarray(of_seeds, float)
+    left = np.isfinite(points[-1]) if np.isfinite(points[-1]).any() else slice(None)
+    found = [interval(_scale(metric) * numbers[left]) for numbers in points]
     known = [
         (at, one.low, one.high)
         for at, one in zip(x, found, strict=True)

@@ -109,7 +109,7 @@ def facts(record: RunRecord) -> dict[str, str]:
 
 
 def best_score(scores: Sequence[Score], metric: str) -> Score | None:
-    """The best mean of one run, among scores of the same clients that carry no flag; none of a single score."""
+    """The best mean of one run, among scores of the same clients without a flag or lost seeds; none of a single one."""
     baseline = next((score for score in scores if score.role), scores[0])
     ranked = _ranked(scores, metric, baseline.group)
     return ranked[0][0] if len(ranked) > 1 else None
@@ -127,15 +127,15 @@ def verdict(run: ReportedRun, scores: Sequence[Score], metric: str) -> str:
     order, side = ("highest", "above") if higher_is_better(metric) else ("lowest", "below")
     text = f"{_subject(best)} has the {order} mean {metric}, {number(row.mean, metric)}{unit(metric)}."
     second = _ranked(scores, metric, best.group)[1][0]
-    rivals = [score for score in scores if score.role and score is not best]
+    rivals = [score for score in scores if score.role and score is not best and not score.num_lost(metric)]
     against = [_against(best, other, metric, side) for other in (*rivals, *([] if second.role else [second]))]
     against = [text for text in against if text]
     return f"{text} Its 95 % interval {_list(against)}." if against else text
 
 
 def _ranked(scores: Sequence[Score], metric: str, group: str) -> list[tuple[Score, float]]:
-    rows = [(score, score.row(metric)) for score in scores if score.group == group and not score.record.flag]
-    means = [(score, row.mean.mean) for score, row in rows if row is not None and isfinite(row.mean.mean)]
+    rows = [(score, score.row(metric)) for score in scores if score.group == group]
+    means = [(score, row.mean.mean) for score, row in rows if row and row.is_ranked and isfinite(row.mean.mean)]
     return sorted(means, key=lambda pair: pair[1], reverse=higher_is_better(metric))
 
 

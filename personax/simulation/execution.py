@@ -54,6 +54,7 @@ class Monitor:
             rounds: at the next wave) and at the end; what it returns is kept in `result.history`.
         every: rounds, or events, between two calls; by default only the first and the last.
         tracker: follows models between the server's, such as `RandomIterate()`.
+        until: called with a snapshot before the first event and at each pause; if it returns True, the run ends there.
 
     >>> Monitor(every=10).every
     10
@@ -62,6 +63,7 @@ class Monitor:
     observe: Callable[[Snapshot], Any] | None = None
     every: int | None = None
     tracker: Tracker | None = None
+    until: Callable[[Snapshot], bool] | None = None
 
     def __post_init__(self) -> None:
         require_count("every", self.every)

@@ -17,8 +17,21 @@ STAGES = ("local steps", "personal state", "upload beside the delta")
 NO_EVENT = np.iinfo(np.int32).max
 
 
+class Fault(NamedTuple):
+    """The first update of one seed that was not finite."""
+
+    seed: int  # its position among the seeds
+    event: int
+    client: int  # its position in the federation
+    stage: str
+
+
 class NonFiniteUpdate(FloatingPointError):
-    """A client's update was not finite."""
+    """A client's update, `fault`, was not finite."""
+
+    def __init__(self, message: str, fault: Fault | None = None) -> None:
+        FloatingPointError.__init__(self, message)
+        self.fault = fault
 
 
 class Faults(NamedTuple):
@@ -65,6 +78,15 @@ class Snapshot:
     def cohort(self) -> np.ndarray:
         """The clients of the last round, in the order of the federation, [members] or [seeds, members]."""
         return self._of_each_seed(Schedule.cohort)
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The first update that was not finite of each seed that had one, in the order of the seeds."""
+        event, stage = (np.atleast_1d(leaf) for leaf in self.state.faults[1:])
+        return [
+            Fault(int(seed), int(event[seed]), int(self.schedules[seed].client[event[seed]]), STAGES[stage[seed]])
+            for seed in np.flatnonzero(event != NO_EVENT)
+        ]
 
     def of_seeds(self, begin: int, end: int) -> "Snapshot":
         """Some of several seeds."""

@@ -21,7 +21,7 @@ from personax.simulation.averages import Tracker
 from personax.simulation.checks import check_model, check_run
 from personax.simulation.engine import Program, SimulationRun, initial_params, initialize, replicate
 from personax.simulation.execution import Execution, Monitor
-from personax.simulation.results import NO_EVENT, STAGES, Faults, NonFiniteUpdate, Result, Snapshot, State, repeat
+from personax.simulation.results import NonFiniteUpdate, Result, Snapshot, State, repeat
 from personax.simulation.store import Kept, Store, kept_shapes
 from personax.simulation.stream import Stream, Streamed, block_sizes
 from personax.simulation.waves import WavePlan, best_width, plan_arrivals, plan_rounds, stack, widen
@@ -143,16 +143,19 @@ def run_plan(
     snap = lambda state, wave: _snapshot(plan, schedules, run.federation.ids, seedless, shown(state), wave)
     history = [observe(snap(state, wave))] if observe and start is None else []
     for stop in stops:
+        if monitor.until and monitor.until(snap(state, wave)):
+            break
         with products_in(precision):
             state = advance_to(state, wave, stop)
-        if not run.skips:
-            _raise_fault(state.faults, schedules, run.federation)
         wave = stop
+        if not run.skips and np.any(state.faults.num):
+            raise _fault_error(snap(state, wave), run)
         if observe:
             history.append(observe(snap(state, wave)))
     up, down = _bytes(run.algorithm, state.server, run.program.has_seeds)
-    sent = seedless(np.stack([s.aggregated for s in schedules]) * up)
-    return Result(snap(state, wave), history, sent, np.full_like(sent, down))
+    arrived = np.arange(schedules[0].num_events) < _num_arrived(plan, wave)[:, None]
+    sent, received = np.stack([s.aggregated for s in schedules]) * arrived * up, arrived * down
+    return Result(snap(state, wave), history, seedless(sent), seedless(received))
 
 
 def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:
@@ -276,17 +279,17 @@ def _snapshot(
     return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)), tuple(schedules), ids)
 
 
-def _raise_fault(faults: Faults, schedules: list[Schedule], federation: Federation) -> None:
-    event, stage = (np.atleast_1d(leaf) for leaf in faults[1:])
-    seed = int(np.argmin(event))
-    if event[seed] == NO_EVENT:
-        return
-    client = int(schedules[seed].client[event[seed]])
-    of_seed = f" of seed {seed}" if len(event) > 1 else ""
-    raise NonFiniteUpdate(
-        f"The update of {federation.names[client]} at event {event[seed]}{of_seed} is not finite: "
-        f"{STAGES[stage[seed]]}. Use smaller step sizes or `clip_norm`, or skip such updates: "
-        "`Execution(on_nonfinite='skip')`."
+def _fault_error(snapshot: Snapshot, run: SimulationRun) -> NonFiniteUpdate:
+    """The error about the first update that was not finite."""
+    fault = min(snapshot.faults, key=lambda fault: fault.event)
+    of_seed = f" of seed {fault.seed}" if snapshot.has_seeds else ""
+    mode = "synchronous" if run.algorithm.server.is_synchronous else "asynchronous"
+    algorithm = f"{type(run.algorithm.objective).__name__}, {mode}"
+    return NonFiniteUpdate(
+        f"The update of {run.federation.names[fault.client]} at event {fault.event}{of_seed} is not finite: "
+        f"{fault.stage}. The algorithm ({algorithm}) needs smaller step sizes or `clip_norm`; "
+        "`Execution(on_nonfinite='skip')` skips such updates.",
+        fault,
     )
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -228,6 +229,30 @@ def test_resume_goes_on_with_a_run_that_was_only_started(done, small, place):
     np.testing.assert_equal(load_file(Folder(place / "run").model("ARUBA")), load_file(folder.model("ARUBA")))
 
 
+DIVERGED = r"FedAvg diverged at round 1 \(p\d, seed \d\); 0 of 2 seeds are left\."
+
+
+def test_an_algorithm_that_diverges_costs_its_row_and_a_warning(small, place):
+    words = ("compare", str(small), "--set", "seeds=2", "--set", f"algorithms.FedAvg.lr={HUGE}", "--out", "run")
+    for ended in (personax(*words), personax("resume", "run"), personax("resume", "run")):
+        assert ended.exit_code == 0, ended.stderr
+        assert re.search(f"Warning: {DIVERGED}", ended.stderr) and 'on_nonfinite = "skip"' in ended.stderr
+        row = " ".join(ended.stdout[ended.stdout.index("FedAvg") : ended.stdout.index("ARUBA")].split())
+        assert re.match(r"FedAvg diverged diverged at round 1 \(p\d, seed \d\)", row)
+        assert re.search(r"Local +\d+\.\d ±", ended.stdout) and "the report in run/report.html" in ended.stdout
+    assert re.search(DIVERGED.split(";")[0], (place / "run" / "report.html").read_text())
+
+
+def test_a_run_of_which_nothing_is_left_fails_and_keeps_its_folder(small, place):
+    options = ("--set", "seeds=2", "--set", f"local.lr={HUGE}", "--out", "run")
+    for words in (("run", str(small), "--algorithm", "FedAvg", *options), ("resume", "run")):
+        ended = personax(*words)
+        assert ended.exit_code == 1 and ended.stderr.count("Error") == 1 and "Traceback" not in ended.stderr
+        assert re.search(f"Error: All algorithms diverged.\n{DIVERGED}\nUse smaller step sizes", ended.stderr)
+        assert "diverged at round 1" in ended.stdout and (place / "run" / "report.html").exists()
+    assert len(read_results(place / "run").algorithms[0].divergences) == 2
+
+
 def test_run_trains_one_algorithm(small, place):
     ended = personax("run", str(small), "--algorithm", "FedAvg", "--set", "seeds=[1, 0]", "-o", str(place / "one"))
     assert ended.exit_code == 0, ended.stderr
@@ -339,7 +364,10 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
         (("compare", "{small}", "--tune", "--out", "{done}"), "Error: {done} has a run already."),
         (("run", "{small}"), "has 2 algorithms. Choose one with --algorithm: FedAvg, ARUBA."),
         (("run", "{small}", "--algorithm", "FedAv"), "has no algorithm `FedAv`. Did you mean `FedAvg`?"),
-        (("run", "{small}", "--algorithm", "FedAvg", "--set", "local.lr=1.7e308"), "Error: The update of p"),
+        (
+            ("run", "{small}", "--algorithm", "FedAvg", "--set", "local.lr=1.7e308", "--set", "on_nonfinite=raise"),
+            "Error: FedAvg diverged at round 1 (p",
+        ),
         (("resume", "nowhere"), "Error: nowhere is not a run folder: it has no config.toml."),
         (("report", "nowhere"), "Error: nowhere has no results.json."),
         (("cite", "nowhere"), "Error: nowhere has no results.json."),

@@ -581,11 +581,11 @@ def test_what_is_cut_off_while_it_is_written_is_removed_at_the_end(whole, tmp_pa
     tidy(folder)
 
 
-def test_a_run_that_diverges_is_an_error_that_names_the_client(tmp_path, whole):
+def test_a_run_that_diverges_can_be_an_error_that_names_algorithm_and_client(tmp_path, whole):
     diverging = {**TINY["algorithms"]["APFL"], "lr": 1.7e308}
     algorithms = {"FedAvg": TINY["algorithms"]["FedAvg"], "APFL": diverging}
-    folder = start(tiny(algorithms=algorithms), tmp_path / "run")
-    with refused("The update of client", "is not finite", kind=NonFiniteUpdate):
+    folder = start(tiny(algorithms=algorithms, on_nonfinite="raise"), tmp_path / "run")
+    with refused("APFL diverged at round 1 (client ", "is not finite", kind=NonFiniteUpdate):
         execute(folder)
     assert folder.part("FedAvg").exists() and not folder.results.exists()
 

@@ -143,9 +143,14 @@ def test_runs_of_a_search_together_are_those_one_by_one(data):
     assert [one is None for one in run()] == [False, True, False, False]
 
 
-def test_when_all_options_diverge_that_is_an_error(data):
-    with refused("`A` diverged with every choice of `[tune]`. Add smaller step sizes."):
-        tune(config_of(data, {"lr": [HUGE, HUGE / 2]}))
+def test_when_all_options_diverge_an_algorithm_keeps_its_own_unless_that_is_an_error(data):
+    config, problem = config_of(data, {"lr": [HUGE, HUGE / 2]}), "`A` diverged with every choice of `[tune]`."
+    heard = []
+    chosen, trials = tune(config, heard.append)
+    assert chosen.algorithms == config.algorithms and [trial.score for trial in trials] == [None, None]
+    assert heard == [f"{problem} Add smaller step sizes. It keeps its own options."]
+    with refused(f"{problem} Add smaller step sizes."):
+        tune(dataclasses.replace(config, on_nonfinite="raise"))
 
 
 def test_every_combination_is_tried_and_recorded(data):

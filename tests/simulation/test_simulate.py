@@ -328,8 +328,31 @@ def test_an_update_that_is_not_finite_names_client_event_and_stage(server):
     algorithm = personax.Algorithm(personax.Erm(), personax.Local(0.1, **STEPS), server)
     with pytest.raises(
         personax.NonFiniteUpdate, match=rf"The update of cyd at event {event} is not finite: local steps"
-    ):
+    ) as raised:
         run(algorithm, fed=poisoned(2), schedule=schedule)
+    mode = "synchronous" if server.is_synchronous else "asynchronous"
+    for part in (f"The algorithm (Erm, {mode})", "clip_norm", "`Execution(on_nonfinite='skip')`"):
+        assert part in str(raised.value)
+    assert raised.value.fault == (0, event, 2, "local steps")
+
+
+def test_faults_are_the_first_of_each_seed_and_end_a_run_if_asked_to():
+    visits = lambda seed: personax.rounds(4, 6, 1, key=jax.random.key(seed))
+    schedules = [one for one in map(visits, range(99)) if 2 in one.client[:5]][:2]
+    algorithm, keys = personax.fedavg(lr=0.1, **STEPS), jax.random.split(KEY, 2)
+    both = lambda snapshot: len(snapshot.faults) == 2
+    options = {"execution": personax.Execution(on_nonfinite="skip"), "key": keys, "params": START}
+    monitor = personax.Monitor(lambda snapshot: None, every=1, until=both)
+    given = (algorithm, TASK, poisoned(2), schedules)
+    first = [int(np.flatnonzero(schedule.client == 2)[0]) for schedule in schedules]
+    result = simulate(*given, monitor=monitor, **options)
+    assert result.snapshot.faults == [(seed, event, 2, "local steps") for seed, event in enumerate(first)]
+    assert result.snapshot.num_events.tolist() == [max(first) + 1] * 2
+    assert np.count_nonzero(result.bytes_up, axis=1).tolist() == [max(first) + 1] * 2
+    again = simulate(*given, start=result.snapshot, monitor=monitor, **options)
+    assert again.snapshot.num_events.tolist() == [max(first) + 1] * 2 and again.history == []
+    whole = simulate(*given, **options)
+    assert whole.snapshot.num_events.tolist() == [6, 6] and np.all(whole.bytes_up > 0)
 
 
 def test_an_update_that_was_trained_ahead_is_at_fault_when_it_arrives():
