@@ -37,16 +37,16 @@ def test_entries_import_only_what_is_to_their_left():
 
 
 def test_the_tree_is_the_order():
-    entries = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.name != "__pycache__"}
-    assert entries - {"__init__", "py.typed"} == set(ORDER)
+    entries = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {path.stem for path in ROOT.glob("*.py")}
+    assert entries - {"__init__"} == set(ORDER)
     assert len(ORDER) <= 25
 
 
 def test_the_test_tree_mirrors_the_package_tree():
     """Tests of an entry are in the folder of its name; those of a single module may be one file beside them."""
     here = Path(__file__).parent
-    folders = {path.name for path in here.iterdir() if path.is_dir()} - {"__pycache__", "reference"}
-    assert folders == {path.name for path in ROOT.iterdir() if path.is_dir()} - {"__pycache__"}
+    packages = lambda root: {path.parent.name for path in root.glob("*/__init__.py")}
+    assert packages(here) - {"reference"} == packages(ROOT)
 
 
 NAMEDTUPLE_AND_JIT = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_cache_size"}

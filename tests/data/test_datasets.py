@@ -531,7 +531,7 @@ def test_a_missing_column(tmp_path, suffix):
 def test_a_missing_label(tmp_path):
     (tmp_path / "t.csv").write_text(",".join(["client", "Label", *(f"f{i}" for i in range(20))]) + "\n")
     with pytest.raises(
-        ValueError, match=r"a column 'label', got 'client', 'Label', 'f0'.*'f7' and 12 more. Did.*'Label'"
+        ValueError, match=r"a column 'label', got 'client', 'Label', 'f0'.*'f7' and 12 more. Did.*`Label`"
     ):
         read_table(tmp_path / "t.csv")
     np.savez(tmp_path / "t.npz", x=np.zeros(3), client=np.zeros(3))
