@@ -177,7 +177,7 @@ def crowd(folder, port, num):
             wire.METHODS[name].path, wire.METHODS[name].coders[0], wire.METHODS[name].coders[3]
         )
         async with together:
-            hello = wire.Hello(scoring=wire.PROTOCOL, input_shape=(FEATURES,), input_dtype="float32")
+            hello = wire.Hello(protocol=wire.PROTOCOL, input_shape=(FEATURES,), input_dtype="float32")
             welcome = await call("Register", "unary_unary")(hello)
             async for _ in call("Fetch", "unary_stream")(wire.Ask(run=welcome.run, have=-1)):
                 pass

@@ -42,6 +42,7 @@ import jax
 import numpy as np
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
+from scipy.special import stdtrit
 
 import personax as px
 
@@ -49,6 +50,7 @@ COMPILES_FASTER = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"  
 GROUPS = ("demo", "recipes", "live")
 RENAMED = {"protocol": "scoring", "mix": "personal_number"}  # fields of records, from the old name to the new
 UNTIMELY = ("seconds", "started", "machine", "personax", "schema_version")  # keys of results.json that may differ
+COUNTED = "num_seeds"  # of an interval: records had none before schema version 3
 NUM_CLIENTS, NUM_ROUNDS, COHORT, NUM_EVENTS = 6, 3, 4, 12
 STEPS = {"num_steps": 2, "batch_size": 8}
 EPOCHS = {"num_epochs": 1, "batch_size": 8, "sampling": "shuffled"}
@@ -119,13 +121,47 @@ def numbers_of(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
     """All numbers of a JSON value by their path, written so that different bits read differently."""
     if isinstance(value, dict):
         for key, part in value.items():
-            if key not in UNTIMELY:
+            if key not in UNTIMELY and key != COUNTED:
                 yield from numbers_of(part, f"{path}.{RENAMED.get(key, key)}")
     elif isinstance(value, list):
         for i, part in enumerate(value):
             yield from numbers_of(part, f"{path}[{i}]")
     elif value is None or isinstance(value, bool | int | float):
         yield path, repr(value)
+
+
+def with_intervals(record: dict[str, Any]) -> dict[str, Any]:
+    """`results.json` with each interval as one value, as records have them since schema version 3."""
+    if record["schema_version"] >= 3:
+        return record
+    table = []
+    for row in record["table"]:
+        gone = [key for key in row if key in ("low", "high") or key.startswith("over_")]
+        kept = {key: item for key, item in row.items() if key not in gone}
+        over = {name: _interval(row, name, f"{name}_") for name in ("over_local", "over_global")}
+        table.append({**kept, **over, "mean": _interval(row, "mean", "")})
+    for algorithm in record["algorithms"]:
+        for score in algorithm["scores"]:
+            rounds = {tuple(one["events"]): one["round"] for one in score["evaluations"]}
+            at = lambda seed, events, rounds=rounds: next(num for found, num in rounds.items() if found[seed] == events)
+            for metric, best in score["best"].items():
+                when = [at(seed, events) for seed, events in enumerate(best["events"])]
+                score["best"][metric] = {"mean": t_interval(best["mean"]), "rounds": when}
+    return {**record, "table": table}
+
+
+def _interval(row: dict[str, Any], name: str, ends: str) -> dict[str, Any] | None:
+    found = {"mean": row[name], "low": row[f"{ends}low"], "high": row[f"{ends}high"]}
+    return None if row[name] is None else found
+
+
+def t_interval(of_seeds: list[float]) -> dict[str, float | None]:
+    """The mean of seeds and the ends of its 95 % t-interval."""
+    seeds, num = np.asarray(of_seeds), len(of_seeds)
+    half = None if num == 1 else float(stdtrit(num - 1, 0.975) * seeds.std(ddof=1) / np.sqrt(num))
+    mean = float(seeds.mean())
+    ends = (None, None) if half is None else (mean - half, mean + half)
+    return {"mean": mean, "low": ends[0], "high": ends[1]}
 
 
 # Cases of the command line
@@ -164,7 +200,7 @@ def demo_cases(checkout: Path, folder: Path) -> dict[str, Found]:
     models = sorted(run.glob("models/*.safetensors"))
     found: dict[str, Found] = {f"demo: models/{path.name}": {"hash": hash_of(load_file(path))} for path in models}
     found["demo: clients.parquet"] = {"hash": hash_of(columns_of(run / "clients.parquet"))}
-    numbers = dict(numbers_of(json.loads((run / "results.json").read_text(encoding="utf-8"))))
+    numbers = dict(numbers_of(with_intervals(json.loads((run / "results.json").read_text(encoding="utf-8")))))
     text = json.dumps(numbers, sort_keys=True)
     found["demo: results.json"] = {"hash": hashlib.sha256(text.encode()).hexdigest(), "numbers": numbers}
     return found

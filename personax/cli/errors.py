@@ -9,7 +9,7 @@ from jax.errors import JaxRuntimeError
 from personax.data.datasets.fetch import CannotFetch
 
 _EXPECTED = (ValueError, OSError, CannotFetch, ArithmeticError, MemoryError, JaxRuntimeError)
-_LIVE_PACKAGES = ("grpc", "google", "cryptography", "prometheus_client", "xxhash")  # of the extra `live`
+_LIVE_PACKAGES = ("grpc", "cryptography", "prometheus_client", "xxhash")  # of the extra `live`
 
 
 @contextlib.contextmanager

@@ -38,13 +38,12 @@ class _ScoringProgram:
 
 
 class _ScoredRun(NamedTuple):
-    """The parts of a run that are scored, of one seed or several. The last four may be left out."""
+    """The parts of a run that are scored, of one seed or several. Models without state leave the last four out."""
 
     params: Params
-    positions: Array  # of the clients to score, in the data
     key: Array
     shared: Shared = ()
-    personal: Personal = ()  # of these clients
+    personal: Personal = ()  # of the clients to score
     version: Any = ()
     visits: Any = ()
 
@@ -64,36 +63,70 @@ def evaluate(
     it is the run's key. Nothing of the run is changed.
     """
     snapshot = result.snapshot if isinstance(result, Result) else result
-    _check_model(algorithm, snapshot, scoring)
+    _check_model(algorithm, *_first_client(snapshot), scoring)
     scored = _scored(federation, snapshot, scoring)
     at = np.broadcast_to(np.arange(scored.num_clients), (*np.shape(snapshot.num_events), scored.num_clients))
     positions = snapshot.cohort if scoring.clients == "cohort" else at
-    needs_test = scoring.score_on != "training" or scoring.adapt_on == "test"
-    num_train, num_test = scored.counts, scored.test_counts if needs_test else scored.counts
-    program = _ScoringProgram(task, snapshot.has_seeds, int(num_train.max()), int(num_test.max()))
-    # A model that is the shared one, or steps from it, is the same program for every algorithm.
-    whose = None if scoring.is_stateless else algorithm
     found = []
     most = MOST_MAPPED if scored.is_mapped else _MOST
     for begin in range(0, positions.shape[-1], most):
         here = positions[..., begin : begin + most]
-        train, test, places = _data(scored, needs_test, here)
-        run = _run_of(algorithm, snapshot, scoring, here, places, key)
-        drawn = _draw_all(scoring, test if scoring.adapt_on == "test" else train, run) if scoring.adapts else ()
-        found.append(_score(program, whose, scoring, train, test, run, drawn))
+        run = _run_of(algorithm, snapshot, scoring, here, key)
+        found.append(_score_clients(algorithm, task, scored, here, scoring, run, snapshot.has_seeds))
     metrics = {name: np.concatenate([part[name] for part in found], axis=-1) for name in found[0]}
+    num_test = scored.test_counts if scoring.reads_test else scored.counts
     ids, at = scored.ids[positions], (snapshot.num_events, snapshot.time)
-    return Evaluation(scoring, metrics, ids, num_test[positions], num_train[positions], *at)
+    return Evaluation(scoring, metrics, ids, num_test[positions], scored.counts[positions], *at)
 
 
-def _data(scored: Federation, needs_test: bool, positions: np.ndarray) -> tuple[ClientData, ClientData, Array]:
+def evaluate_client(
+    algorithm: Algorithm, task: Task, data: Federation, start: Start, scoring: Scoring, *, update: int, key: Array
+) -> dict[str, float]:
+    """Score one client from what it holds, with the numbers that `evaluate` computes for it among others.
+
+    `data` is a federation of this client alone, under its id. `start` is what its next visit would begin from, and
+    `update` the number of updates that it has made. The scoring's `clients` do not matter here.
+    """
+    if data.num_clients != 1:
+        raise ValueError(f"`data` must be of one client, got {data.num_clients}. Score several with `evaluate`.")
+    start = jax.tree.map(jnp.asarray, start)
+    _check_model(algorithm, start.anchor, start.personal, scoring)
+    run = _ScoredRun(start.anchor, typed_key(key))
+    if not scoring.is_stateless:
+        personal = jax.tree.map(lambda leaf: leaf[None], start.personal)
+        version, visits = jnp.asarray(start.round, jnp.int32), jnp.full(1, update, jnp.int32)
+        run = run._replace(shared=start.shared, personal=personal, version=version, visits=visits)
+    found = _score_clients(algorithm, task, data, np.zeros(1, int), scoring, run, has_seeds=False)
+    return {metric: float(values[0]) for metric, values in found.items()}
+
+
+def _score_clients(
+    algorithm: Algorithm,
+    task: Task,
+    scored: Federation,
+    positions: np.ndarray,
+    scoring: Scoring,
+    run: _ScoredRun,
+    has_seeds: bool,
+) -> Metrics:
+    """The metrics of the clients at these positions of a federation; `run` has what they hold."""
+    train, test, places = _data(scored, scoring.reads_test, positions)
+    test_counts = scored.test_counts if scoring.reads_test else scored.counts
+    program = _ScoringProgram(task, has_seeds, int(scored.counts.max()), int(test_counts.max()))
+    adapt_data = test if scoring.adapt_on == "test" else train
+    drawn = _draw_all(scoring, adapt_data, places, run.key) if scoring.adapts else ()
+    # A model that is the shared one, or steps from it, is the same program for every algorithm.
+    return _score(program, None if scoring.is_stateless else algorithm, scoring, train, test, run, places, drawn)
+
+
+def _data(scored: Federation, reads_test: bool, positions: np.ndarray) -> tuple[ClientData, ClientData, Array]:
     """Training data, test data (or the former again) and where in them these clients are: all, or what is mapped."""
     if not scored.is_mapped:
-        return scored.train, scored.test if needs_test else scored.train, jnp.asarray(positions, jnp.int32)
+        return scored.train, scored.test if reads_test else scored.train, jnp.asarray(positions, jnp.int32)
     clients = np.unique(positions)
     of = lambda part, counts: part(clients, roomy(int(counts[clients].sum())), roomy(len(clients)))
     train = of(scored.train_of, scored.counts)
-    test = of(scored.test_of, scored.test_counts) if needs_test else train
+    test = of(scored.test_of, scored.test_counts) if reads_test else train
     return train, test, jnp.asarray(np.searchsorted(clients, positions), jnp.int32)
 
 
@@ -115,14 +148,14 @@ def _scored(federation: Federation, snapshot: Snapshot, scoring: Scoring) -> Fed
 
 
 def _run_of(
-    algorithm: Algorithm, snapshot: Snapshot, scoring: Scoring, positions: np.ndarray, places: Array, key: Array
+    algorithm: Algorithm, snapshot: Snapshot, scoring: Scoring, positions: np.ndarray, key: Array
 ) -> _ScoredRun:
     """The parts of a run that a scoring needs."""
     keys, seeds = typed_key(key), np.shape(snapshot.num_events)
     if keys.shape not in ((), seeds):
         raise ValueError(f"`key` must be one, or one for each of the run's seeds, got {keys.shape} for {seeds}.")
     keys = jnp.broadcast_to(keys, seeds)
-    run = _ScoredRun(snapshot.params, places, keys)
+    run = _ScoredRun(snapshot.params, keys)
     if scoring.is_stateless:
         return run
     if scoring.clients == "held_out":
@@ -140,13 +173,13 @@ def _run_of(
     )
 
 
-def _draw_all(scoring: Scoring, data: ClientData, run: _ScoredRun) -> tuple[Array, Array, Array]:
+def _draw_all(scoring: Scoring, data: ClientData, positions: Array, key: Array) -> tuple[Array, Array, Array]:
     """The rows, weights and dropout keys of every client's adaptation batches, [..., clients, steps, batch].
 
     Step by step, so that one small program serves scorings of any length: it costs more to compile than a model.
     """
-    draw = partial(_draw_step, scoring.batch_size, data, run.positions, run.key)
-    axis, num = run.positions.ndim, scoring.num_steps
+    draw = partial(_draw_step, scoring.batch_size, data, positions, key)
+    axis, num = positions.ndim, scoring.num_steps
     drawn = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *map(draw, range(max(num, 1))))
     return drawn if num else jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (slice(0, 0),)], drawn)
 
@@ -227,11 +260,16 @@ def personalize(
     return _adapted(algorithm, task, scoring, data, drawn, params, common, own)
 
 
-def _check_model(algorithm: Algorithm, snapshot: Snapshot, scoring: Scoring) -> None:
+def _first_client(snapshot: Snapshot) -> tuple[Params, Personal]:
+    """The shared model and the first client's personal state, of the first seed."""
     seed = (0,) * snapshot.has_seeds
     params = jax.tree.map(lambda leaf: leaf[seed], snapshot.params)
     one = snapshot.personal_of(np.zeros((*np.shape(snapshot.num_events), 1), int))
-    personal = jax.tree.map(lambda leaf: leaf[(*seed, 0)], one)
+    return params, jax.tree.map(lambda leaf: leaf[(*seed, 0)], one)
+
+
+def _check_model(algorithm: Algorithm, params: Params, personal: Personal, scoring: Scoring) -> None:
+    """Raise if the algorithm keeps no such model."""
     kept = jax.eval_shape(algorithm.objective.models, params, personal)
     names = {*COMPUTED, *kept}
     if scoring.model not in names:
@@ -246,6 +284,7 @@ def _score(
     train: ClientData,
     test: ClientData,
     run: _ScoredRun,
+    positions: Array,
     drawn: tuple,
 ) -> Metrics:
     def one(run: _ScoredRun, client: tuple) -> Metrics:
@@ -259,11 +298,11 @@ def _score(
             found |= {f"train_{name}": values for name, values in on_train.items()}
         return found
 
-    def all_clients(run: _ScoredRun, drawn: tuple) -> Metrics:
-        clients = (run.positions, run.personal, run.visits, drawn)
+    def all_clients(run: _ScoredRun, positions: Array, drawn: tuple) -> Metrics:
+        clients = (positions, run.personal, run.visits, drawn)
         return jax.lax.map(partial(one, run), clients, batch_size=_CHUNK)
 
-    return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, drawn)
+    return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, positions, drawn)
 
 
 def _client_model(

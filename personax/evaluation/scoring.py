@@ -87,6 +87,11 @@ class Scoring:
         return self.model in ("personal", "local")
 
     @property
+    def reads_test(self) -> bool:
+        """True if a client's test data is scored or adapted to."""
+        return self.score_on != "training" or self.adapt_on == "test"
+
+    @property
     def flag(self) -> str:
         """A warning for readers, or nothing."""
         leaks = self.adapts and self.adapt_on == "test" and self.score_on != "training"

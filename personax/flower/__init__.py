@@ -7,7 +7,7 @@
     node       what a node's owner decides
     channel    the way from there to the node's worker: a Unix socket
     worker     the long-lived process of a node: its data, its compiled program
-    member     one client in one run: its visits and its personal state on its own disk
+    member     one client's answers; its visits and state are those of `personax.live.membership`
     locks      one process for a folder
     records    pytrees as Flower's records; `arrays` is the part that needs no Flower
     api        all that is used of Flower, which is public

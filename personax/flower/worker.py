@@ -18,10 +18,12 @@ from personax.data.federation import Federation
 from personax.data.locks import Taken, sole_user
 from personax.experiment.build import make_federation
 from personax.experiment.config import load
+from personax.flower import member
 from personax.flower.arrays import Arrays
 from personax.flower.channel import PROTOCOL, receive, send, socket_of
-from personax.flower.member import Answer, Member
+from personax.flower.member import Answer
 from personax.live.client import read_data
+from personax.live.membership import Membership
 from personax.live.recipe import Limits
 
 _IDLE_MINUTES = 60.0
@@ -35,7 +37,7 @@ class Worker:
         self.folder = folder
         self.node: dict[str, Any] = {}
         self.data: Federation | None = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, Membership] = {}
 
     def answer(self, about: dict[str, Any], arrays: Arrays) -> Answer:
         """What goes back; what cannot be done is an `error` in words."""
@@ -46,10 +48,8 @@ class Worker:
             self._know(about["node"])
             if about["task"] == "query":
                 return self._introduce(), {}
-            member, report = self._member(about), self.node.get("report")
-            if about["task"] == "train":
-                return member.train(about, arrays, report)
-            return member.finish(about, arrays, report is not None)
+            answer = member.train if about["task"] == "train" else member.finish
+            return answer(self._member(about), about, arrays)
         except Exception as error:  # report it to the server and keep the worker alive
             logger.exception("%s failed", about.get("task"))
             return {"error": f"{type(error).__name__}: {error}"}, {}
@@ -71,12 +71,13 @@ class Worker:
         sample = {"input_shape": list(self.data.x.shape[1:]), "input_dtype": str(self.data.x.dtype)}
         return {"name": self.node["name"], "id": self.node.get("client-id", self.node.get("partition-id")), **sample}
 
-    def _member(self, about: dict[str, Any]) -> Member:
+    def _member(self, about: dict[str, Any]) -> Membership:
         """The client in a run, created again if the server describes it differently."""
         assert self.data is not None
         key = "\n".join(str(about[what]) for what in ("run", "id", "recipe", "layout"))
         if key not in self.members:
-            self.members[key] = Member(self.node["name"], about, self.data, self.folder, limits_of(self.node))
+            own = (limits_of(self.node), self.node.get("report"))
+            self.members[key] = member.join(self.node["name"], about, self.data, self.folder, *own)
         return self.members[key]
 
 

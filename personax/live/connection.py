@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -153,7 +154,7 @@ class Connection:
         """An upload; what became of it and, if it is wanted, the newest model. Sent again, it is settled only once."""
         buffers = content if isinstance(content, list) else [content]
         num_bytes = sum(map(len, buffers))
-        about = wire.Upload(
+        about = wire.UploadHeader(
             run=self.run,
             id=id,
             update=update,
@@ -165,23 +166,12 @@ class Connection:
         )
         return self._again(lambda: self._exchanged(_parts(buffers, about)))
 
-    def report(
-        self,
-        numbers: dict[str, dict[str, float]],
-        version: int,
-        update: int,
-        num_samples: int,
-        num_train_samples: int,
-        last: bool,
-    ) -> bool:
-        """Tell the server numbers by score and metric; whether the run is finished."""
-        flat = [
-            wire.Number(score=score, metric=metric, value=value)
-            for score, metrics in numbers.items()
-            for metric, value in metrics.items()
-        ]
-        counts = {"num_samples": num_samples, "num_train_samples": num_train_samples}
-        message = wire.Numbers(run=self.run, version=version, update=update, last=last, numbers=flat, **counts)
+    def report(self, report: dict[str, Any] | None, update: int, last: bool = False) -> bool:
+        """Send the numbers that the owner reports, if any; return whether the run is finished."""
+        message = wire.Numbers(run=self.run, update=update, last=last)
+        if report is not None:
+            counts = {"num_samples": report["samples"], "num_train_samples": report["train_samples"]}
+            message = replace(message, version=report["version"], numbers=report["numbers"], **counts)
         return self._again(lambda: self._unary("Report", message)).finished
 
     def status(self) -> str:
@@ -292,4 +282,4 @@ def _parts(buffers: Buffers, about: Any) -> Iterator[wire.MessagePart]:
     """An upload in messages."""
     for piece in pieces(buffers):
         yield wire.MessagePart(about, piece)
-        about = wire.Upload()
+        about = wire.UploadHeader()

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -37,7 +38,7 @@ Code = grpc.StatusCode
 
 
 class Service:
-    """Answers the calls of `wire.proto`."""
+    """Answers the calls of `wire`."""
 
     def __init__(self, book: Book, gate: Gate, terms: Terms) -> None:
         self.book, self.gate, self.terms = book, gate, terms
@@ -132,7 +133,7 @@ class Service:
         shown = self.standing()
         if who.role != "operator":
             shown = shown.of_one(who.name)
-        return wire.Standing(json=shown.to_json())
+        return wire.Status(json=shown.to_json())
 
     # State
 
@@ -234,26 +235,25 @@ class Service:
     async def _answer(self, context: Any, name: str, settled: Settled, newest: Published | None) -> None:
         """What became of an upload and the newest model; None: the client has it, or does not want it."""
         answer = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
-        about = wire.Model(**answer, finished=self.book.finished, train=self.book.trains(name))
+        about = partial(wire.DownloadHeader, **answer, finished=self.book.finished, train=self.book.trains(name))
         if newest is None:
             self.book.hand_out(name, self.book.version, self.book.ledger.num_events)
-            about.version, about.unchanged = self.book.version, True
-            await context.write(wire.MessagePart(about))
+            await context.write(wire.MessagePart(about(version=self.book.version, unchanged=True)))
             return
         self.book.hand_out(name, newest.version, newest.num_events)
         self.bytes_down += newest.num_bytes
-        about.version, about.num_bytes = newest.version, newest.num_bytes
+        about = partial(about, version=newest.version, num_bytes=newest.num_bytes)
         if newest.num_bytes <= SMALL:
-            await context.write(wire.MessagePart(about, newest.buffers))
+            await context.write(wire.MessagePart(about(), newest.buffers))
             return
         async with self.transfers:
-            if newest.num_bytes > PIECE:
-                about.checksum = await self._work(lambda: newest.check)  # it reads all of a large model
+            long = newest.num_bytes > PIECE
+            first = about(checksum=await self._work(lambda: newest.check) if long else 0)  # reads all of a large model
             try:
                 async with asyncio.timeout(self.terms.stall + newest.num_bytes / SLOWEST):
                     for piece in pieces(newest.buffers):
-                        await context.write(wire.MessagePart(about, piece))
-                        about = wire.Model()
+                        await context.write(wire.MessagePart(first, piece))
+                        first = wire.DownloadHeader()
             except TimeoutError:
                 words = "The model was not taken in time, and others wait. Ask for it again."
                 raise self.gate.deny(name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
@@ -310,13 +310,11 @@ class Service:
     def _numbers(self, who: Identity, numbers: Any) -> dict[str, Any]:
         """A report, as it is kept."""
         scores = self.book.recipe.training.scorings
-        if len(numbers.numbers) > _MOST_NUMBERS or any(one.score not in scores for one in numbers.numbers):
+        if sum(map(len, numbers.numbers.values())) > _MOST_NUMBERS or not numbers.numbers.keys() <= scores.keys():
             words = f"A report has up to {_MOST_NUMBERS} numbers of the scores {', '.join(scores)}."
             raise self.gate.deny(who.name, "report", Code.INVALID_ARGUMENT, words)
-        found: dict[str, dict[str, float]] = {}
-        for one in numbers.numbers:
-            if isfinite(one.value):
-                found.setdefault(one.score, {})[one.metric[:40]] = one.value
+        finite = lambda metrics: {metric[:40]: value for metric, value in metrics.items() if isfinite(value)}
+        found = {score: kept for score, metrics in numbers.numbers.items() if (kept := finite(metrics))}
         counts = {"samples": numbers.num_samples, "train_samples": numbers.num_train_samples}
         return {"numbers": found, "version": numbers.version, **counts}
 

@@ -1,129 +1,200 @@
-"""The messages of `wire.proto`, which is read here: no generated code, and any release of protobuf will do.
+"""The calls of a live federation and their messages.
 
-The pieces of a model are packed and unpacked by hand, where protobuf would copy them three times over; what travels is
-the same.
+| call | takes | gives |
+|---|---|---|
+| `Register` | `Hello` | `Welcome` |
+| `Fetch` | `Ask` | `DownloadHeader`s |
+| `Exchange` | `UploadHeader`s | `DownloadHeader`s |
+| `Report` | `Numbers` | `Thanks` |
+| `Status` | `Question` | `Status` |
+
+A message is a JSON object without the fields that have their default value; it is checked when it is read, and fields
+that this version does not know are ignored. After each `DownloadHeader` and `UploadHeader` comes a piece
+of safetensors bytes: the length of the JSON (4 bytes, little endian), the JSON, and the piece. A model or an upload is
+one such message or several; the first has all fields and the first piece, the others have only pieces. `num_bytes` is
+the length of all pieces together, and `checksum` their XXH3 (64 bits), which a single message does not need.
+
+`Exchange` stays open: a client sends an upload whenever it has one, and each is answered before the next.
 """
 
-import re
-from functools import cache, lru_cache, partial
-from pathlib import Path
-from typing import Any, NamedTuple
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+import pydantic
 
-PROTOCOL = 2
-_MESSAGE = re.compile(r"^message (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-_FIELD = re.compile(r"^  (repeated )?(\w+) (\w+) = (\d+);$", re.MULTILINE)
-_METHOD = re.compile(r"^  rpc (\w+) \((stream )?(\w+)\) returns \((stream )?(\w+)\);$", re.MULTILINE)
-_TEXT = Path(__file__).with_name("wire.proto").read_text(encoding="utf-8")
-_PACKAGE = "personax.live"
-SERVICE = f"{_PACKAGE}.Federation"
+PROTOCOL = 3
+SERVICE = "personax.live.Federation"
+_LENGTH = struct.Struct("<I")
+_MOST_HEADER = 1 << 16  # bytes of JSON beside a piece
+_ANY_FLOAT: pydantic.ConfigDict = {"ser_json_inf_nan": "constants"}  # writes NaN and Infinity, which JSON proper lacks
+Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]
+Seconds = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A client introduces itself. Its certificate identifies it."""
+
+    protocol: Count = 0
+    personax: str = ""
+    input_shape: tuple[Count, ...] = ()
+    input_dtype: str = ""
+    newcomer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The run, the client's number in it, and what is trained: names and numbers, no code."""
+
+    protocol: Count = 0
+    run: str = ""
+    recipe: str = ""
+    layout: str = ""
+    id: Count = 0
+    next_update: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for the newest model; `have` is the client's version, -1 for none. It waits that long for work."""
+
+    run: str = ""
+    have: Annotated[int, pydantic.Field(ge=-1, lt=1 << 63)] = 0
+    wait_seconds: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadHeader:
+    """The newest model, or that it is `unchanged`; after an upload also its outcome."""
+
+    outcome: str = ""
+    words: str = ""
+    version: Count = 0
+    unchanged: bool = False
+    train: bool = False
+    finished: bool = False
+    retry_seconds: Seconds = 0.0
+    num_bytes: Count = 0
+    checksum: Annotated[int, pydantic.Field(ge=0, lt=1 << 64)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadHeader:
+    """The update of a visit: what the objective's layout lists, and no personal state."""
+
+    run: str = ""
+    id: str = ""
+    update: Count = 0
+    version: Count = 0
+    num_samples: float = 0.0
+    want_model: bool = False
+    num_bytes: Count = 0
+    checksum: Annotated[int, pydantic.Field(ge=0, lt=1 << 64)] = 0
+    __pydantic_config__: ClassVar = _ANY_FLOAT
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers that a client reports, by score and metric."""
+
+    run: str = ""
+    version: Count = 0
+    update: Count = 0
+    num_samples: Count = 0
+    num_train_samples: Count = 0
+    last: bool = False
+    numbers: dict[str, dict[str, float]] = field(default_factory=dict)
+    __pydantic_config__: ClassVar = _ANY_FLOAT
+
+
+@dataclass(frozen=True, slots=True)
+class Thanks:
+    """The answer to a report."""
+
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request for the standing of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The standing of the run as JSON: of all clients for an operator, of itself for a client."""
+
+    json: str = ""
 
 
 class MessagePart(NamedTuple):
-    """A message and, apart from it, the piece that its field `data` holds, which may be a list of buffers."""
+    """A message and, apart from it, its piece of data, which may be a list of buffers."""
 
     about: Any
     data: Any = b""
 
 
 class Method(NamedTuple):
-    """A remote call: its path, and the messages that go in and come out."""
+    """A remote call: its name, and the messages that go in and come out."""
 
-    path: str
-    takes: Any
-    gives: Any
-    many_in: bool
-    many_out: bool
+    name: str
+    takes: type
+    gives: type
+    many_in: bool = False
+    many_out: bool = False
 
     @property
-    def coders(self) -> tuple[Any, ...]:
-        """How the request is written and read, and the answer written and read."""
-        return *_coder(self.takes), *_coder(self.gives)
+    def path(self) -> str:
+        """The path of the call in gRPC."""
+        return f"/{SERVICE}/{self.name}"
+
+    @property
+    def coders(self) -> tuple[Callable[..., Any], ...]:
+        """The functions that write and read the request, and that write and read the answer."""
+        return *_coder(self.takes, self.many_in), *_coder(self.gives, self.many_out)
 
 
-def _messages() -> dict[str, Any]:
-    field_kind = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="personax/live/wire.proto", package=_PACKAGE, syntax="proto3")
-    for name, body in _MESSAGE.findall(_TEXT):
-        message = file.message_type.add(name=name)
-        for repeated, kind, field, number in _FIELD.findall(body):
-            label = field_kind.LABEL_REPEATED if repeated else field_kind.LABEL_OPTIONAL
-            made = message.field.add(name=field, number=int(number), label=label)
-            scalar = f"TYPE_{kind.upper()}"
-            if scalar in field_kind.Type.keys():  # noqa: SIM118  # an enum of protobuf, not a dictionary
-                made.type = field_kind.Type.Value(scalar)
-            else:
-                made.type, made.type_name = field_kind.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{message.name}"))
-        for message in file.message_type
-    }
-
-
-_CLASSES = _messages()
-Hello, Welcome, Ask, Model, Upload = (_CLASSES[name] for name in ("Hello", "Welcome", "Ask", "Model", "Upload"))
-Numbers, Number, Thanks, Question, Standing = (
-    _CLASSES[name] for name in ("Numbers", "Number", "Thanks", "Question", "Standing")
-)
 METHODS = {
-    name: Method(f"/{SERVICE}/{name}", _CLASSES[takes], _CLASSES[gives], bool(many_in), bool(many_out))
-    for name, many_in, takes, many_out, gives in _METHOD.findall(_TEXT)
+    method.name: method
+    for method in (
+        Method("Register", Hello, Welcome),
+        Method("Fetch", Ask, DownloadHeader, many_out=True),
+        Method("Exchange", UploadHeader, DownloadHeader, many_in=True, many_out=True),
+        Method("Report", Numbers, Thanks),
+        Method("Status", Question, Status),
+    )
 }
+_ADAPTERS = {kind: pydantic.TypeAdapter(kind) for method in METHODS.values() for kind in (method.takes, method.gives)}
 
 
-def _coder(kind: Any) -> tuple[Any, Any]:
-    if "data" not in kind.DESCRIPTOR.fields_by_name:
-        return kind.SerializeToString, kind.FromString
-    return pack, partial(unpack, kind)
+def write(message: Any) -> bytes:
+    """Write a message as JSON."""
+    return _ADAPTERS[type(message)].dump_json(message, exclude_defaults=True)
+
+
+def read(kind: type, content: bytes) -> Any:
+    """Read a message; a ValueError if it is not of this kind."""
+    return _ADAPTERS[kind].validate_json(content)
 
 
 def pack(part: MessagePart) -> bytes:
-    """The bytes of a message with its piece of data, which comes first: it is found without reading the rest."""
-    head = part.about.SerializeToString()
+    """Write a message with its piece of data, which is copied once."""
+    header = write(part.about)
     buffers = part.data if isinstance(part.data, list) else [part.data]
-    length = sum(map(len, buffers))
-    if not length:
-        return head
-    return b"".join([_data_tag(type(part.about)), _varint(length), *buffers, head])
+    return b"".join([_LENGTH.pack(len(header)), header, *buffers])
 
 
-def unpack(kind: Any, content: bytes) -> MessagePart:
-    """The message whose bytes these are, and its piece of data as a view of them."""
-    if content[:1] == _data_tag(kind):
-        length, begin = _read_varint(content, 1)
-        end = begin + length
-        if end <= len(content):
-            return MessagePart(kind.FromString(content[end:]), memoryview(content)[begin:end])
-    whole = kind.FromString(content)  # says what is wrong with it, if anything is
-    piece = whole.data
-    whole.ClearField("data")
-    return MessagePart(whole, piece)
+def unpack(kind: type, content: bytes) -> MessagePart:
+    """Read a message and its piece of data, which is a view of the content."""
+    if len(content) < _LENGTH.size:
+        raise ValueError(f"A message must have at least {_LENGTH.size} bytes, got {len(content)}.")
+    end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
+    if end > min(len(content), _MOST_HEADER):
+        raise ValueError(f"The header of a message of {len(content)} bytes is too long: it ends at {end}.")
+    return MessagePart(read(kind, content[_LENGTH.size : end]), memoryview(content)[end:])
 
 
-@cache
-def _data_tag(kind: Any) -> bytes:
-    return _varint(kind.DESCRIPTOR.fields_by_name["data"].number << 3 | 2)
-
-
-@lru_cache(1024)
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _read_varint(content: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends; one that does not end is longer than any message."""
-    number = shift = 0
-    for byte in content[at : at + 10]:
-        number |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return number, at
-    return len(content), at
+def _coder(kind: type, has_data: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return (pack, partial(unpack, kind)) if has_data else (write, partial(read, kind))

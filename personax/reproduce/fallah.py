@@ -19,6 +19,7 @@ from personax.evaluation.scoring import Scoring, fallah_scoring
 from personax.models import mlp
 from personax.models.tasks import classification
 from personax.objectives import Aruba
+from personax.reproduce.choices import choices
 from personax.reproduce.experiment import Cell, Claim, Experiment, PaperTraining, beats
 from personax.schedules import rounds
 from personax.typing import Task
@@ -41,19 +42,6 @@ TABLE_1 = (
     ("CIFAR-10, 4 steps, 0.01, different", "different", 4, 0.01, (58.59, 0.11), (37.71, 0.23), (71.25, 0.05)),
 )
 APPENDIX = {FO: (34.04, 0.08), ARUBA: (36.74, 0.10), HF: (43.73, 0.11)}  # CIFAR-10, 4 steps, 0.001
-
-CHOICES = (
-    "The initialisation is not stated: Glorot-normal kernels, zero biases.",
-    "The scaling of the inputs is not stated: pixels in [0, 1].",
-    "Sampling is not stated: batches of 40 with replacement, independent for each role.",
-    "The Hessian-free radius is not stated: 1e-3, not scaled by the vector.",
-    "The size of the test clients is not stated: 32 in place of the paper's a, with the same classes.",
-    "Which class a client of the second half holds is not stated: balanced over clients, in random order.",
-    "'One step with respect to the test data' sees a batch of 40 of the client's test images, and the client is scored "
-    "on all of them; the other reading adapts on 40 of its training images and is given beside it.",
-    "One split for all seeds; a seed varies initialisation, cohorts and batches.",
-    "The interval is a 95 % t-interval over seeds; the paper does not say what its own is over.",
-)
 
 
 def _divided(load: Callable[[], Pool], num_each: int, without_first: bool = False) -> Callable[[], Federation]:
@@ -129,7 +117,7 @@ def table1(quick: bool) -> Experiment:
         title="Test accuracy after one step at test time",
         trainings=_rows(train, (FEDAVG, FO, HF, EXACT)),
         claims=(*CLAIMS, Claim("exact beats HF (not in the paper)", "ours", beats(EXACT, HF, ROWS))),
-        choices=CHOICES,
+        choices=choices("fallah", "start", "common"),
         **shared,
     )
 
@@ -137,14 +125,13 @@ def table1(quick: bool) -> Experiment:
 def initialisation(quick: bool) -> Experiment:
     """Table 1 from another start: the paper does not state its own."""
     shared, train = _setting(quick, classification(mlp((80, 60), num_outputs=10, activation="elu", init="fan_in")))
-    start = "The initialisation is not stated: kernels and biases uniform within 1 / sqrt(inputs), PyTorch's default."
     return Experiment(
         name="fallah-initialisation",
         source="Fallah 2020, Table 1, section 5",
         title="Table 1 again, from PyTorch's default initialisation",
         trainings=_rows(train, (FEDAVG, FO, HF)),
         claims=CLAIMS,
-        choices=(start, *CHOICES[1:]),
+        choices=choices("fallah", "start_of_pytorch", "common"),
         **shared,
     )
 
@@ -156,10 +143,6 @@ REFINED = {
     "refined on training data": Scoring("recomputed", lr=1.0),
 }
 SEARCHED = {f"scale {scale}": aruba(Aruba(scale, refinement=1.0), **LOCAL) for scale in SCALES}
-OF_ARUBA = (
-    f"ARUBA's hyper-parameters are tuned in the paper, over sets that it does not give: its scale over {SCALES}, "
-    "chosen on validation data."
-)
 CLAIMS_OF_APPENDIX = (
     Claim("HF beats FedAvg", "appendix I, Figure 1a", beats(HF, FEDAVG, (ROW_OF_APPENDIX,))),
     Claim("ARUBA beats FO", "appendix I", beats(ARUBA, FO, (ROW_OF_APPENDIX,))),
@@ -189,12 +172,7 @@ def appendix(quick: bool) -> Experiment:
         ),
         claims=CLAIMS_OF_APPENDIX,
         timed=True,
-        choices=(
-            *CHOICES,
-            OF_ARUBA,
-            "ARUBA also learns the size of the step at test time, which is 0.001 for the others: FedAvg with a step of "
-            "0.03 is given to tell the two effects apart.",
-        ),
+        choices=choices("fallah", "start", "common", "aruba", "larger_steps", scales=SCALES),
         **shared,
     )
 
@@ -214,10 +192,6 @@ def tuned(quick: bool) -> Experiment:
             for name, candidates, scorings in (*entries, (ARUBA, SEARCHED, REFINED))
         ),
         claims=CLAIMS_OF_APPENDIX,
-        choices=(
-            *CHOICES,
-            OF_ARUBA,
-            f"Not as in the paper: the others' training step, there 0.001, is one of {RATES}.",
-        ),
+        choices=choices("fallah", "start", "common", "aruba", "tuned", scales=SCALES, rates=RATES),
         **shared,
     )

@@ -12,6 +12,7 @@ from personax.data.federation import Federation
 from personax.evaluation.scoring import Scoring
 from personax.models import mlp
 from personax.models.tasks import classification
+from personax.reproduce.choices import choices
 from personax.reproduce.experiment import Cell, Claim, Experiment, PaperTraining, beats
 from personax.schedules import rounds
 
@@ -21,17 +22,6 @@ ADAPT_LR, LR, NUM_STEPS, NUM_ADAPT_STEPS = 0.01, 0.001, 4, 3  # the paper's alph
 FEDAVG, PER_FEDAVG, GMETA = "FedAvg", "Per-FedAvg, 1 step (HF)", "gMeta, 3 steps (HF)"
 GMETA_EXACT, GMETA_FO = "gMeta, 3 steps (exact)", "gMeta, 3 steps (FO)"
 ROW = "CIFAR-10, Dirichlet(0.01)"
-
-CHOICES = (
-    "Figure 1 has no numbers in the text; its orderings are judged.",
-    "The number of rounds is not in the text: 1000, as in Fallah.",
-    "The activation is not stated: ELU, as in Fallah; Glorot-normal kernels, zero biases, pixels in [0, 1].",
-    "Which approximation the figure shows is not stated: Hessian-free with radius 1e-3, beside exact and first-order.",
-    "Which data the 3 fine-tuning steps of the evaluation see is not stated: batches of 40 of the client's training "
-    "data, and, as the other reading, of the test data that is scored.",
-    "50 x 1000 samples overdraw some classes at this concentration: clients share samples of those, none twice within "
-    "a client.",
-)
 
 
 def _federation() -> Federation:
@@ -79,6 +69,6 @@ def figure1(quick: bool) -> Experiment:
             Claim("gMeta converges faster than Per-FedAvg", "section 5", over(PER_FEDAVG), at=0.2),
             Claim("gMeta converges faster than FedAvg", "section 5", over(FEDAVG), at=0.2),
         ),
-        choices=CHOICES,
+        choices=choices("gmeta", "figure1"),
         quick=quick,
     )

@@ -26,6 +26,7 @@ from personax.evaluation.scoring import Scoring
 from personax.models import cnn2, cnn3
 from personax.models.tasks import classification
 from personax.objectives import Meta, Moreau
+from personax.reproduce.choices import choices
 from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, PaperTraining, beats
 from personax.schedules import Schedule, arrivals, persafl_delays, rounds
 from personax.server import asynchronous, synchronous
@@ -44,29 +45,7 @@ OURS, SYNCHRONOUS = (MAML, ME), (FEDAVG, FEDPROX, SCAFFOLD, PER_FEDAVG, PFEDME)
 ACTIVE = "(a) active clients"
 PANELS = {"mnist": "(b) MNIST, c = 5", "cifar10": "(c) CIFAR-10, c = 3"}
 
-CHOICES = (
-    "The distributions of the delays are not stated: exponential, the mean upload 4 to 6 times the mean download, "
-    "which is the unit of time. All algorithms and seeds see the same ones.",
-    "A client is 'active' from receiving a model until its update arrives. The paper's curve of synchronous training "
-    "is that of clients 'sampled', the second reading. All seeds have one schedule.",
-    f"The cohort of the synchronous methods is not in the text: {COHORT} of {NUM_CLIENTS}; a round lasts as long as "
-    "its slowest member.",
-    f"How long is trained is not in the text. (b) 'until one of the algorithms converges': {HORIZONS['mnist']:g} units "
-    f"of time, when FedAsync stands still; (c), 'within a limited fixed time': {HORIZONS['cifar10']:g}.",
-    f"The personalization budget is not stated, but that 'alpha determines' it in section 2 (of one step the findings "
-    f"tell). {BUDGET} steps for all algorithms. Those of the envelope are of its inner problem on {BUDGET} batches of "
-    f"{BATCH} together, the others gradient steps of {LR} on one after another, all of the client's training data.",
-    f"The step size of the envelope's {BUDGET} inner steps is not stated: {PROX_LR}.",
-    "The radius of the Hessian-free products is not stated: 0.01, relative to the vector, with the factor 2 that (D1) "
-    "lacks.",
-    "FedProx's strength is not stated: 0.1. SCAFFOLD's option is not stated: II.",
-    "The sizes of the networks are not stated: those of `cnn2` and `cnn3`, dropout 0.25 in the dense layers.",
-    "Batch size, initialisation and scaling are not stated: 32 (in training with replacement), PyTorch's default, "
-    "[0, 1].",
-    "How 'unbalanced' the clients are is not stated: all hold equally many samples, and classes equally many clients.",
-    "Strengths, adaptation steps and server steps are chosen from appendix D's sets on 20 % of the training data, "
-    "after a quarter of the time and with one seed.",
-)
+FILLED = {"cohort": COHORT, "num_clients": NUM_CLIENTS, "budget": BUDGET, "batch": BATCH, "lr": LR, "prox_lr": PROX_LR}
 
 
 def _by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: int) -> Callable[[], Federation]:
@@ -192,6 +171,6 @@ def figure2(quick: bool) -> Experiment:
             ),
             *(claim for row in rows for claim in _claims(row)),
         ),
-        choices=CHOICES,
+        choices=choices("persafl", "figure2", **FILLED, **HORIZONS),
         quick=quick,
     )

@@ -154,7 +154,7 @@ def test_limits_come_from_a_file_of_the_owner(tmp_path):
 
 def test_the_command_line_is_light_and_says_what_to_install():
     """It imports nothing of the extra, and without it a live command says what is missing."""
-    heavy = ("grpc", "cryptography", "prometheus_client", "google.protobuf")
+    heavy = ("grpc", "cryptography", "prometheus_client")
     code = (
         "import sys; from personax.cli import app\n"
         f"print([m for m in {heavy} if m in sys.modules], flush=True)\n"
@@ -261,14 +261,16 @@ def test_a_clean_shutdown_drains_and_saves(tmp_path):
     with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
         client.enter()
         upload = client.train()
-        content = b"".join(given.up.buffers_of(upload["vectors"]))
-        about = {"run": client.connection.run, "id": upload["id"], "num_bytes": len(content)}
+        content = b"".join(given.up.buffers_of(upload.vectors))
+        about = {"run": client.connection.run, "id": upload.id, "num_bytes": len(content)}
         half = len(content) // 2
 
         def slowly():
-            yield wire.MessagePart(wire.Upload(**about, checksum=checksum(content), want_model=True), content[:half])
+            yield wire.MessagePart(
+                wire.UploadHeader(**about, checksum=checksum(content), want_model=True), content[:half]
+            )
             assert stopping.wait(10)
-            yield wire.MessagePart(wire.Upload(), content[half:])
+            yield wire.MessagePart(wire.UploadHeader(), content[half:])
             assert over.wait(20)  # clients keep their streams open
 
         before = running.service.seen["anna"]
@@ -290,4 +292,4 @@ def test_a_clean_shutdown_drains_and_saves(tmp_path):
         assert running.error is None and running.book.saved == running.book.journal.last
     assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
     with serving(tmp_path / "run", given) as again:
-        assert again.book.version == 1 and again.book.ledger.seats["anna"].last_upload == upload["id"]
+        assert again.book.version == 1 and again.book.ledger.seats["anna"].last_upload == upload.id

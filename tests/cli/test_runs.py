@@ -393,8 +393,8 @@ def test_mistakes_of_our_own_are_not_hidden(error):
 
 def test_a_missing_package_of_the_live_extra_is_one_message(capsys):
     with pytest.raises(typer.Exit) as ended, plain_errors():
-        raise ModuleNotFoundError("No module named 'google.protobuf'", name="google.protobuf")
-    expected = "Error: google.protobuf is not installed. Install it with: pip install 'personax[live]'\n"
+        raise ModuleNotFoundError("No module named 'cryptography.x509'", name="cryptography.x509")
+    expected = "Error: cryptography.x509 is not installed. Install it with: pip install 'personax[live]'\n"
     assert ended.value.exit_code == 1 and capsys.readouterr() == ("", expected)
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import personax
+from personax.client.local import Start
+from personax.evaluation.evaluate import evaluate_client
 from tests import closed_forms
 from tests.closed_forms import TASK
 from tests.recipes import SYNCHRONOUS
@@ -356,3 +358,37 @@ def test_what_cannot_be_evaluated_says_so():
     for key, message in ((0, "must be a JAX key"), (jax.random.split(KEY, 2), "one for each of the run's seeds")):
         with pytest.raises(ValueError, match=message):
             personax.evaluate(algorithm, TASK, fed, result, personax.Scoring(), key=key)
+
+
+# one client from what it holds
+
+
+@pytest.mark.parametrize("model", ["global", "adapted", "localized", "personal", "recomputed", "local"])
+def test_a_client_alone_is_scored_as_it_is_among_others(model):
+    algorithm = personax.apfl(lr=0.1, mix=0.4, **LOCAL)
+    fed, result = setting(algorithm)
+    scoring = personax.Scoring(model, num_steps=2, batch_size=4, score_on="both")
+    among = personax.evaluate(algorithm, TASK, fed, result, scoring, key=KEY)
+    version = result.snapshot.state.server.version
+    for i, id in enumerate(fed.ids):
+        data = personax.Federation.from_clients([fed.client(i)], [fed.client_test(i)], ids=[id])
+        start = Start(result.params, result.shared, jax.tree.map(lambda leaf, i=i: leaf[i], result.personal), version)
+        alone = partial(evaluate_client, algorithm, TASK, data, start, scoring, key=KEY)
+        found = alone(update=int(result.snapshot.visits[i]))
+        assert set(found) == set(among.metrics) == {"loss", "train_loss"}
+        for metric, number in found.items():
+            np.testing.assert_allclose(number, among.metrics[metric][i], rtol=1e-12)
+        if model == "localized":
+            assert alone(update=77) != found
+
+
+def test_a_client_alone_is_one_client_with_a_model_that_it_keeps():
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
+    fed, result = setting(algorithm)
+    start = Start(result.params, (), (), 0)
+    score_one = partial(evaluate_client, algorithm, TASK, update=0, key=KEY)
+    with pytest.raises(ValueError, match=r"must be of one client, got 4\. Score several with `evaluate`"):
+        score_one(fed, start, personax.Scoring("global"))
+    data = personax.Federation.from_clients([fed.client(0)], [fed.client_test(0)])
+    with pytest.raises(ValueError, match="keeps no 'personal' model"):
+        score_one(data, start, personax.Scoring("personal"))

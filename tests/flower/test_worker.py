@@ -212,7 +212,7 @@ def test_workers_led_through_a_table_end_where_the_simulator_does(name, tmp_path
         worker = workers(tmp_path)[i]
         answer, _ = worker.answer(about, arrays)
         (member,) = worker.members.values()
-        assert_same(member.holding.personal, jax.tree.map(lambda leaf, i=i: leaf[i], simulated.personal))
+        assert_same(member.held.personal, jax.tree.map(lambda leaf, i=i: leaf[i], simulated.personal))
         numbers = json.loads((tmp_path / client / "test-run" / "numbers.json").read_text())
         assert answer["report"]["numbers"] == numbers["scores"] and set(numbers) == {"scores", "shared", "personal"}
         assert (tmp_path / client / "test-run" / "personal.safetensors").exists()

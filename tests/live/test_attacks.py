@@ -84,7 +84,7 @@ def upload_of(running, connection, content, **changes):
         "num_bytes": len(content),
         "checksum": checksum(content),
     }
-    return wire.Upload(**{**about, **changes})
+    return wire.UploadHeader(**{**about, **changes})
 
 
 def refused(call, *codes):

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from functools import partial
 
 import grpc
 import jax
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -36,10 +36,10 @@ pytestmark = pytest.mark.xdist_group("live")
 
 
 class Tap:
-    """All bytes that a client sends."""
+    """All bytes that a client sends, and in which call."""
 
     def __init__(self, connection):
-        self.sent = []
+        self.calls = []
         for name, call in list(connection.calls.items()):
             connection.calls[name] = self.tapped(call, wire.METHODS[name])
 
@@ -47,10 +47,17 @@ class Tap:
         write = method.coders[0]
 
         def kept(request):
-            self.sent.append(write(request))
+            self.calls.append((method.name, write(request)))
             return request
 
         return lambda request, **keywords: call(map(kept, request) if method.many_in else kept(request), **keywords)
+
+    def of(self, name):
+        return [message for call, message in self.calls if call == name]
+
+    @property
+    def sent(self):
+        return [message for _, message in self.calls]
 
     def has(self, array):
         return any(np.ascontiguousarray(array).tobytes() in message for message in self.sent)
@@ -67,15 +74,15 @@ def test_no_personal_leaf_and_no_sample_leaves_a_client(name, kept, tmp_path):
             upload = client.train()
             if name == "SCAFFOLD" and visit == 0:
                 continue  # a control variate starts at 0, so the first difference is the variate itself: the paper's
-            own = jax.tree.leaves(client.holding.personal)
+            own = jax.tree.leaves(client.member.held.personal)
             client.send(upload)
             assert len(own) == kept and not any(tap.has(leaf) for leaf in own)
-            sent = jax.tree.leaves(given.up.unflatten(upload["vectors"]))
+            sent = jax.tree.leaves(given.up.unflatten(upload.vectors))
             assert all(tap.has(leaf) for leaf in sent)  # or the tap would prove nothing
         client.leave()
         assert not any(tap.has(row) for row in client.data.x) and not tap.has(client.data.y)
         assert {leaf.name.split(".")[0] for leaf in given.up.leaves} <= {"delta", "extra"}
-        assert b"num_samples" not in b"".join(tap.sent)
+        assert not any(wire.unpack(wire.UploadHeader, sent).about.num_samples for sent in tap.of("Exchange"))
 
 
 def test_a_client_that_reports_nothing_tells_no_number(tmp_path):
@@ -145,13 +152,13 @@ def test_a_client_that_vanishes_comes_back_with_its_personal_state(tmp_path):
             client.enter()
             client.send(client.train())
             upload = client.train()  # on its disk, and then it is killed
-            kept = client.holding.personal
+            kept = client.member.held.personal
         told = []
         with clients_of(running, tmp_path, NAMES[:1]) as (again,):
             again.notify = told.append
             again.enter()
-            assert_same(again.holding.personal, kept, 0.0)
-            assert running.book.ledger.seats["anna"].last_upload == upload["id"] and again.holding.update == 2
+            assert_same(again.member.held.personal, kept, 0.0)
+            assert running.book.ledger.seats["anna"].last_upload == upload.id and again.member.held.update == 2
             again.send(again.train())
         with clients_of(running, tmp_path, NAMES[:1]) as (third,):
             third.enter()  # nothing is pending: nothing is sent again
@@ -265,7 +272,7 @@ def test_registration_says_what_does_not_match(tmp_path):
         with pytest.raises(RefusedByServer, match=r"must be float32 of shape \(4,\), got float32 of \(8, 8\)"):
             connection.register((8, 8), "float32", "test")
         hello = wire.Hello(protocol=7, input_shape=(4,), input_dtype="float32")
-        with pytest.raises(grpc.RpcError, match="speaks protocol 2, anna speaks 7"):
+        with pytest.raises(grpc.RpcError, match=f"speaks protocol {wire.PROTOCOL}, anna speaks 7"):
             connection.calls["Register"](hello, timeout=5.0, metadata=connection.metadata)
         with pytest.raises(RefusedByServer, match="Register again"):
             connection.fetch()
@@ -280,7 +287,7 @@ def test_another_clients_folder_is_not_used(tmp_path):
         other = LiveClient(
             running.connect("bert"), data_of(1), tmp_path / "anna", Limits(), Habits(), lambda text: None
         )
-        with pytest.raises(ValueError, match="is of the client anna with number 0"):
+        with pytest.raises(ValueError, match="has the state of client anna with number 0"):
             other.enter()
 
 
@@ -410,19 +417,62 @@ def test_a_file_of_samples_becomes_a_client(tmp_path):
     assert len(found.x) + len(found.test_x) == len(x) and found.num_clients == 1
 
 
-def test_messages_are_protobuf():
-    """Data comes first, where it is found without reading the rest; protobuf reads and writes the same."""
-    part = wire.MessagePart(wire.Upload(run="r", id="i", version=3, checksum=2**63), bytes(range(256)) * 3)
-    packed = wire.pack(part)
-    plain = wire.Upload.FromString(packed)
-    assert plain.data == part.data and (plain.id, plain.version, plain.checksum) == ("i", 3, 2**63)
-    for content in (packed, plain.SerializeToString()):
-        found = wire.unpack(wire.Upload, content)
-        assert found.data == part.data and found.about == part.about
-    assert wire.unpack(wire.Upload, wire.pack(wire.MessagePart(part.about))) == wire.MessagePart(part.about)
-    for cut in (1, 2, 3, 400):
-        with pytest.raises(DecodeError):
-            wire.unpack(wire.Upload, packed[:cut])
+def messages():
+    upload = wire.UploadHeader(run="r", id="ünïcode", version=3, num_samples=0.1, checksum=2**64 - 1)
+    numbers = wire.Numbers(last=True, numbers={"APFL": {"loss": 0.1, "worst": np.inf}})
+    return [upload, wire.UploadHeader(), wire.Hello(protocol=3, input_shape=(28, 28)), wire.Ask(have=-1), numbers]
+
+
+@pytest.mark.parametrize("message", messages(), ids=lambda message: type(message).__name__)
+def test_a_message_is_json_without_defaults(message):
+    text = wire.write(message)
+    assert wire.read(type(message), text) == message
+    default = asdict(type(message)())
+    assert set(json.loads(text)) == {name for name, item in asdict(message).items() if item != default[name]}
+    later = json.dumps({**json.loads(text), "added_later": [1]}).encode()
+    assert wire.read(type(message), later) == message
+
+
+def test_a_number_that_is_none_reaches_the_server():
+    read = wire.read(wire.Numbers, wire.write(wire.Numbers(numbers={"APFL": {"loss": np.nan}})))
+    assert np.isnan(read.numbers["APFL"]["loss"])
+
+
+@pytest.mark.parametrize("piece", [b"", bytes(range(256)) * 3, [b"ab", np.arange(9, dtype=np.uint8), b"", b"c"]])
+def test_a_piece_of_data_follows_its_message_and_is_not_copied(piece):
+    about = wire.UploadHeader(run="r", id="i", version=3, num_bytes=12)
+    packed = wire.pack(wire.MessagePart(about, piece))
+    found = wire.unpack(wire.UploadHeader, packed)
+    assert found.about == about and found.data == b"".join(piece if isinstance(piece, list) else [piece])
+    assert isinstance(found.data, memoryview) and found.data.obj is packed
+
+
+def test_what_is_not_a_message_is_refused():
+    packed = wire.pack(wire.MessagePart(wire.UploadHeader(run="r", id="i", version=3), bytes(700)))
+    for content in (b"", packed[:3], packed[:5], packed[:20], b"\xff" * 100, b"\0" * 100):
+        with pytest.raises(ValueError):
+            wire.unpack(wire.UploadHeader, content)
+    with pytest.raises(ValueError, match="too long"):
+        wire.unpack(wire.UploadHeader, wire.pack(wire.MessagePart(wire.UploadHeader(run="x" * (1 << 16)))))
+    wrong = [
+        {"update": -1},
+        {"update": 2**63},
+        {"update": 0.5},
+        {"run": 7},
+        {"num_bytes": None},
+        {"checksum": 2**64},
+        [],
+    ]
+    for content in wrong:
+        with pytest.raises(ValueError):
+            wire.read(wire.UploadHeader, json.dumps(content).encode())
+    for kind, text in (
+        (wire.Ask, b'{"wait_seconds": NaN}'),
+        (wire.Ask, b'{"have": -2}'),
+        (wire.Numbers, b'{"numbers": [1]}'),
+    ):
+        with pytest.raises(ValueError):
+            wire.read(kind, text)
 
 
 def test_layouts_are_safetensors(tmp_path):

@@ -1,5 +1,7 @@
 """Live equals simulated: whatever order uploads come in, the simulator ends at the same parameters."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_pat
     assert_same(running.book.state.shared, simulated.shared)
     assert running.book.version == int(simulated.snapshot.state.server.version)
     for i, client in enumerate(clients):
-        assert_same(client.holding.personal, jax.tree.map(lambda leaf, i=i: leaf[i], simulated.personal))
+        assert_same(client.member.held.personal, jax.tree.map(lambda leaf, i=i: leaf[i], simulated.personal))
     told = journal_schedule(read_lines(tmp_path / "run"), list(NAMES))
     assert told.client.tolist() == schedule.client.tolist()
     if name != "FedBuff":  # which has one model for several events
@@ -60,7 +62,7 @@ def test_the_wrong_update_count_would_be_noticed(tmp_path):
     with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path) as clients:
         for client in clients:
             client.enter()
-            client.holding = type(client.holding)(client.holding.personal, 5)
+            client.member.holding = replace(client.member.held, update=5)
         follow(clients, schedule)
     simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
     gap = jax.tree.map(lambda a, b: np.abs(a - b).max(), running.book.state.params, simulated.params)
@@ -78,7 +80,7 @@ def test_free_clients_leave_a_journal_that_the_simulator_repeats(tmp_path):
             client.enter()
 
         def live(client):
-            while client.go_on():
+            while client.advance():
                 pass
 
         threads = [Thread(target=live, args=(client,)) for client in clients]

@@ -16,6 +16,7 @@ from personax.experiment.tuning import validation_of
 from personax.report import write_reproduction
 from personax.reproduce import EXPERIMENTS, gmeta, markdown, persafl
 from personax.reproduce.apfl import figures, setting
+from personax.reproduce.choices import TEXTS
 from personax.reproduce.experiment import ActiveShare, Cell, Claim, Contrast, Experiment, PaperTraining, beats
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ReadingRecord
 from personax.reproduce.run import judge, reproduce
@@ -397,3 +398,13 @@ def test_the_page_of_the_docs_is_made_from_the_committed_results():
         for made in record.cells:
             assert (made.paper is None) == (stated[made.row, made.column] is None)
         assert re.fullmatch(rf"personax reproduce {record.name}", record.command) and record.machine["device"]
+
+
+def test_every_text_of_the_data_files_is_used():
+    shown = [choice for make in EXPERIMENTS.values() for choice in make(False).choices]
+    for paper in TEXTS.values():
+        for texts in paper.values():
+            for text in [texts] if isinstance(texts, str) else texts:
+                assert any(choice.startswith(text.split("{")[0]) for choice in shown), text
+    assert not any("{" in choice or "  " in choice for choice in shown)
+    assert set(markdown.FINDINGS) <= set(EXPERIMENTS)

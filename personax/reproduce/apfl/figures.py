@@ -17,11 +17,9 @@ from personax.evaluation.scoring import Scoring
 from personax.reproduce.apfl.setting import (
     ADAPTIVE,
     BATCH,
-    CHOICES,
     CHOSEN,
     DECAYS,
     FEDAVG,
-    FIGURES,
     FIXED,
     FROM_LITTLE,
     LOCALIZED,
@@ -30,22 +28,15 @@ from personax.reproduce.apfl.setting import (
     LOGISTIC,
     LR,
     MLP,
-    OF_EPOCHS,
-    OF_LOGISTIC,
-    OF_ONLINE,
-    OF_POOL,
-    OF_SCAFFOLD,
-    OF_SCALE,
-    OF_STEPS,
     SCAFFOLD,
     SPLIT,
     accuracy_of,
     by_classes,
     cells_of,
+    chosen,
     contestants_of,
     experiment_of,
     loss_of,
-    mixing,
     online,
     online_cells,
     protocol_of,
@@ -96,17 +87,8 @@ def figure1(quick: bool) -> Experiment:
             Claim("APFL is below FedAvg at 2 classes", "Figure 1", beats(ADAPTIVE, FEDAVG, rows)),
             Claim("APFL is below SCAFFOLD at 2 classes", "Figure 1", beats(ADAPTIVE, SCAFFOLD, rows)),
         ),
-        choices=(
-            *CHOICES,
-            *OF_POOL,
-            OF_SCALE,
-            OF_STEPS,
-            OF_SCAFFOLD,
-            mixing(0.5),
-            OF_LOGISTIC,
-            FIGURES,
-            "APFL's mixing in Figure 1 is not stated: adaptive, or 0.25.",
-            "Numbers of classes, of rounds and who is online are not stated: 2, 4, 6, 8 and IID, 100, all.",
+        choices=chosen(
+            "divided", "shards", "scale", "steps", "scaffold", "mixing", "logistic", "decay", "figure1", mixing=0.5
         ),
     )
 
@@ -153,7 +135,7 @@ def figure2(quick: bool) -> Experiment:
                 (*beats(FIXED[1], FIXED[0], losses), *beats(FIXED[2], FIXED[1], losses)),
             ),
         ),
-        choices=(*CHOICES, *OF_POOL, OF_SCALE, OF_STEPS, OF_SCAFFOLD, OF_LOGISTIC, FIGURES),
+        choices=chosen("divided", "shards", "scale", "steps", "scaffold", "logistic", "decay"),
     )
 
 
@@ -195,17 +177,7 @@ def figure3(quick: bool) -> Experiment:
             Claim("APFL generalizes better than FedAvg", "section 5", better(map(accuracy_of, spreads.values()))),
             Claim("adaptive mixing closes the gap across heterogeneity", "section 5", closed, of="spread"),
         ),
-        choices=(
-            *CHOICES,
-            OF_STEPS,
-            mixing(0.01, 0.5),
-            OF_LOGISTIC,
-            FIGURES,
-            OF_ONLINE,
-            "The number of rounds is not stated: 100.",
-            "Numbers of features, classes and samples are those of Li 2018: 60, 10, and 50 + n, log n ~ N(4, 2^2), at "
-            "most 10,000; the two numbers of a set are variances.",
-        ),
+        choices=chosen("steps", "mixing", "logistic", "decay", "online", "figure3", mixing="0.01 and 0.5"),
     )
 
 
@@ -250,15 +222,7 @@ def figure4(quick: bool) -> Experiment:
                 _in_both(cushioned, [(many, FIXED[0]), (few, FIXED[2])], [(few, FIXED[0]), (many, FIXED[2])]),
             ),
         ),
-        choices=(
-            *CHOICES,
-            *OF_POOL,
-            OF_SCALE,
-            OF_STEPS,
-            OF_LOGISTIC,
-            FIGURES,
-            "All clients are scored, online or not, as the caption says.",
-        ),
+        choices=chosen("divided", "shards", "scale", "steps", "logistic", "decay", "figure4"),
     )
 
 
@@ -303,14 +267,7 @@ def figure5(quick: bool) -> Experiment:
         federations={row: partial(femnist_writers, size["num_clients"])},
         trainings=tuple(trainings),
         claims=(Claim("APFL generalizes better than localized FedAvg", "appendix B.2", better),),
-        choices=(
-            *CHOICES,
-            OF_SCALE,
-            "The weight moves once a round; (6) can also be read as at each step.",
-            OF_EPOCHS,
-            FIGURES,
-            "80 % of a writer's images are for training, as LEAF divides them.",
-        ),
+        choices=chosen("scale", "figure5_weight", "epochs", "decay", "figure5"),
     )
 
 
@@ -366,16 +323,5 @@ def figure6(quick: bool) -> Experiment:
                 "newcomers generalize better with APFL", "appendix C", beats(mixed, "FedAvg", map(accuracy_of, last))
             ),
         ),
-        choices=(
-            *CHOICES,
-            OF_LOGISTIC,
-            FIGURES,
-            OF_ONLINE,
-            OF_EPOCHS,
-            "The number of rounds is not stated: 100.",
-            f"The sizes of the clients are not stated: {NUM_SAMPLES} samples each, so that an epoch is as long for "
-            "all.",
-            "A newcomer's mixing weight and step size are not stated: 0.5 and a constant 0.1. Its own model follows "
-            "(7), with the shared model fixed.",
-        ),
+        choices=chosen("logistic", "decay", "online", "epochs", "figure6", num_samples=NUM_SAMPLES),
     )

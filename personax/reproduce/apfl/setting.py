@@ -17,6 +17,7 @@ from personax.data.partition import Partition
 from personax.evaluation.scoring import Scoring
 from personax.models import logistic_regression, mlp
 from personax.models.tasks import classification
+from personax.reproduce.choices import choices
 from personax.reproduce.experiment import Cell, Experiment
 from personax.schedules import rounds
 from personax.typing import Array
@@ -49,41 +50,7 @@ SCORED: dict[str, Any] = {
     LOCALIZED_SCAFFOLD: "localized",
 }  # all others: personal
 
-CHOICES = (
-    "The initialisation is not stated: PyTorch's default (the paper's code is in PyTorch).",
-    "The batch size is stated for Table 2 alone: 20 everywhere.",
-    "The first step size is stated for Figure 2 and Table 1 alone: 0.1 everywhere, for FedAvg and APFL.",
-    "The set W of the projection in (5) is not stated: the whole space.",
-    "A mixture is scored with the shared model of the round, the average; section 3 mixes the client's own copy.",
-    "One split for all seeds; a seed varies initialisation, cohorts and batches.",
-    "The interval is a 95 % t-interval over seeds; the paper does not say what its own is over.",
-)
-OF_POOL = (
-    "Which images are divided is not stated: the training images of the pool, 80 % of a client's for training.",
-    "The paper follows McMahan 2017, whose shards can give a client one to three classes for two: here a client has as "
-    "many as is said, all clients equally many samples, and all classes equally many clients. `apfl-table2` has a row "
-    "with shards.",
-)
-OF_SCALE = "The scaling of the inputs is not stated: pixels in [0, 1]."
-OF_STEPS = "How the batches of steps are drawn is not stated: with replacement."
-OF_SCAFFOLD = "SCAFFOLD's option is not stated: II."
-OF_EPOCHS = "An epoch is one pass over a client's training data in a random order."
-OF_ONLINE = "Who is online is not stated: all clients."
-OF_RELU = "The activation is stated for EMNIST alone: ReLU."
-FIGURES = (
-    f"The step size decays by 1 % {CHOSEN}: of the four readings of `apfl-table2` one of the two that come near the "
-    "paper. The other, 1/(1 + t) once a round, is nearer to FedAvg's columns by 0.1 to 0.3 points; those with respect "
-    "to steps, as printed, are further away."
-)
-
-
-def mixing(*starts: float) -> str:
-    """What was chosen for adaptive mixing, in words."""
-    used = " and ".join(map(str, starts))
-    return (
-        f"The first weight of adaptive mixing is stated for Figures 3 (0.01) and 5 (0.5) alone: {used} here. It moves "
-        "once a round; (6) can also be read as at each step."
-    )
+chosen = partial(choices, "apfl", "common", decay=CHOSEN)  # what was chosen, in words
 
 
 def loss_of(row: str) -> str:
@@ -170,5 +137,4 @@ def experiment_of(quick: bool, size: Mapping[str, int], num_seeds: int = 3, **pa
 
 
 LOGISTIC = classification(logistic_regression(10, init="fan_in"), l2=1e-4)
-OF_LOGISTIC = "The strength of the regularization is not stated: 1e-4 (in the loss that is reported, too)."
 MLP = classification(mlp((200, 200), num_outputs=10, activation="relu", init="fan_in"))

@@ -15,11 +15,9 @@ from personax.reproduce.apfl.setting import (
     ADAPTIVE,
     ALL_MIXED,
     BATCH,
-    CHOICES,
     CHOSEN,
     DECAYS,
     FEDAVG,
-    FIGURES,
     FIXED,
     FROM_LITTLE,
     LOCALIZED_FEDAVG,
@@ -27,23 +25,16 @@ from personax.reproduce.apfl.setting import (
     LR,
     MIXED,
     MLP,
-    OF_EPOCHS,
-    OF_ONLINE,
-    OF_POOL,
-    OF_RELU,
-    OF_SCAFFOLD,
-    OF_SCALE,
-    OF_STEPS,
     PER_FEDAVG,
     PFEDME,
     SCAFFOLD,
     accuracy_of,
     by_classes,
+    chosen,
     contestants_of,
     divided,
     experiment_of,
     loss_of,
-    mixing,
     online,
     online_cells,
     size_of,
@@ -82,10 +73,6 @@ TABLE_3 = {
     LOCALIZED_FEDAVG: ((0.022, 0.0023), (98.04, 0.19)),
 }
 
-READINGS = (
-    "'Linear decay with respect to local steps', 'at each iteration decreased by 1 %', is read in four ways, a row "
-    "each: over all steps or once a round, geometric or 1/(1 + t). That it begins anew in each round was not run."
-)
 SHARDS = f"{CHOSEN}, shards"
 CNN = classification(standardized(cnn2(10, init="fan_in"), *OF_CIFAR))
 
@@ -139,21 +126,7 @@ def table1(quick: bool) -> Experiment:
             Claim("adaptive mixing has the lowest training loss", "section 5", beats(ADAPTIVE, FIXED, losses)),
             Claim("0.25 has the best accuracy", "section 5", beats(FIXED[0], MIXED[1:], accuracies)),
         ),
-        choices=(
-            *CHOICES,
-            *OF_POOL,
-            OF_SCAFFOLD,
-            mixing(0.5, 0.01),
-            OF_RELU,
-            OF_STEPS,
-            "The scaling of the inputs is not stated: each colour less its mean, over its deviation. Pixels in [0, 1], "
-            "as elsewhere, were tried (see the findings).",
-            "'Linear decay with respect to local steps', 'at each iteration decreased by 1 %', is read in three ways, "
-            "a row each. The fourth of `apfl-table2`, geometric over all steps, was run on pixels in [0, 1] alone.",
-            "The sizes of the CNN are not stated: 16 and 32 channels of 5 x 5, 2 x 2 pooling, 128 units.",
-            "The number of rounds is not stated: 100, all clients online.",
-            "SCAFFOLD starts at 0.05 and decays by 5 % where the others decay by 1 %, as stated.",
-        ),
+        choices=chosen("divided", "shards", "scaffold", "mixing", "relu", "steps", "table1", mixing="0.5 and 0.01"),
     )
 
 
@@ -206,19 +179,8 @@ def table2(quick: bool) -> Experiment:
             Claim("pFedMe beats the global FedAvg", "section 5", beats(PFEDME, FEDAVG, accuracies)),
             Claim("localized FedAvg beats pFedMe", "section 5", beats(LOCALIZED_FEDAVG, PFEDME, accuracies)),
         ),
-        choices=(
-            *CHOICES,
-            *OF_POOL,
-            OF_SCALE,
-            OF_STEPS,
-            mixing(0.5, 0.01),
-            OF_RELU,
-            OF_ONLINE,
-            READINGS,
-            "The steps of perFedAvg and pFedMe do not decay; pFedMe's server takes the average, a step of 1.",
-            "perFedAvg keeps 10 % of a client's training data for its outer batches, as stated; its Hessian is exact, "
-            "and its personal model is one step of 0.01 on a batch of training data, or a round of 20.",
-            "pFedMe's inner problem is not stated: 5 steps of 0.05; eta = 0.01 is the step of its local rounds.",
+        choices=chosen(
+            "divided", "shards", "scale", "steps", "mixing", "relu", "online", "decays", "table2", mixing="0.5 and 0.01"
         ),
     )
 
@@ -251,15 +213,5 @@ def table3(quick: bool) -> Experiment:
             Claim("APFL beats localized FedAvg", "Table 3", beats(FIXED, LOCALIZED_FEDAVG, rows)),
             Claim("0.5 has the best accuracy", "Table 3", beats(FIXED[1], (FIXED[0], FIXED[2]), rows)),
         ),
-        choices=(
-            *CHOICES,
-            OF_POOL[0],
-            OF_SCALE,
-            OF_RELU,
-            OF_ONLINE,
-            OF_EPOCHS,
-            FIGURES,
-            "Which Dirichlet split is not stated: a distribution over classes drawn for each client (600 samples "
-            "each), or one over clients drawn for each class, a row each.",
-        ),
+        choices=chosen("divided", "scale", "relu", "online", "epochs", "decay", "table3"),
     )

@@ -1,0 +1,179 @@
+"""One client in one run: its visits, its numbers, and its personal state on its own disk. There is no transport here.
+
+Before an upload leaves, the new personal state and the upload itself are on the disk, in one checkpoint. A client that
+is killed resumes with both and sends the same upload again, which the server settles once.
+"""
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from personax.data.federation import Federation
+from personax.experiment import checkpoint
+from personax.live.recipe import Limits, read_recipe, require_within
+from personax.live.visits import make_visit, personal_model, score, score_one, start_of
+from personax.simulation.checks import check_model
+from personax.typing import Params, Personal, Shared
+
+logger = logging.getLogger("personax.live")
+
+
+class Assignment(NamedTuple):
+    """The run that a server assigns to a client, the client's number in it, and the recipe and layouts as text."""
+
+    run: str
+    id: int
+    recipe: str
+    layout: str
+
+
+class Anchor(NamedTuple):
+    """The model that a client downloaded, what the server broadcasts beside it, and the version of both."""
+
+    params: Params
+    shared: Shared
+    version: int
+
+
+class SavedUpload(NamedTuple):
+    """An upload that is on the disk: the vectors of its layout, and what identifies it."""
+
+    id: str
+    update: int
+    version: int
+    vectors: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The state of a client. Nothing of it is sent except `upload`."""
+
+    personal: Personal
+    update: int  # the number of its next update
+    upload: SavedUpload | None = None  # the last one
+
+
+class Membership:
+    """One client's part in a run, within the limits of its owner.
+
+    `report_every` is the number of updates between reports of its numbers; None: nothing is reported. A newcomer, which
+    is not trained, has no `holding`; others call `restore` first.
+    """
+
+    def __init__(
+        self,
+        given: Assignment,
+        name: str,
+        data: Federation,
+        folder: Path,
+        limits: Limits,
+        report_every: int | None = None,
+    ) -> None:
+        if not re.fullmatch(r"[\w-]{1,80}", given.run):
+            raise ValueError(f"A run must be named with letters, digits, - and _, got {given.run!r}.")
+        self.recipe = read_recipe(given.recipe, given.layout, limits)
+        self.data = replace(data, ids=np.array([given.id]), names=[name])
+        require_within(self.recipe, int(self.data.counts[0]), limits)
+        check_model(self.recipe.task, self.data, None)
+        self.report_every, self.client, self.place = report_every, [name, int(given.id)], folder / given.run
+        self.visit = make_visit(self.recipe, self.data)
+        self.holding: Holding | None = None
+
+    @property
+    def held(self) -> Holding:
+        """The state of a client that is trained."""
+        assert self.holding is not None, "call `restore` first"
+        return self.holding
+
+    @property
+    def num_samples(self) -> float | None:
+        """The number of training samples if the server weights by it, otherwise None."""
+        return float(self.data.counts[0]) if self.recipe.counts_samples else None
+
+    def restore(self) -> None:
+        """Load the state from the disk, or begin."""
+        place, objective = self.place / "state", self.recipe.algorithm.objective
+        own = jax.eval_shape(objective.init_personal, self.recipe.params_shape)
+        template = {"personal": own, "upload": self.recipe.up.vector_shapes}
+        saved = checkpoint.load(place, template, notify=logger.warning)
+        if saved is None:
+            self.holding = Holding(objective.init_personal(self.recipe.initial_params()), 0)
+            return
+        about = saved.about
+        if about["client"] != self.client:
+            owner, mine = ("{} with number {}".format(*who) for who in (about["client"], self.client))
+            raise ValueError(f"{place} has the state of client {owner}; this is {mine}. Use another folder.")
+        logger.info("Continuing after %d updates of this client.", about["update"])
+        upload = SavedUpload(**about["upload"], vectors=saved.tree["upload"])
+        self.holding = Holding(saved.tree["personal"], about["update"], upload)
+
+    def resume(self, next_update: int) -> SavedUpload | None:
+        """Continue at the update that the server expects; return the one to send again if it was made before."""
+        held = self.held
+        if held.upload is not None and held.upload.update >= next_update:
+            logger.info("Update %d is sent again.", held.upload.update)
+            return held.upload
+        self.holding = replace(held, update=max(held.update, next_update))
+        return None
+
+    def train(self, anchor: Anchor) -> SavedUpload | None:
+        """Visit, save, and return the upload; None if it is not finite, which leaves only the count changed."""
+        held = self.held
+        start = start_of(anchor.params, anchor.shared, held.personal, anchor.version)
+        vectors, personal, finite = self.visit(start, held.update)
+        if not finite:
+            self.holding = replace(held, update=held.update + 1)
+            return None
+        sent = [np.asarray(vector) for vector in vectors]
+        upload = SavedUpload(secrets.token_hex(16), held.update, anchor.version, sent)
+        self._save(Holding(jax.tree.map(np.asarray, personal), held.update + 1, upload))
+        return upload
+
+    def report(self, anchor: Anchor) -> dict[str, Any] | None:
+        """The client's numbers, if its owner reports them after this many updates."""
+        if self.report_every is None or self.held.update % self.report_every:
+            return None
+        return self.reported(self.score(anchor), anchor.version)
+
+    def reported(self, numbers: dict[str, dict[str, float]], version: int) -> dict[str, Any] | None:
+        """A report as the server's book keeps it; None if the owner reports nothing."""
+        if self.report_every is None:
+            return None
+        counts = {"samples": len(self.data.client_test(0)[1]), "train_samples": int(self.data.counts[0])}
+        return {"numbers": numbers, "version": version, **counts}
+
+    def score(self, anchor: Anchor) -> dict[str, dict[str, float]]:
+        """The client's numbers with this model and its personal state."""
+        start = start_of(anchor.params, anchor.shared, self.held.personal, anchor.version)
+        return score(self.recipe, self.data, start, self.held.update)
+
+    def finish(self, anchor: Anchor, more: Mapping[str, Any] | None = None) -> tuple[Path, dict[str, Any]]:
+        """Write the personal model and its numbers, with `more` of them; return the model's path and the numbers."""
+        numbers = {**(more or {}), "shared": score_one(self.recipe, self.data, anchor.params)}
+        if self.holding is not None:
+            numbers["scores"] = self.score(anchor)
+        own = None if self.holding is None else self.holding.personal
+        model, words = personal_model(self.recipe, self.data, anchor.params, anchor.shared, own)
+        numbers["personal"] = score_one(self.recipe, self.data, model)
+        path = self.place / "personal.safetensors"
+        about = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
+        checkpoint.export(path, model, about)
+        checkpoint.write_atomically(self.place / "numbers.json", json.dumps(numbers, indent=1).encode())
+        return path, numbers
+
+    def _save(self, holding: Holding) -> None:
+        """Hold a state once it is on the disk."""
+        assert holding.upload is not None
+        facts = {key: item for key, item in holding.upload._asdict().items() if key != "vectors"}
+        tree = {"personal": holding.personal, "upload": holding.upload.vectors}
+        about = {"client": self.client, "update": holding.update, "upload": facts}
+        checkpoint.save(self.place / "state", holding.update, tree, about)
+        self.holding = holding
