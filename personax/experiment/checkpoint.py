@@ -41,6 +41,10 @@ class Checkpoint(NamedTuple):
     about: dict[str, Any]
 
 
+class AllDamaged(ValueError):
+    """A folder has checkpoints and none of them is whole."""
+
+
 class _Damaged(Exception):
     """A file of a checkpoint is missing or is not what was written."""
 
@@ -110,7 +114,7 @@ def load(
         return Checkpoint(number, jax.tree.unflatten(structure, [arrays[path] for path in paths]), record["about"])
     if problems:
         what = f"Of the checkpoints in {folder} at least one must be whole, got {len(problems)} damaged"
-        raise ValueError(
+        raise AllDamaged(
             f"{what}: {' '.join(problems)} Restore the files from a copy, or empty the folder and start again."
         )
     return None

@@ -100,7 +100,7 @@ def _digest(arrays: tuple[Any, ...]) -> str:
     for array in map(np.asanyarray, arrays):
         found.update(f"{array.dtype.str} {array.shape}".encode())
         for block in _blocks(array):
-            found.update(block)
+            found.update(block.data)
     return found.hexdigest()
 
 

@@ -1,8 +1,9 @@
 """Write the results of a run into its folder. Simulated, live and Flower runs write the same files."""
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from personax.experiment import checkpoint
 from personax.experiment.build import Outputs, Training
 from personax.experiment.config import Config
 from personax.experiment.folders import Folder
+from personax.experiment.identity import Identity
 from personax.experiment.records import (
     RUN,
     SCHEMA_VERSION,
@@ -27,6 +29,7 @@ from personax.experiment.records import (
     EvaluationRecord,
     FederationRecord,
     RunRecord,
+    read_results,
 )
 from personax.experiment.summaries import citations_of, headline_of, machine
 from personax.typing import Params, Shared
@@ -42,6 +45,17 @@ class AlgorithmResult(NamedTuple):
     record: AlgorithmRecord
     scores: dict[str, Evaluation]
     clients: pa.Table
+
+
+class Part(NamedTuple):
+    """The results of one algorithm as they are kept for a run, and what they belong to."""
+
+    result: AlgorithmResult
+    identity: Identity
+
+
+class DamagedPart(ValueError):
+    """A file with results of one algorithm is missing, or is not what was written."""
 
 
 def algorithm_record(training: Training, **facts: Any) -> AlgorithmRecord:
@@ -112,19 +126,45 @@ def _evaluation_of(rows: pa.Table, score: str, scoring: Scoring, num_seeds: int)
     return Evaluation(scoring, metrics, column("client"), *counts, 0, 0.0)
 
 
-def write_part(folder: Folder, result: AlgorithmResult) -> None:
-    """Write the results of one algorithm, which count once its record is there."""
-    folder.parts.mkdir(exist_ok=True)
-    _write_table(folder.part_clients(result.record.name), result.clients)
-    checkpoint.write_atomically(folder.part(result.record.name), _PART.dump_json(result.record))
+def write_part(folder: Folder, result: AlgorithmResult, identity: Identity) -> None:
+    """Write the results of one algorithm, whose model is written; they count once its record is there."""
+    name = result.record.name
+    _write_table(folder.part_clients(name), result.clients)
+    record = {
+        "identity": identity.table,
+        "record": _PART.dump_python(result.record, mode="json"),
+        "files": {file: _sha256(path) for file, path in _files(folder, name).items()},
+    }
+    checkpoint.write_atomically(folder.part(name), checkpoint.seal(record))
 
 
-def read_part(folder: Folder, training: Training, num_seeds: int) -> AlgorithmResult:
-    """Read what `write_part` wrote."""
-    record = _PART.validate_json(folder.part(training.name).read_bytes())
-    clients = pq.read_table(folder.part_clients(training.name))
-    found = {name: _evaluation_of(clients, name, scoring, num_seeds) for name, scoring in training.scorings.items()}
-    return AlgorithmResult(record, found, clients)
+def read_part(folder: Folder, training: Training, num_seeds: int) -> Part | None:
+    """Read what `write_part` wrote, if it did; raise `DamagedPart` if a file is missing or is not what was written."""
+    path = folder.part(training.name)
+    if not path.exists():
+        return None
+    table = checkpoint.unseal(path.read_bytes())
+    if table is None:
+        raise DamagedPart(f"{path} is damaged: it is not what was written there.")
+    for file, place in _files(folder, training.name).items():
+        if not place.exists():
+            raise DamagedPart(f"{place} is missing.")
+        if _sha256(place) != table["files"][file]:
+            raise DamagedPart(f"{place} is damaged: it is not what was written there.")
+    identity = Identity.from_table(table["identity"])
+    record, clients = _PART.validate_python(table["record"]), pq.read_table(folder.part_clients(training.name))
+    known = training.scorings.keys() & {score.name for score in record.scores}
+    found = {name: _evaluation_of(clients, name, training.scorings[name], num_seeds) for name in known}
+    return Part(AlgorithmResult(record, found, clients), identity)
+
+
+def _files(folder: Folder, name: str) -> dict[str, Path]:
+    """The files beside the record of an algorithm."""
+    return {"clients": folder.part_clients(name), "model": folder.model(name)}
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_run(
@@ -135,7 +175,10 @@ def write_run(
     started: str,
     baselines: tuple[str | None, str | None] = (None, None),
 ) -> RunRecord:
-    """Write `results.json` and `clients.parquet`; `baselines` name the scores of local training and FedAvg."""
+    """Write `results.json` and `clients.parquet`, unless they have these results already.
+
+    `baselines` name the scores of local training and FedAvg.
+    """
     found = {name: one for result in results for name, one in result.scores.items()}
     algorithms = {name: result.record.name for result in results for name in result.scores}
     comparison = Comparison(found, *baselines, algorithms)
@@ -154,9 +197,23 @@ def write_run(
         global_baseline=baselines[1],
         table=[row for metric in comparison.metrics for row in comparison.rows(metric)],
     )
-    _write_table(folder.clients, pa.concat_tables([one.clients for one in results], promote_options="default"))
+    clients = _table_bytes(pa.concat_tables([one.clients for one in results], promote_options="default"))
+    known = _known(folder)
+    if known is not None and folder.clients.exists() and folder.clients.read_bytes() == clients:
+        unchanged = replace(record, started=known.started, machine=known.machine)
+        if RUN.dump_json(unchanged) == RUN.dump_json(known):
+            return known
+    checkpoint.write_atomically(folder.clients, clients)
     checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))
     return record
+
+
+def _known(folder: Folder) -> RunRecord | None:
+    """The results that a folder has, if they can be read."""
+    try:
+        return read_results(folder.root)
+    except ValueError:
+        return None
 
 
 def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) -> str:
@@ -190,6 +247,10 @@ def export_model(
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
+    checkpoint.write_atomically(path, _table_bytes(table))
+
+
+def _table_bytes(table: pa.Table) -> bytes:
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer)
-    checkpoint.write_atomically(path, buffer.getvalue().to_pybytes())
+    return buffer.getvalue().to_pybytes()
