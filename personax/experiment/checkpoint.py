@@ -121,7 +121,7 @@ def load(
 
 
 def peek(folder: Path) -> dict[str, Any] | None:
-    """What is recorded about the newest checkpoint whose JSON is good, without reading arrays; None without one."""
+    """Return what is recorded about the newest checkpoint with a good JSON; None without one. Reads no arrays."""
     for number in reversed(_numbers(folder)):
         with contextlib.suppress(_Damaged):
             return _read_record(folder, number)["about"]

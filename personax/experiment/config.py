@@ -309,7 +309,7 @@ def _keys(path: str) -> list[str]:
 
 def _explain(error: Any) -> str:
     """One sentence for one error: what, got, do."""
-    place = _in_toml(error["loc"])
+    place = [part if part.isprintable() else repr(part) for part in _in_toml(error["loc"]) if part != "[key]"]
     where, name = ".".join(place[:-1]) or "the file", place[-1]
     path = ".".join(place)
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):

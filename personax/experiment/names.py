@@ -24,10 +24,20 @@ def require_client_name(name: object) -> str:
 
 
 def require_title(name: str) -> str:
-    """A name that people read, such as that of an algorithm: without control characters and path separators."""
-    if not name.isprintable() or name.strip() in ("", ".", "..") or "/" in name or "\\" in name:
-        raise PydanticCustomError("name", "A name must have neither control characters nor / or \\")
+    """A name that people read, such as that of an algorithm in a configuration: without control characters.
+
+    It may have path separators, because files are called by its `folders.slug`.
+    """
+    if not name.isprintable() or not name.strip(" ."):
+        raise PydanticCustomError("name", "A name must have letters or digits, and no control characters")
     return name
+
+
+def require_title_on_the_wire(name: str) -> str:
+    """A title that a server sends, or another machine's file has: also without path separators and `..`."""
+    if ".." in name or "/" in name or "\\" in name or len(name) > _MOST:
+        raise ValueError(f"A name that is sent must have neither / nor \\ nor .., got {name!r:.100}. Rename it.")
+    return require_title(name)
 
 
 def _required(what: str, name: object, form: re.Pattern[str]) -> str:

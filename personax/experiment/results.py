@@ -21,7 +21,7 @@ from personax.experiment import checkpoint
 from personax.experiment.build import Outputs, Training
 from personax.experiment.config import Config
 from personax.experiment.folders import Folder
-from personax.experiment.identity import Identity
+from personax.experiment.provenance import Provenance
 from personax.experiment.records import (
     RUN,
     SCHEMA_VERSION,
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     """The results of one algorithm as they are kept for a run, and what they belong to."""
 
     result: AlgorithmResult
-    identity: Identity
+    provenance: Provenance
 
 
 class DamagedPart(ValueError):
@@ -116,23 +116,26 @@ def federation_rows(
     return client_rows(score, seeds, found, [whose.names[int(i)] for i in positions.ravel()], own)
 
 
-def _evaluation_of(rows: pa.Table, score: str, scoring: Scoring, num_seeds: int) -> Evaluation:
-    """Return the evaluation whose clients' numbers these rows are."""
+def _evaluation_of(rows: pa.Table, score: str, scoring: Scoring, num_seeds: int, types: dict[str, str]) -> Evaluation:
+    """Return the evaluation whose clients' numbers these rows are; `types` are those of its metrics."""
     own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
-    known = ("algorithm", "score", "seed", "client", "name", "num_samples", "num_train_samples", "personal_number")
-    metrics = {name: column(name) for name in own.column_names if name not in known and not own[name].null_count}
+    metrics = {name: column(name).astype(kind) for name, kind in types.items()}
     counts = (column("num_samples"), column("num_train_samples"))
     return Evaluation(scoring, metrics, column("client"), *counts, 0, 0.0)
 
 
-def write_part(folder: Folder, result: AlgorithmResult, identity: Identity) -> None:
+def write_part(folder: Folder, result: AlgorithmResult, provenance: Provenance) -> None:
     """Write the results of one algorithm, whose model is written; they count once its record is there."""
     name = result.record.name
     _write_table(folder.part_clients(name), result.clients)
     record = {
-        "identity": identity.table,
+        "provenance": provenance.table,
         "record": _PART.dump_python(result.record, mode="json"),
+        "types": {
+            score: {metric: np.asarray(values).dtype.name for metric, values in found.metrics.items()}
+            for score, found in result.scores.items()
+        },
         "files": {file: _sha256(path) for file, path in _files(folder, name).items()},
     }
     checkpoint.write_atomically(folder.part(name), checkpoint.seal(record))
@@ -151,11 +154,16 @@ def read_part(folder: Folder, training: Training, num_seeds: int) -> Part | None
             raise DamagedPart(f"{place} is missing.")
         if _sha256(place) != table["files"][file]:
             raise DamagedPart(f"{place} is damaged: it is not what was written there.")
-    identity = Identity.from_table(table["identity"])
+    provenance = Provenance.from_table(table["provenance"])
     record, clients = _PART.validate_python(table["record"]), pq.read_table(folder.part_clients(training.name))
-    known = training.scorings.keys() & {score.name for score in record.scores}
-    found = {name: _evaluation_of(clients, name, training.scorings[name], num_seeds) for name in known}
-    return Part(AlgorithmResult(record, found, clients), identity)
+    known = {score.name for score in record.scores}
+    scorings = {name: scoring for name, scoring in training.scorings.items() if name in known}
+    # In the types that they were computed in, or their means would have other bits than in a run without a pause.
+    found = {
+        name: _evaluation_of(clients, name, scoring, num_seeds, table["types"][name])
+        for name, scoring in scorings.items()
+    }
+    return Part(AlgorithmResult(record, found, clients), provenance)
 
 
 def _files(folder: Folder, name: str) -> dict[str, Path]:
@@ -197,22 +205,23 @@ def write_run(
         global_baseline=baselines[1],
         table=[row for metric in comparison.metrics for row in comparison.rows(metric)],
     )
-    clients = _table_bytes(pa.concat_tables([one.clients for one in results], promote_options="default"))
-    known = _known(folder)
-    if known is not None and folder.clients.exists() and folder.clients.read_bytes() == clients:
+    clients = pa.concat_tables([one.clients for one in results], promote_options="default")
+    known = _known(folder, clients)
+    if known is not None:
         unchanged = replace(record, started=known.started, machine=known.machine)
         if RUN.dump_json(unchanged) == RUN.dump_json(known):
             return known
-    checkpoint.write_atomically(folder.clients, clients)
+    _write_table(folder.clients, clients)
     checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))
     return record
 
 
-def _known(folder: Folder) -> RunRecord | None:
-    """The results that a folder has, if they can be read."""
+def _known(folder: Folder, clients: pa.Table) -> RunRecord | None:
+    """The results that a folder has, if they can be read and stand beside these numbers of clients."""
     try:
-        return read_results(folder.root)
-    except ValueError:
+        same = _table_bytes(_plain(pq.read_table(folder.clients))) == _table_bytes(_plain(clients))
+        return read_results(folder.root) if same else None
+    except (OSError, ValueError):  # also of Arrow
         return None
 
 
@@ -254,3 +263,10 @@ def _table_bytes(table: pa.Table) -> bytes:
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer)
     return buffer.getvalue().to_pybytes()
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The table without its history: in one piece, texts written out."""
+    decoded = lambda column: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+    columns = {name: decoded(table[name]).combine_chunks() for name in table.column_names}
+    return pa.table(columns)

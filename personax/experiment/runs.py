@@ -23,7 +23,7 @@ from personax.experiment.build import Study, Training, build, make_schedules, ou
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
 from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.folders import Folder, refuse_used, tidy
-from personax.experiment.identity import Identity, digest_data, identify
+from personax.experiment.provenance import Provenance, digest_data, provenance_of
 from personax.experiment.records import AdaptationRecord, BoundRecord, EvaluationRecord, RunRecord, read_results
 from personax.experiment.results import (
     AlgorithmResult,
@@ -151,15 +151,15 @@ def execute(
         for name in fresh:
             forget(folder, name)
         data = digest_data(plan.federation)
-        identities = {training.name: identify(config, training.name, data) for training in plan.trainings}
-        done = finished(folder, plan.trainings, identities, len(config.seed_list), watch.note)
+        provenances = {training.name: provenance_of(config, training.name, data) for training in plan.trainings}
+        done = finished(folder, plan.trainings, provenances, len(config.seed_list), watch.note)
         _retract(folder, watch, is_done=len(done) == len(plan.trainings))
         results = []
         for training in plan.trainings:
             result = done.get(training.name)
             if result is None:
-                result = _train(work, training, folder, watch, checkpoint_seconds, listeners, identities)
-                write_part(folder, result, identities[training.name])
+                result = _train(work, training, folder, watch, checkpoint_seconds, listeners, provenances)
+                write_part(folder, result, provenances[training.name])
             else:
                 _append_metrics(folder, training.name, _histories(result))
             results.append(result)
@@ -198,10 +198,10 @@ class _Session:
         training: Training,
         cohort: int,
         convergence: Convergence | None,
-        identity: Identity,
+        provenance: Provenance,
     ) -> None:
         self.ask, self.training, self.cohort, self.convergence = ask, training, cohort, convergence
-        self.identity = identity
+        self.provenance = provenance
         self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.scorings}
         self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
         self.found: dict[str, Evaluation] = {}
@@ -251,7 +251,7 @@ class _Session:
         if self.seen is not None:
             snapshot, num = self.seen
             about = {
-                "identity": self.identity.table,
+                "provenance": self.provenance.table,
                 "wave": snapshot.wave,
                 "events": np.asarray(snapshot.num_events).tolist(),
                 "time": np.asarray(snapshot.time).tolist(),
@@ -269,7 +269,7 @@ def _train(
     watch: Watch,
     checkpoint_seconds: float,
     listeners: Sequence[Listener],
-    identities: dict[str, Identity],
+    provenances: dict[str, Provenance],
 ) -> AlgorithmResult:
     """Train one algorithm from its last checkpoint to the end, write its model, and return its results."""
     (config, plan, runs), name, algorithm = work, training.name, training.algorithm
@@ -278,12 +278,12 @@ def _train(
     scored = (algorithm, plan.task, plan.federation)
     ask = lambda snapshot, score: evaluate(*scored, snapshot, training.scorings[score], key=plan.keys)
     convergence = Convergence(plan, algorithm) if _follows(config, algorithm) else None
-    session = _Session(ask, training, cohort, convergence, identities[name])
+    session = _Session(ask, training, cohort, convergence, provenances[name])
     every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
     try:
         begin = _restore(session, work, place, watch, every)
     except checkpoint.AllDamaged as problem:
-        raise refuse_lost(folder, name, problem, identities) from None
+        raise refuse_lost(folder, name, problem, provenances) from None
     _append_metrics(folder, name, session.history)
     watch.begin(name, config.schedule.num_rounds, 0 if begin is None else session.round)
     saved = time.monotonic()
@@ -349,13 +349,13 @@ def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bo
         found = _planned(replace(config, schedule=schedule), plan, training)
         if not all(map(Schedule.begins_with, run.schedules, found.schedules)):
             raise ConfigError(
-                f"`{training.name}` was trained for {num_rounds} rounds, and the schedule of a longer run does not begin "
-                "with them. Restore `schedule.num_rounds`, or train it again with --fresh."
+                f"`{training.name}` was trained for {num_rounds} rounds, and the schedule of a longer run does not "
+                "begin with them. Restore `schedule.num_rounds`, or train it again with --fresh."
             )
         return found
 
     def accept(about: dict[str, Any]) -> bool:
-        num_rounds = about["identity"]["num_rounds"]
+        num_rounds = about["provenance"]["num_rounds"]
         return num_rounds == config.schedule.num_rounds or run.shares(shorter(num_rounds), about["wave"])
 
     return accept

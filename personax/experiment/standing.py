@@ -1,4 +1,4 @@
-"""Where a run folder stands: which algorithms are done, and whether their results fit its configuration and data."""
+"""The standing of a run folder: which algorithms are done, and whether their results fit its configuration and data."""
 
 import contextlib
 import shlex
@@ -9,7 +9,7 @@ from personax.experiment import checkpoint
 from personax.experiment.build import Training
 from personax.experiment.config import ConfigError
 from personax.experiment.folders import Folder
-from personax.experiment.identity import Identity
+from personax.experiment.provenance import Provenance
 from personax.experiment.results import AlgorithmResult, DamagedPart, Part, read_part
 
 
@@ -34,7 +34,7 @@ def forget(folder: Folder, name: str) -> None:
 def finished(
     folder: Folder,
     trainings: Sequence[Training],
-    identities: dict[str, Identity],
+    provenances: dict[str, Provenance],
     num_seeds: int,
     notify: Callable[[str], None],
 ) -> dict[str, AlgorithmResult]:
@@ -52,44 +52,44 @@ def finished(
         else:
             if part is not None:
                 parts[training.name] = part
-    _require_same(folder, _recorded(folder, parts, identities), identities)
+    _require_same(folder, _recorded(folder, parts, provenances), provenances)
     for name, words in damaged.items():
         if checkpoint.peek(folder.checkpoints(name)) is None:
             raise ValueError(
                 f"{words} There is no checkpoint to rebuild it from, so these results of `{name}` are lost. Restore "
-                f"the file from a copy, or train again: {_again(folder, [name], identities)}"
+                f"the file from a copy, or train again: {_again(folder, [name], provenances)}"
             )
         notify(f"{words} It is rebuilt from the checkpoint.")
-    whole = {name: part for name, part in parts.items() if part.identity.num_rounds == identities[name].num_rounds}
+    whole = {name: part for name, part in parts.items() if part.provenance.num_rounds == provenances[name].num_rounds}
     return {name: part.result for name, part in whole.items()}
 
 
-def refuse_lost(folder: Folder, name: str, problem: object, identities: dict[str, Identity]) -> ValueError:
+def refuse_lost(folder: Folder, name: str, problem: object, provenances: dict[str, Provenance]) -> ValueError:
     """The error for an algorithm whose checkpoints are all damaged."""
-    again = _again(folder, [name], identities)
+    again = _again(folder, [name], provenances)
     return ValueError(f"{problem} The states of `{name}` are lost. To train it again: {again}")
 
 
 def _recorded(
-    folder: Folder, parts: dict[str, Part], identities: dict[str, Identity]
-) -> dict[str, list[tuple[Identity, bool]]]:
-    """What the results and the states of each algorithm belong to, and whether that may not be shortened."""
-    found: dict[str, list[tuple[Identity, bool]]] = {}
-    for name, now in identities.items():
+    folder: Folder, parts: dict[str, Part], provenances: dict[str, Provenance]
+) -> dict[str, list[tuple[Provenance, bool]]]:
+    """Read the provenance of each algorithm's results and states, and whether it forbids a shorter run."""
+    found: dict[str, list[tuple[Provenance, bool]]] = {}
+    for name, now in provenances.items():
         part, about = parts.get(name), checkpoint.peek(folder.checkpoints(name))
-        found[name] = [] if part is None else [(part.identity, True)]
+        found[name] = [] if part is None else [(part.provenance, True)]
         if about is not None:
-            before = Identity.from_table(about["identity"])
-            found[name].append((before, part is None or part.identity.num_rounds != now.num_rounds))
+            before = Provenance.from_table(about["provenance"])
+            found[name].append((before, part is None or part.provenance.num_rounds != now.num_rounds))
     return found
 
 
 def _require_same(
-    folder: Folder, recorded: dict[str, list[tuple[Identity, bool]]], identities: dict[str, Identity]
+    folder: Folder, recorded: dict[str, list[tuple[Provenance, bool]]], provenances: dict[str, Provenance]
 ) -> None:
     """Raise unless settings and data are those of the results and states, and no run became shorter."""
     changed: dict[str, dict[str, None]] = {}  # the algorithms by what has changed
-    for name, now in identities.items():
+    for name, now in provenances.items():
         for before, fixed in recorded[name]:
             found = before.changes_to(now)
             if fixed and before.num_rounds > now.num_rounds:
@@ -103,11 +103,11 @@ def _require_same(
         raise ConfigError(
             f"The results in {folder.root} were computed with other settings or data, and would be mixed:\n"
             + "\n".join(lines)
-            + f"\nUndo the change, or train again what it affects: {_again(folder, list(affected), identities)}"
+            + f"\nUndo the change, or train again what it affects: {_again(folder, list(affected), provenances)}"
         )
 
 
-def _again(folder: Folder, names: Sequence[str], identities: dict[str, Identity]) -> str:
+def _again(folder: Folder, names: Sequence[str], provenances: dict[str, Provenance]) -> str:
     """The command that trains these algorithms again."""
-    words = ["all"] if len(names) == len(identities) > 1 else names
+    words = ["all"] if len(names) == len(provenances) > 1 else names
     return " ".join(["personax resume", shlex.quote(str(folder.root)), *(f"--fresh {shlex.quote(w)}" for w in words)])

@@ -38,7 +38,7 @@ def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, A
 
 
 def request_of(node: Mapping[str, Any], task: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the worker of a node is asked. Nothing in a server's message replaces the owner's settings or the task.
+    """Make the request to a node's worker. Nothing in a server's message replaces the owner's settings or the task.
 
     >>> request_of({"max-steps": 10}, "train", {"node": {"max-steps": 10**9}, "task": "query", "run": "mine"})
     {'node': {'max-steps': 10}, 'task': 'train', 'run': 'mine'}

@@ -1,12 +1,15 @@
 """Runs that cannot mix: what `resume` refuses, what it extends, and what it rebuilds."""
 
 import dataclasses
+import json
 import os
 import re
 import stat
 import tomllib
 
+import jax
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import tomli_w
 
@@ -16,7 +19,7 @@ from personax.experiment import runs
 from personax.experiment.build import resolve
 from personax.experiment.config import ConfigError, load, parse
 from personax.experiment.folders import Folder
-from personax.experiment.identity import Identity, digest_data, identify
+from personax.experiment.provenance import Provenance, digest_data, provenance_of
 from personax.experiment.records import read_results
 from personax.experiment.runs import execute, prepare, start
 from personax.schedules import Schedule
@@ -70,8 +73,9 @@ def set_rounds(num_rounds):
 
 def bytes_of(folder):
     """Everything that does not depend on a clock."""
-    files = [folder.clients, *(folder.model(name) for name in NAMES)]
-    return [path.read_bytes() for path in files], timeless(json_of(folder.results)), timeless(lines_of(folder.metrics))
+    models = [folder.model(name).read_bytes() for name in NAMES]
+    clients = pq.read_table(folder.clients).to_pylist()
+    return models, clients, timeless(json_of(folder.results)), timeless(lines_of(folder.metrics))
 
 
 # Changes
@@ -177,15 +181,15 @@ def test_each_part_of_the_data_has_a_digest(tmp_path):
     assert digest_data(Federation.open(tmp_path / "files")) == plain
 
 
-def test_an_identity_has_the_settings_of_its_algorithm_alone():
+def test_an_provenance_has_the_settings_of_its_algorithm_alone():
     config = tiny()
-    of = {name: identify(config, name, {}).settings for name in NAMES}
+    of = {name: provenance_of(config, name, {}).settings for name in NAMES}
     assert of["APFL"]["algorithms.APFL.lr"] == 0.1 and not any("FedAvg" in name for name in of["APFL"])
     assert not {"name", "schedule.num_rounds", "local.lr"} & of["APFL"].keys()
-    identity = identify(config, "APFL", {"training data": "00"})
-    assert Identity.from_table(identity.table) == identity
-    longer = dataclasses.replace(identity, num_rounds=9)
-    assert identity.digest == longer.digest != identify(config, "FedAvg", {"training data": "00"}).digest
+    provenance = provenance_of(config, "APFL", {"training data": "00"})
+    assert Provenance.from_table(provenance.table) == provenance
+    longer = dataclasses.replace(provenance, num_rounds=9)
+    assert provenance.digest == longer.digest != provenance_of(config, "FedAvg", {"training data": "00"}).digest
 
 
 # Longer and shorter runs
@@ -245,7 +249,10 @@ def test_an_asynchronous_run_is_continued_from_a_state_on_the_way(tmp_path, dela
     edit(folder, set_rounds(30))
     watch = Stop()
     execute(folder, watch)
-    assert watch.begun[0][2] > 0 and watch.said == []
+    if delays == DELAYS["log-normal"]:  # a client that is away for long starts from a model that the short run dropped
+        assert watch.begun[0][2] == 0 and "is trained from the beginning" in watch.said[0]
+    else:
+        assert watch.begun[0][2] > 0 and watch.said == []
     assert folder.model("PersA-FL").read_bytes() == longer.model("PersA-FL").read_bytes()
     assert timeless(json_of(folder.results)) == timeless(json_of(longer.results))
 
@@ -330,6 +337,19 @@ def test_damaged_results_are_rebuilt_from_the_parts(folder, template, change):
     assert bytes_of(folder) == bytes_of(template)
 
 
+def test_results_of_32_bits_are_the_same_when_they_are_read_back(tmp_path):
+    """Means over clients are computed in the type of the clients' numbers, which the file has as 64 bits."""
+    with jax.enable_x64(False):
+        folder = start(tiny(), tmp_path / "run")
+        execute(folder)
+        before = folder.results.read_bytes()
+        execute(folder)
+        assert folder.results.read_bytes() == before
+        folder.results.unlink()
+        execute(folder)
+        assert timeless(json_of(folder.results)) == timeless(json.loads(before))
+
+
 def test_a_changed_number_in_the_results_is_repaired(folder, template):
     text = folder.results.read_text()
     folder.results.write_text(re.sub(r'"num_samples": \d+', '"num_samples": 1', text))
@@ -373,9 +393,10 @@ def test_identical_runs_write_identical_models(template, tmp_path):
         assert again.model(name).read_bytes() == template.model(name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "a\x1b[2J", "a\\b", "a\nb", " ", "x" * 81], ids=repr)
+@pytest.mark.parametrize("name", ["..", "a\x1b[2J", "a\nb", " ", "x" * 81], ids=repr)
 def test_names_of_algorithms_and_runs_are_checked(name):
     entry = TINY["algorithms"]["FedAvg"]
     for table in ({"name": name}, {"algorithms": {name: entry}}):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError) as error:
             parse({**TINY, **table})
+        assert "\x1b" not in str(error.value)

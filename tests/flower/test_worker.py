@@ -274,7 +274,7 @@ def test_a_nodes_configuration_is_read_and_refused_in_words(tmp_path):
 def client_module(monkeypatch):
     """The ClientApp's module, which needs of Flower only that some names are there."""
     names = ("Array", "ArrayRecord", "ConfigRecord", "RecordDict", "ClientApp", "Context", "Message")
-    stand_in = SimpleNamespace(**dict.fromkeys(names, lambda *given, **named: None))
+    stand_in = SimpleNamespace(**{name: type(name, (), {}) for name in names})
     if importlib.util.find_spec("flwr") is None:
         monkeypatch.setitem(sys.modules, "personax.flower.api", stand_in)
     yield importlib.import_module("personax.flower.client")
@@ -346,7 +346,7 @@ def test_init_takes_a_recipe(tmp_path):
 
 
 def test_the_app_of_any_name_of_an_algorithm_is_valid_toml(tmp_path):
-    name = """a "quoted" 'name' <of> & é"""
+    name = """a "quoted" 'name' \\ <of> & é"""
     config = tmp_path / "mine.toml"
     config.write_text(f"[algorithms.{json.dumps(name)}]\nrecipe = 'fedavg'\n", encoding="utf-8")
     write_app(tmp_path / "app", config)

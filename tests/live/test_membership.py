@@ -1,5 +1,6 @@
 """A client's part in a run without any transport: what is on its disk, what is sent again, what its owner reports."""
 
+import json
 import stat
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from personax import evaluate, rounds, simulate
 from personax.experiment import checkpoint
 from personax.live.membership import Anchor, Assignment, Membership
-from personax.live.recipe import Limits, Refused
+from personax.live.recipe import Limits, Refused, read_recipe
 from tests.live.parts import FEDERATION, assert_same, data_of, recipe
 
 KEY = jax.random.key(3)
@@ -207,3 +208,12 @@ def test_only_the_owner_can_read_what_is_personal(tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 5  # the authority, a checkpoint, the personal model and its numbers
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "../../x", "a\x1b[2J"], ids=repr)
+def test_names_in_a_recipe_are_checked(name):
+    given = recipe()
+    text = given.to_text().replace("FedAsync", json.dumps(name)[1:-1])
+    with pytest.raises(Refused, match="name") as error:
+        read_recipe(text, given.layout_text(), Limits())
+    assert "\x1b" not in str(error.value)

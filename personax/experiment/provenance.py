@@ -1,4 +1,4 @@
-"""The identity of results: a digest of the data, and the settings that one algorithm's results depend on.
+"""The provenance of results: a digest of the data, and the settings that one algorithm's results depend on.
 
 Parts and checkpoints record it, and `resume` compares it with that of the folder's configuration and data.
 """
@@ -23,8 +23,8 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What one algorithm's results depend on: settings by their dotted names, and digests of the data's parts.
+class Provenance:
+    """The inputs of one algorithm's results: settings by their dotted names, and digests of the data's parts.
 
     `num_rounds` stands apart, because a run may be extended.
     """
@@ -40,19 +40,19 @@ class Identity:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The identity as a checkpoint records it."""
+        """The provenance as a checkpoint records it."""
         return {**asdict(self), "digest": self.digest}
 
     @classmethod
-    def from_table(cls, table: dict[str, Any]) -> "Identity":
+    def from_table(cls, table: dict[str, Any]) -> "Provenance":
         """Read what `table` gave."""
         return cls(int(table["num_rounds"]), table["settings"], table["data"])
 
-    def changes_to(self, now: "Identity") -> list[str]:
+    def changes_to(self, now: "Provenance") -> list[str]:
         """Describe each setting and each part of the data that is different now.
 
-        >>> before = Identity(60, {"algorithms.FedAvg.lr": 0.1}, {"training data": "51a0"})
-        >>> before.changes_to(Identity(80, {"algorithms.FedAvg.lr": 0.2}, {"training data": "77b3"}))
+        >>> before = Provenance(60, {"algorithms.FedAvg.lr": 0.1}, {"training data": "51a0"})
+        >>> before.changes_to(Provenance(80, {"algorithms.FedAvg.lr": 0.2}, {"training data": "77b3"}))
         ['`algorithms.FedAvg.lr` was 0.1 and is 0.2', 'the training data has changed']
         """
         names = dict.fromkeys([*self.settings, *now.settings])
@@ -63,15 +63,15 @@ class Identity:
         return [*found, *(f"the {part} has changed" for part in parts if self.data.get(part) != now.data.get(part))]
 
 
-def identify(config: Config, name: str, data: dict[str, str]) -> Identity:
-    """The identity of an algorithm of a resolved configuration, on data with these digests."""
+def provenance_of(config: Config, name: str, data: dict[str, str]) -> Provenance:
+    """The provenance of an algorithm of a resolved configuration, on data with these digests."""
     table = tomllib.loads(dump(config))
     kept = {key: item for key, item in table.items() if key not in _UNRELATED}
     kept["schedule"] = {key: item for key, item in kept["schedule"].items() if key != "num_rounds"}
     if config.data.kind != "import":
         kept["data"] = {key: item for key, item in kept["data"].items() if key != "path"}  # its content is digested
     settings = dict(_flat({**kept, "algorithms": {name: table["algorithms"][name]}}))
-    return Identity(config.schedule.num_rounds, settings, data)
+    return Provenance(config.schedule.num_rounds, settings, data)
 
 
 def digest_data(federation: Federation) -> dict[str, str]:
