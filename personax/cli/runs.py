@@ -1,6 +1,7 @@
 """Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -16,15 +17,20 @@ from personax.evaluation.scores import ScoreRow, show
 from personax.experiment import citations, divergence, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
-from personax.experiment.config import STARTER, Config, choose_algorithm
-from personax.experiment.folders import Folder, readable_slug, refuse_used, tidy
+from personax.experiment.config import STARTER, Config, choose_algorithm, load_run
+from personax.experiment.folders import Folder, readable_slug, refuse_used
 from personax.experiment.loggers import Events
 from personax.experiment.records import RunRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
 from personax.experiment.tuning import tune
 from personax.report import write_report
+from personax.values import check_names
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Fresh = Annotated[
+    list[str] | None,
+    typer.Option("--fresh", metavar="NAME", help="Train this algorithm from the beginning; `all`: all of them."),
+]
 Tune = Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder, too.")]
 
@@ -55,19 +61,26 @@ def run(
         _new_run(resolve(chosen, baselines=False), folder, tuned, tensorboard)
 
 
-def resume(run: Run, tensorboard: TensorBoard = False) -> None:
-    """Continue an interrupted run; it ends as if it had never been interrupted."""
+def resume(run: Run, fresh: Fresh = None, tensorboard: TensorBoard = False) -> None:
+    """Continue an interrupted run; it ends as if it had never been interrupted.
+
+    A larger `schedule.num_rounds` in the run's config.toml continues a finished run. After any other change of its
+    settings or data nothing is trained, because the results would be mixed; --fresh trains again what is affected.
+    """
     with plain_errors():
         folder = Folder(run)
         if not folder.config.exists():
             raise ValueError(f"{run} is not a run folder: it has no config.toml. Start one with `personax compare`.")
-        if folder.results.exists():
-            tidy(folder)
+        if (run / "live.json").exists():
+            raise ValueError(f"{run} is a live run. To continue it, serve it again: personax serve ... --out {run}")
+        announce_run(run)
+        names = list(load_run(folder.config).algorithms)
+        check_names("--fresh", fresh or [], [*names, "all"], "algorithm")
+        before = folder.results.read_bytes() if folder.results.exists() else b""
+        record = _finish(folder, tensorboard, fresh=names if fresh and "all" in fresh else fresh or ())
+        if folder.results.read_bytes() == before:
             typer.echo(f"{run} is finished.")
-            _show_run(folder, read_results(run))
-        else:
-            announce_run(run)
-            _finish(folder, tensorboard)
+        _show_run(folder, record)
 
 
 def personalize(
@@ -131,16 +144,15 @@ def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) 
     if trials:
         content = json.dumps([trial._asdict() for trial in trials], indent=1)
         write_atomically(folder.root / "tuning.json", content.encode())
-    _finish(folder, tensorboard, work)
+    _show_run(folder, _finish(folder, tensorboard, work))
 
 
-def _finish(folder: Folder, tensorboard: bool, work: Work | None = None) -> None:
-    """Train what is left of a run, and show the results."""
+def _finish(folder: Folder, tensorboard: bool, work: Work | None = None, fresh: Sequence[str] = ()) -> RunRecord:
+    """Train what is left of a run; its results."""
     with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
         listeners = [Events(folder.root / "tensorboard")] if tensorboard else []
         with Bars(err) as bars:
-            record = execute(folder, bars, listeners=listeners, work=work)
-        _show_run(folder, record)
+            return execute(folder, bars, listeners=listeners, work=work, fresh=fresh)
 
 
 def _show_run(folder: Folder, record: RunRecord) -> None:

@@ -17,13 +17,16 @@ class Taken(ValueError):
 
 
 @contextlib.contextmanager
-def sole_user(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` or raise `Taken`. The file names the process that holds it."""
+def sole_user(path: Path, what: str = "") -> Iterator[None]:
+    """Hold the lock file `path` or raise `Taken`. The file names the process that holds it.
+
+    `what` names in the error what the lock is for; by default the folder of the file.
+    """
     with path.open("a+") as file:
         if not _lock(file):
             file.seek(0)
             who = file.read().strip()
-            raise Taken(f"{path.parent} is used by process {who}. Wait for its end, or use another.")
+            raise Taken(f"{what or path.parent} is used by process {who}. Wait for its end, or use another.")
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

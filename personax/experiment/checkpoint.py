@@ -6,6 +6,7 @@ stopped. The JSON has the SHA-256 digests of the arrays and of itself, so damage
 who can write the files can make others that fit. A folder belongs to one process at a time.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from personax.experiment.tensors import DTYPE_NAMES, dotted, leaves_by_name, read_tensors
+from personax.experiment.tensors import DTYPE_NAMES, dotted, leaves_by_name, read_tensors, write_tensors
 from personax.typing import PyTree
 from personax.values import require_count
 
@@ -40,11 +41,15 @@ class Checkpoint(NamedTuple):
     about: dict[str, Any]
 
 
+class AllDamaged(ValueError):
+    """A folder has checkpoints and none of them is whole."""
+
+
 class _Damaged(Exception):
     """A file of a checkpoint is missing or is not what was written."""
 
 
-def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any]) -> None:
+def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any], *, private: bool = False) -> None:
     """Save a pytree of arrays as checkpoint `number` of a folder; keep it and the one before, and no others.
 
     Whatever stops this, the checkpoints that were there stay as they are until the new one is complete. (One with the
@@ -55,6 +60,7 @@ def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any]) -> None
         number: at least the newest number in the folder that is not damaged.
         tree: arrays of numbers or bools. Random keys go in as `jax.random.key_data(key)`.
         about: what JSON can hold. It comes back as JSON gives it: keys are strings, tuples are lists.
+        private: whether only the owner may read the files, which have personal state.
     """
     require_count("number", number, least=0)
     leaves = _by_path(tree)
@@ -69,8 +75,8 @@ def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any]) -> None
         "about": about,
     }
     text = seal(record)
-    write_atomically(_file(folder, number, "safetensors"), content)
-    write_atomically(_file(folder, number, "json"), text)
+    write_atomically(_file(folder, number, "safetensors"), content, private=private)
+    write_atomically(_file(folder, number, "json"), text, private=private)
     _tidy(folder, number)
 
 
@@ -78,6 +84,7 @@ def load(
     folder: Path,
     template: PyTree | Callable[[dict[str, Any]], PyTree],
     notify: Callable[[str], None] = warnings.warn,
+    accept: Callable[[dict[str, Any]], bool] = lambda about: True,
 ) -> Checkpoint | None:
     """The newest good checkpoint of a folder in the structure of `template`; None where there is none.
 
@@ -88,6 +95,7 @@ def load(
         template: a pytree of arrays or of `jax.ShapeDtypeStruct`, whose paths, shapes and types the leaves must have;
             or a function that gives it from what is recorded about the checkpoint.
         notify: takes a message.
+        accept: whether a checkpoint will do, from what is recorded about it; others are skipped.
     """
     problems = []
     for number in reversed(_numbers(folder)):
@@ -95,6 +103,8 @@ def load(
             record, arrays = _read(folder, number)
         except _Damaged as damage:
             problems.append(str(damage))
+            continue
+        if not accept(record["about"]):
             continue
         wanted = template(record["about"]) if callable(template) else template
         _require_same(wanted, record["leaves"], _file(folder, number, "json"))
@@ -104,21 +114,38 @@ def load(
         return Checkpoint(number, jax.tree.unflatten(structure, [arrays[path] for path in paths]), record["about"])
     if problems:
         what = f"Of the checkpoints in {folder} at least one must be whole, got {len(problems)} damaged"
-        raise ValueError(
+        raise AllDamaged(
             f"{what}: {' '.join(problems)} Restore the files from a copy, or empty the folder and start again."
         )
     return None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def peek(folder: Path) -> dict[str, Any] | None:
+    """Return what is recorded about the newest checkpoint with a good JSON; None without one. Reads no arrays."""
+    for number in reversed(_numbers(folder)):
+        with contextlib.suppress(_Damaged):
+            return _read_record(folder, number)["about"]
+    return None
+
+
+def discard(folder: Path, above: int = -1) -> None:
+    """Remove the checkpoints of a folder whose number is greater; by default all."""
+    for number in [n for n in _numbers(folder) if n > above]:
+        for kind in ("json", "safetensors"):
+            _file(folder, number, kind).unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write a file so that its place has the old content or the new, never a part, and the new survives a power cut.
 
     The content goes to a hidden file beside it, which is flushed to the disk and takes its place. Folders are made.
+    A `private` file has mode 0600 from the beginning.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        mode = 0o600 if private else 0o666  # less the umask
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -136,7 +163,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
-def export(path: Path, params: PyTree, about: Mapping[str, str]) -> None:
+def export(path: Path, params: PyTree, about: Mapping[str, str], *, private: bool = False) -> None:
     """Write a model's parameters to one safetensors file, with `about` as its metadata.
 
     A leaf is named by its keys, for example `dense_0.kernel`; parameters that are a single array are named `params`.
@@ -145,7 +172,7 @@ def export(path: Path, params: PyTree, about: Mapping[str, str]) -> None:
         if not (isinstance(key, str) and isinstance(text, str)):
             raise ValueError(f"`about` must map strings to strings, got {key!r}: {text!r}. Convert it with `str`.")
     named = {name: _array(f"Parameter {name}", leaf) for name, leaf in _named(params).items()}
-    write_atomically(Path(path), safetensors.numpy.save(named, metadata=dict(about)))
+    write_atomically(Path(path), write_tensors(named, about), private=private)
 
 
 def read_model(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -242,17 +269,30 @@ def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _read(folder: Path, number: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    path = _file(folder, number, "json")
+def unseal(content: bytes) -> dict[str, Any] | None:
+    """The record that `seal` encoded; None if these bytes are not what it gave."""
     try:
-        record = json.loads(_content(path))
+        record = json.loads(content)
     except ValueError:
-        raise _Damaged(f"{path} is damaged: it is not JSON.") from None
-    if not isinstance(record, dict) or record.pop("sha256", None) != _digest(record) or record.get("number") != number:
+        return None
+    if not isinstance(record, dict) or record.pop("sha256", None) != _digest(record):
+        return None
+    return record
+
+
+def _read_record(folder: Path, number: int) -> dict[str, Any]:
+    path = _file(folder, number, "json")
+    record = unseal(_content(path))
+    if record is None or record.get("number") != number:
         raise _Damaged(f"{path} is damaged: it is not what was written there.")
     if record["format"] != _FORMAT:
         got = f"got {record['format']}"
         raise ValueError(f"{path} must have format {_FORMAT}, {got}. Use the version of personax that wrote it.")
+    return record
+
+
+def _read(folder: Path, number: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    record = _read_record(folder, number)
     path, expected = _file(folder, number, "safetensors"), record["arrays"]
     content = _content(path)
     if len(content) != expected["num_bytes"]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from personax.data import datasets, partition  # noqa: F401  (registers their kinds)
+from personax.experiment.names import require_title
 from personax.models import networks  # noqa: F401
 from personax.values import DATASETS, MODELS, PARTITIONS, ConfigError, check_names, construct, imports_in, unknown_name
 
@@ -24,7 +25,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
-Name = Annotated[str, Field(min_length=1, max_length=80)]
+Name = Annotated[str, Field(min_length=1, max_length=80), AfterValidator(require_title)]
 HowMany = Annotated[int, Field(ge=1, le=1000, strict=True)]
 
 
@@ -310,7 +311,7 @@ def _keys(path: str) -> list[str]:
 
 def _explain(error: Any) -> str:
     """One sentence for one error: what, got, do."""
-    place = _in_toml(error["loc"])
+    place = [part if part.isprintable() else repr(part) for part in _in_toml(error["loc"]) if part != "[key]"]
     where, name = ".".join(place[:-1]) or "the file", place[-1]
     path = ".".join(place)
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):

@@ -1,7 +1,6 @@
 """Paths of the files of a run. `records` describes their contents."""
 
 import re
-import shutil
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -51,12 +50,21 @@ class Folder(NamedTuple):
         return self.root / "parts"
 
     def part(self, name: str) -> Path:
-        """The results of one algorithm that has ended, until all have."""
+        """The results of one algorithm that has ended, from which `results.json` is made."""
         return self.parts / f"{slug(name)}.json"
 
     def part_clients(self, name: str) -> Path:
         """Its clients' numbers."""
         return self.parts / f"{slug(name)}.parquet"
+
+    @property
+    def merging(self) -> Path:
+        """The lock file of the results of all algorithms together."""
+        return self.root / "locks" / "results.lock"
+
+    def lock(self, name: str) -> Path:
+        """The lock file of one algorithm, whose states and results one process at a time writes."""
+        return self.root / "locks" / f"{slug(name)}.lock"
 
 
 def slug(name: str) -> str:
@@ -86,9 +94,8 @@ def refuse_used(root: Path) -> None:
 
 
 def tidy(folder: Folder) -> None:
-    """Remove the parts of results that are whole now, and files that were cut off while they were written."""
-    shutil.rmtree(folder.parts, ignore_errors=True)
-    for place in (folder.root, folder.models):
+    """Remove files that were cut off while they were written."""
+    for place in (folder.root, folder.models, folder.parts):
         for path in place.glob(".*"):
             if _CUT_OFF.fullmatch(path.name):
                 path.unlink()

@@ -107,7 +107,8 @@ def personalize_newcomer(
 def write(found: PersonalModel, path: Path) -> None:
     """The personal model as one safetensors file."""
     numbers = {"before": json.dumps(found.before), "after": json.dumps(found.after)}
-    checkpoint.export(path, found.params, {"algorithm": found.algorithm, "scoring": found.words, **numbers})
+    about = {"algorithm": found.algorithm, "scoring": found.words, **numbers}
+    checkpoint.export(path, found.params, about, private=True)
 
 
 def _scoring(training: Training, score: str | None, num_steps: int | None, lr: float | None) -> Scoring:

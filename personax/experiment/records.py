@@ -5,6 +5,9 @@
     metrics.jsonl     one line for each evaluation, written during the run
     clients.parquet   one row for each client, seed and score at the end of a run; without numbers if the seed diverged
     checkpoints/      the last two states of each algorithm
+    parts/            the results of each algorithm and their provenance, from which the files above are made
+    models/           the shared model of each algorithm
+    locks/            lock files, which one process at a time holds
     report.html       all of it for people
 
 Numbers "for each seed" are lists in the order of `seeds`, with NaN for a seed that has diverged.

@@ -1,8 +1,9 @@
 """Write the results of a run into its folder. Simulated, live and Flower runs write the same files."""
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from personax.experiment import checkpoint
 from personax.experiment.build import Outputs, Training
 from personax.experiment.config import Config
 from personax.experiment.folders import Folder
+from personax.experiment.provenance import Provenance
 from personax.experiment.records import (
     RUN,
     SCHEMA_VERSION,
@@ -27,7 +29,7 @@ from personax.experiment.records import (
     EvaluationRecord,
     FederationRecord,
     RunRecord,
-    ScoreRecord,
+    read_results,
 )
 from personax.experiment.summaries import citations_of, headline_of, machine
 from personax.typing import Params, Shared
@@ -43,6 +45,17 @@ class AlgorithmResult(NamedTuple):
     record: AlgorithmRecord
     scores: dict[str, Evaluation]
     clients: pa.Table
+
+
+class Part(NamedTuple):
+    """The results of one algorithm as they are kept for a run, and what they belong to."""
+
+    result: AlgorithmResult
+    provenance: Provenance
+
+
+class DamagedPart(ValueError):
+    """A file with results of one algorithm is missing, or is not what was written."""
 
 
 def algorithm_record(training: Training, **facts: Any) -> AlgorithmRecord:
@@ -107,29 +120,66 @@ def federation_rows(
     return client_rows(score, seeds, found, [whose.names[int(i)] for i in positions.ravel()], own, diverged)
 
 
-def _evaluation_of(rows: pa.Table, score: ScoreRecord, scoring: Scoring, num_seeds: int) -> Evaluation:
-    """Return the evaluation whose clients' numbers these rows are."""
-    own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score.name)
+def _evaluation_of(rows: pa.Table, score: str, scoring: Scoring, num_seeds: int, types: dict[str, str]) -> Evaluation:
+    """Return the evaluation whose clients' numbers these rows are; `types` are those of its metrics."""
+    own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
-    metrics = {name: column(name) for name in score.evaluations[-1].mean}
+    metrics = {name: column(name).astype(kind) for name, kind in types.items()}
     counts = (column("num_samples"), column("num_train_samples"))
     return Evaluation(scoring, metrics, column("client"), *counts, 0, 0.0)
 
 
-def write_part(folder: Folder, result: AlgorithmResult) -> None:
-    """Write the results of one algorithm, which count once its record is there."""
-    folder.parts.mkdir(exist_ok=True)
-    _write_table(folder.part_clients(result.record.name), result.clients)
-    checkpoint.write_atomically(folder.part(result.record.name), _PART.dump_json(result.record))
+def write_part(folder: Folder, result: AlgorithmResult, provenance: Provenance) -> None:
+    """Write the results of one algorithm, whose model is written; they count once its record is there."""
+    name = result.record.name
+    _write_table(folder.part_clients(name), result.clients)
+    record = {
+        "provenance": provenance.table,
+        "record": _PART.dump_python(result.record, mode="json"),
+        "types": {
+            score: {metric: np.asarray(values).dtype.name for metric, values in found.metrics.items()}
+            for score, found in result.scores.items()
+        },
+        "files": {file: _sha256(path) for file, path in _files(folder, result.record).items()},
+    }
+    checkpoint.write_atomically(folder.part(name), checkpoint.seal(record))
 
 
-def read_part(folder: Folder, training: Training, num_seeds: int) -> AlgorithmResult:
-    """Read what `write_part` wrote."""
-    record = _PART.validate_json(folder.part(training.name).read_bytes())
+def read_part(folder: Folder, training: Training, num_seeds: int) -> Part | None:
+    """Read what `write_part` wrote, if it did; raise `DamagedPart` if a file is missing or is not what was written."""
+    path = folder.part(training.name)
+    if not path.exists():
+        return None
+    table = checkpoint.unseal(path.read_bytes())
+    if table is None:
+        raise DamagedPart(f"{path} is damaged: it is not what was written there.")
+    record = _PART.validate_python(table["record"])
+    for file, place in _files(folder, record).items():
+        if not place.exists():
+            raise DamagedPart(f"{place} is missing.")
+        if _sha256(place) != table["files"][file]:
+            raise DamagedPart(f"{place} is damaged: it is not what was written there.")
+    provenance = Provenance.from_table(table["provenance"])
     clients = pq.read_table(folder.part_clients(training.name))
-    scores = ((score, training.scorings[score.name]) for score in record.scores)
-    found = {score.name: _evaluation_of(clients, score, scoring, num_seeds) for score, scoring in scores}
-    return AlgorithmResult(record, found, clients)
+    known = {score.name for score in record.scores}
+    scorings = {name: scoring for name, scoring in training.scorings.items() if name in known}
+    # In the types that they were computed in, or their means would have other bits than in a run without a pause.
+    found = {
+        name: _evaluation_of(clients, name, scoring, num_seeds, table["types"][name])
+        for name, scoring in scorings.items()
+    }
+    return Part(AlgorithmResult(record, found, clients), provenance)
+
+
+def _files(folder: Folder, record: AlgorithmRecord) -> dict[str, Path]:
+    """The files beside the record of an algorithm; one whose seeds have all diverged has no model."""
+    has_model = len(record.divergences) < len(record.num_skipped)
+    model = {"model": folder.model(record.name)} if has_model else {}
+    return {"clients": folder.part_clients(record.name), **model}
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_run(
@@ -140,7 +190,10 @@ def write_run(
     started: str,
     baselines: tuple[str | None, str | None] = (None, None),
 ) -> RunRecord:
-    """Write `results.json` and `clients.parquet`; `baselines` name the scores of local training and FedAvg."""
+    """Write `results.json` and `clients.parquet`, unless they have these results already.
+
+    `baselines` name the scores of local training and FedAvg.
+    """
     found = {name: one for result in results for name, one in result.scores.items()}
     algorithms = {name: result.record.name for result in results for name in result.scores}
     comparison = Comparison(found, *baselines, algorithms)
@@ -159,9 +212,24 @@ def write_run(
         global_baseline=baselines[1],
         table=[row for metric in comparison.metrics for row in comparison.rows(metric)],
     )
-    _write_table(folder.clients, pa.concat_tables([one.clients for one in results], promote_options="default"))
+    clients = pa.concat_tables([one.clients for one in results], promote_options="default")
+    known = _known(folder, clients)
+    if known is not None:
+        unchanged = replace(record, started=known.started, machine=known.machine)
+        if RUN.dump_json(unchanged) == RUN.dump_json(known):
+            return known
+    _write_table(folder.clients, clients)
     checkpoint.write_atomically(folder.results, RUN.dump_json(record, indent=1))
     return record
+
+
+def _known(folder: Folder, clients: pa.Table) -> RunRecord | None:
+    """The results that a folder has, if they can be read and stand beside these numbers of clients."""
+    try:
+        same = _table_bytes(_plain(pq.read_table(folder.clients))) == _table_bytes(_plain(clients))
+        return read_results(folder.root) if same else None
+    except (OSError, ValueError):  # also of Arrow
+        return None
 
 
 def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) -> str:
@@ -201,6 +269,17 @@ def export_model(
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
+    checkpoint.write_atomically(path, _table_bytes(table))
+
+
+def _table_bytes(table: pa.Table) -> bytes:
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer)
-    checkpoint.write_atomically(path, buffer.getvalue().to_pybytes())
+    return buffer.getvalue().to_pybytes()
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The table without its history: in one piece, texts written out."""
+    decoded = lambda column: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+    columns = {name: decoded(table[name]).combine_chunks() for name in table.column_names}
+    return pa.table(columns)

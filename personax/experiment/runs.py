@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,25 +15,27 @@ import numpy as np
 import pyarrow as pa
 
 from personax.algorithms import Algorithm
+from personax.data.locks import taking_turns
 from personax.evaluation.evaluate import adaptation_curve, evaluate
 from personax.evaluation.scores import Evaluation, show
 from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules, outputs_of
-from personax.experiment.config import Config, dump_run, load_run
+from personax.experiment.config import Config, ConfigError, dump_run, load_run
 from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.divergence import diverged_seeds, divergence_records, masked, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
-from personax.experiment.records import AdaptationRecord, BoundRecord, EvaluationRecord, RunRecord
+from personax.experiment.provenance import Provenance, digest_data, provenance_of
+from personax.experiment.records import AdaptationRecord, BoundRecord, EvaluationRecord, RunRecord, read_results
 from personax.experiment.results import (
     AlgorithmResult,
     algorithm_record,
     export_model,
     federation_rows,
     metrics_lines,
-    read_part,
     write_part,
     write_run,
 )
+from personax.experiment.standing import finished, forget, owning, refuse_lost
 from personax.experiment.summaries import (
     activity_of,
     adaptation_record,
@@ -90,16 +94,18 @@ class Work(NamedTuple):
 def prepare(config: Config) -> Work:
     """Build and check everything that a run computes with."""
     plan = build(config)
+    return Work(config, plan, {training.name: _planned(config, plan, training) for training in plan.trainings})
+
+
+def _planned(config: Config, plan: Study, training: Training) -> PlannedRun:
+    """Plan the run of one algorithm."""
+    algorithm = training.algorithm
     how = "raise" if config.on_nonfinite == "raise" else "skip"  # a seed that diverged computes on, and is not counted
     execution = Execution(config.schedule.cohort_chunk, on_nonfinite=how, precision=config.precision)
-    runs = {}
-    for training in plan.trainings:
-        algorithm = training.algorithm
-        schedules = make_schedules(config, algorithm, plan.federation.num_clients)
-        tracker = tracker_of(algorithm) if _follows(config, algorithm) else None
-        given = (algorithm, plan.task, plan.federation, schedules)
-        runs[training.name] = plan_run(*given, key=plan.keys, tracker=tracker, execution=execution)
-    return Work(config, plan, runs)
+    schedules = make_schedules(config, algorithm, plan.federation.num_clients)
+    tracker = tracker_of(algorithm) if _follows(config, algorithm) else None
+    given = (algorithm, plan.task, plan.federation, schedules)
+    return plan_run(*given, key=plan.keys, tracker=tracker, execution=execution)
 
 
 def _follows(config: Config, algorithm: Algorithm) -> bool:
@@ -111,9 +117,16 @@ def start(config: Config, root: Path) -> Folder:
     """A new run folder with the resolved configuration in it."""
     refuse_used(root)
     folder = Folder(root)
-    root.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_atomically(folder.config, dump_run(config).encode())
+    with _merging(folder):
+        refuse_used(root)  # once more: another process may have been first
+        checkpoint.write_atomically(folder.config, dump_run(config).encode())
     return folder
+
+
+def _merging(folder: Folder) -> AbstractContextManager[None]:
+    """Hold what all algorithms of a run share: its configuration and its results."""
+    folder.merging.parent.mkdir(parents=True, exist_ok=True)
+    return taking_turns(folder.merging, lambda: None)
 
 
 Listener = Callable[[str, str, EvaluationRecord], None]  # algorithm, score, evaluation
@@ -125,28 +138,57 @@ def execute(
     checkpoint_seconds: float = 10.0,
     listeners: Sequence[Listener] = (),
     work: Work | None = None,
+    fresh: Sequence[str] = (),
 ) -> RunRecord:
     """Do what is left of a run, from wherever it stands, and write its results.
 
-    Listeners are given each new evaluation. `work` is what `prepare` made of the folder's configuration, if it has.
+    Results and states that were computed with other settings or data are an error, except those of the algorithms in
+    `fresh`, which are trained from the beginning. Listeners are given each new evaluation. `work` is what `prepare`
+    made of the folder's configuration, if it has.
     """
     work = work or prepare(load_run(folder.config))
     config, plan, _ = work
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    folder.metrics.write_bytes(b"")
-    results = []
-    for training in plan.trainings:
-        if folder.part(training.name).exists():
-            result = read_part(folder, training, len(config.seed_list))
-            _append_metrics(folder, training.name, {score.name: score.evaluations for score in result.record.scores})
-        else:
-            result = _train(work, training, folder, watch, checkpoint_seconds, listeners)
-            write_part(folder, result)
-        results.append(result)
-    about = federation_record(plan.federation, data_citations(config))
-    record = write_run(folder, config, about, results, started, (plan.local_baseline, plan.global_baseline))
-    tidy(folder)
+    with owning(folder, [training.name for training in plan.trainings]):
+        for name in fresh:
+            forget(folder, name)
+        data = digest_data(plan.federation)
+        provenances = {training.name: provenance_of(config, training.name, data) for training in plan.trainings}
+        done = finished(folder, plan.trainings, provenances, len(config.seed_list), watch.note)
+        _retract(folder, watch, is_done=len(done) == len(plan.trainings))
+        results = []
+        for training in plan.trainings:
+            result = done.get(training.name)
+            if result is None:
+                result = _train(work, training, folder, watch, checkpoint_seconds, listeners, provenances)
+                write_part(folder, result, provenances[training.name])
+            else:
+                _append_metrics(folder, training.name, _histories(result))
+            results.append(result)
+        with _merging(folder):
+            lines = "".join(metrics_lines(one.record.name, _histories(one)) for one in results)
+            checkpoint.write_atomically(folder.metrics, lines.encode())
+            about = federation_record(plan.federation, data_citations(config))
+            baselines = (plan.local_baseline, plan.global_baseline)
+            record = write_run(folder, config, about, results, started, baselines)
+            tidy(folder)
     return record
+
+
+def _retract(folder: Folder, watch: Watch, is_done: bool) -> None:
+    """Begin the stream of metrics again, and remove results that are damaged or of less than is to be there."""
+    folder.metrics.write_bytes(b"")
+    if not is_done:
+        folder.results.unlink(missing_ok=True)
+    elif folder.results.exists():
+        try:
+            read_results(folder.root)
+        except ValueError:
+            watch.note(f"{folder.results} is damaged. It is rebuilt from the parts.")
+
+
+def _histories(result: AlgorithmResult) -> dict[str, list[EvaluationRecord]]:
+    return {score.name: score.evaluations for score in result.record.scores}
 
 
 class _Session:
@@ -159,9 +201,11 @@ class _Session:
         training: Training,
         cohort: int,
         convergence: Convergence | None,
+        provenance: Provenance,
     ) -> None:
         self.ask, self.diverged = ask, diverged
         self.training, self.cohort, self.convergence = training, cohort, convergence
+        self.provenance = provenance
         self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.scorings}
         self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
         self.found: dict[str, Evaluation] = {}
@@ -223,13 +267,15 @@ class _Session:
         if self.seen is not None:
             snapshot, num = self.seen
             about = {
+                "provenance": self.provenance.table,
                 "wave": snapshot.wave,
                 "events": np.asarray(snapshot.num_events).tolist(),
                 "time": np.asarray(snapshot.time).tolist(),
                 "seconds": self.seconds,
                 "history": {name: [asdict(one) for one in records[:num]] for name, records in self.history.items()},
             }
-            checkpoint.save(place, snapshot.wave, snapshot.state, about)
+            private = bool(jax.tree.leaves(snapshot.state.personal))
+            checkpoint.save(place, snapshot.wave, snapshot.state, about, private=private)
 
 
 def _train(
@@ -239,6 +285,7 @@ def _train(
     watch: Watch,
     checkpoint_seconds: float,
     listeners: Sequence[Listener],
+    provenances: dict[str, Provenance],
 ) -> AlgorithmResult:
     """Train one algorithm from its last checkpoint to the end, write its model, and return its results."""
     (config, plan, runs), name, algorithm = work, training.name, training.algorithm
@@ -247,8 +294,13 @@ def _train(
     scored = (algorithm, plan.task, plan.federation)
     ask = lambda snapshot, score: evaluate(*scored, snapshot, training.scorings[score], key=plan.keys)
     convergence = Convergence(plan, algorithm) if _follows(config, algorithm) else None
-    session = _Session(ask, lambda snapshot: diverged_seeds(config, snapshot), training, cohort, convergence)
-    begin = _restore(session, run, place, watch)
+    diverged = lambda snapshot: diverged_seeds(config, snapshot)
+    session = _Session(ask, diverged, training, cohort, convergence, provenances[name])
+    every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
+    try:
+        begin = _restore(session, work, place, watch, every)
+    except checkpoint.AllDamaged as problem:
+        raise refuse_lost(folder, name, problem, provenances) from None
     _append_metrics(folder, name, session.history)
     watch.begin(name, config.schedule.num_rounds, 0 if begin is None else session.round)
     saved = time.monotonic()
@@ -266,7 +318,6 @@ def _train(
         watch.advance(name, session.round, _latest(session.found))
         session.restart_clock()
 
-    every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
     try:
         result = run_plan(run, start=begin, monitor=Monitor(observe, every, until=session.has_ended))
     except KeyboardInterrupt:
@@ -284,19 +335,49 @@ def _train(
     return found
 
 
-def _restore(session: _Session, run: PlannedRun, place: Path, watch: Watch) -> Snapshot | None:
-    """The snapshot of the last checkpoint, if there is one, with the session's history up to it."""
-    if not place.exists():
-        return None
-    saved = checkpoint.load(place, lambda about: run.state_shapes(about["events"]), notify=watch.note)
+def _restore(session: _Session, work: Work, place: Path, watch: Watch, every: int) -> Snapshot | None:
+    """The snapshot of the last checkpoint on the way of this run, if any, with the session's history up to it."""
+    name = session.training.name
+    run = work.runs[name]
+    shapes, accept = lambda about: run.state_shapes(about["events"]), _on_the_way(work, session.training)
+    saved = checkpoint.load(place, shapes, notify=watch.note, accept=accept)
     if saved is None:
+        if checkpoint.peek(place) is not None:
+            watch.note(f"{name} is trained from the beginning: its last models are not all on the disk.")
+        checkpoint.discard(place)
         return None
+    checkpoint.discard(place, above=saved.number)
+    pauses = run.pauses(every)  # a shorter run ended where this one may not pause
     session.history = {
-        name: [EvaluationRecord(**one) for one in records] for name, records in saved.about["history"].items()
+        score: [EvaluationRecord(**one) for one in records if one["events"] in pauses]
+        for score, records in saved.about["history"].items()
     }
     session.seconds = saved.about["seconds"]
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
     return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(run.schedules), run.run.federation.ids)
+
+
+def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bool]:
+    """Make a function that returns whether a checkpoint, of a shorter run perhaps, is a state of this run."""
+    config, plan, runs = work
+    run = runs[training.name]
+
+    @cache
+    def shorter(num_rounds: int) -> PlannedRun:
+        schedule = replace(config.schedule, num_rounds=num_rounds)
+        found = _planned(replace(config, schedule=schedule), plan, training)
+        if not all(map(Schedule.begins_with, run.schedules, found.schedules)):
+            raise ConfigError(
+                f"`{training.name}` was trained for {num_rounds} rounds, and the schedule of a longer run does not "
+                "begin with them. Restore `schedule.num_rounds`, or train it again with --fresh."
+            )
+        return found
+
+    def accept(about: dict[str, Any]) -> bool:
+        num_rounds = about["provenance"]["num_rounds"]
+        return num_rounds == config.schedule.num_rounds or run.shares(shorter(num_rounds), about["wave"])
+
+    return accept
 
 
 def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:

@@ -1,12 +1,14 @@
 """The leaves of a pytree as safetensors has them: by name, of one of its types."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+import safetensors.numpy
 
 from personax.typing import PyTree
 
@@ -33,6 +35,16 @@ def read_tensors(content: bytes) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file. The library's own reader for NumPy does not know bfloat16."""
     found = safetensors.deserialize(content)
     return {name: np.frombuffer(a["data"], DTYPES[a["dtype"]]).reshape(a["shape"]) for name, a in found}
+
+
+def write_tensors(arrays: dict[str, np.ndarray], about: Mapping[str, str]) -> bytes:
+    """A safetensors file: the same bytes for the same content. The library writes metadata in a random order."""
+    content = safetensors.numpy.save(arrays)
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = {"__metadata__": dict(sorted(about.items())), **json.loads(content[8:end])}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # arrays begin at multiples of eight
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def leaves_by_name(tree: PyTree, name_of: Callable[[Any], str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from personax.flower.api import ClientApp, Context, Message  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.channel import ask
-from personax.flower.node import read_node
+from personax.flower.node import read_node, request_of
 from personax.flower.records import from_content, to_content
 
 
@@ -17,7 +17,7 @@ def client_app(recipe: Path, mods: list[Any] | None = None) -> ClientApp:
         folder, node = read_node(context.node_config, recipe)
         about, arrays = from_content(message.content)
         task = message.metadata.message_type.partition(".")[0]
-        answer, found = ask(folder, {"node": node, "task": task, **about}, arrays)
+        answer, found = ask(folder, request_of(node, task, about), arrays)
         return Message(to_content(answer, found), reply_to=message)
 
     for register in (app.query, app.train, app.evaluate):

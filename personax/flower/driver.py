@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from personax.experiment.names import require_client_name
 from personax.flower.api import ArrayRecord, Grid, Message  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.arrays import Arrays, to_tree
 from personax.flower.channel import PROTOCOL
@@ -154,7 +155,8 @@ class Driver:
         spec = self.book.recipe.spec
         try:
             reply, _ = self._ask(node, since, "query", {}, ArrayRecord())
-            name, id, given = str(reply["name"])[:63], reply["id"], (tuple(reply["input_shape"]), reply["input_dtype"])
+            name, id = require_client_name(reply["name"]), reply["id"]
+            given = (tuple(reply["input_shape"]), reply["input_dtype"])
             if given != (spec.input_shape, spec.input_dtype):
                 wanted = f"{spec.input_dtype} of shape {spec.input_shape}"
                 raise NodeFailed(f"Samples must be {wanted}, got {given[1]} of {given[0]}. Convert the data.")

@@ -17,7 +17,7 @@ def join(
 ) -> Membership:
     """Take part in the run that a message is about, with what is on the disk of an earlier visit."""
     given = Assignment(*(about[field] for field in Assignment._fields))
-    member = Membership(given, name, data, folder, limits, report_every)
+    member = Membership(given, name, data, folder, limits, report_every, authority="flower")
     member.restore()
     return member
 

@@ -35,3 +35,12 @@ def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, A
         raise ValueError(f"--node-config must have a `name` of up to 63 letters, digits, - and _, got {name!r}.")
     folder = Path(node["folder"]) if "folder" in node else user_state_path("personax") / "flower" / name
     return folder.expanduser().resolve(), node
+
+
+def request_of(node: Mapping[str, Any], task: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the request to a node's worker. Nothing in a server's message replaces the owner's settings or the task.
+
+    >>> request_of({"max-steps": 10}, "train", {"node": {"max-steps": 10**9}, "task": "query", "run": "mine"})
+    {'node': {'max-steps': 10}, 'task': 'train', 'run': 'mine'}
+    """
+    return {**about, "node": dict(node), "task": task}

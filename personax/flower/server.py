@@ -58,7 +58,7 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
     name = readable_slug(recipe.config.name)
     root = Path(str(given.get("out") or f"runs/flower-{name}")).expanduser().resolve()
     root.mkdir(parents=True, exist_ok=True)
-    with sole_user(root / "server.lock"):
+    with sole_user(root / "server.lock", f"The run {root}"):
         folder, run = open_run(root, recipe, f"{name}-{secrets.token_hex(4)}")
         journal = Journal(root, terms.sync)
         book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)

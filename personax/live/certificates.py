@@ -125,6 +125,11 @@ def identity_of(certificate: bytes) -> Identity:
     return Identity(name, role, id, parsed.serial_number, parsed.not_valid_after_utc)
 
 
+def fingerprint_of(authority: bytes) -> str:
+    """The SHA-256 fingerprint of an authority's certificate."""
+    return x509.load_pem_x509_certificate(authority).fingerprint(hashes.SHA256()).hex()
+
+
 class Revocations:
     """The list of revoked certificates, read anew whenever its file has changed; signed by the authority."""
 

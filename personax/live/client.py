@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 
 from personax.data import datasets
 from personax.data.federation import Federation
+from personax.data.locks import sole_user
 from personax.live.connection import Connection, Newest, Unreachable
 from personax.live.membership import Anchor, Assignment, Membership, SavedUpload
 from personax.live.messages import Content
@@ -55,11 +57,12 @@ def take_part(
     notify: Notify = lambda text: None,
 ) -> Farewell:
     """Train with the others until the server says that it is done, then write the personal model."""
-    client = LiveClient(connection, data, folder, limits, habits, notify)
-    client.enter()
-    while client.advance():
-        pass
-    return client.leave()
+    with _sole_client(folder):
+        client = LiveClient(connection, data, folder, limits, habits, notify)
+        client.enter()
+        while client.advance():
+            pass
+        return client.leave()
 
 
 def personalize_only(
@@ -71,9 +74,16 @@ def personalize_only(
     notify: Notify = lambda text: None,
 ) -> Farewell:
     """A personal model for a client that took no part in training; nothing but its request reaches the server."""
-    client = LiveClient(connection, data, folder, limits, Habits(), notify)
-    client.enter(newcomer=True)
-    return client.leave()
+    with _sole_client(folder):
+        client = LiveClient(connection, data, folder, limits, Habits(), notify)
+        client.enter(newcomer=True)
+        return client.leave()
+
+
+def _sole_client(folder: Path) -> AbstractContextManager[None]:
+    """Hold a client's folder, or raise `Taken`: two processes would overwrite each other's personal state."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return sole_user(folder / "client.lock", f"The client's folder {folder}")
 
 
 class LiveClient:
@@ -97,7 +107,8 @@ class LiveClient:
         welcome = self.connection.register(*sample, version_of("personax"), newcomer)
         given = Assignment(welcome.run, welcome.id, welcome.recipe, welcome.layout)
         name = self.connection.name or "this client"
-        self.member = Membership(given, name, self.data, self.folder, self.limits, self.habits.report_every)
+        owned = (name, self.data, self.folder, self.limits, self.habits.report_every)
+        self.member = Membership(given, *owned, authority=self.connection.authority)
         if not newcomer:
             self.member.restore()
         training = self.member.recipe.training

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from personax.live import wire
-from personax.live.certificates import Credentials, identity_of
+from personax.live.certificates import Credentials, fingerprint_of, identity_of
 from personax.live.gate import NAME_KEY
 from personax.live.messages import FRAME, PIECE, Broken, Buffers, Collector, Content, checksum_of, pieces, whole
 
@@ -106,6 +106,7 @@ class Connection:
         self.address, self.max_bytes, self.patience, self.call_seconds = address, max_bytes, patience, call_seconds
         self.longest_pause = longest_pause
         self.name = identity_of(credentials.certificate).name if credentials else name
+        self.authority = fingerprint_of(credentials.authority) if credentials else "none"
         self.metadata = None if credentials else ((NAME_KEY, name), ("personax-role", role))
         if credentials is None:
             self.channel = grpc.insecure_channel(address, options=_OPTIONS)

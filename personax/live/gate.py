@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from personax.experiment.config import Terms
+from personax.experiment.names import require_client_name
 from personax.live.certificates import Identity, Revocations, identity_of
 
 NAME_KEY = "personax-client"  # says who a client is where there is no TLS
@@ -41,13 +42,14 @@ class Gate:
         if self.revocations is None:
             given = dict(context.invocation_metadata() or ())
             name = given.get(NAME_KEY)
-            if not isinstance(name, str) or not name or len(name) > 63:
+            if not name:
                 raise Denied(grpc.StatusCode.UNAUTHENTICATED, f"Without TLS a client gives its name as {NAME_KEY}.")
-            return Identity(name, given.get("personax-role", "client"), None, 0, _NEVER)  # pyright: ignore[reportArgumentType]
+            return Identity(_checked(name), given.get("personax-role", "client"), None, 0, _NEVER)  # pyright: ignore[reportArgumentType]
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
             raise Denied(grpc.StatusCode.UNAUTHENTICATED, "A certificate of this federation is needed.")
         who = identity_of(shown[0])
+        _checked(who.name)
         self.require_valid(who)
         return who
 
@@ -110,3 +112,11 @@ class Gate:
                 self.revocations.refresh()
             except (OSError, ValueError) as error:  # the list as it was holds
                 logger.error("%s", error)
+
+
+def _checked(name: object) -> str:
+    """A client's name, which goes into logs, tables and files."""
+    try:
+        return require_client_name(name)
+    except ValueError as error:
+        raise Denied(grpc.StatusCode.UNAUTHENTICATED, str(error)) from None

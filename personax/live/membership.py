@@ -6,7 +6,6 @@ is killed resumes with both and sends the same upload again, which the server se
 
 import json
 import logging
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import numpy as np
 
 from personax.data.federation import Federation
 from personax.experiment import checkpoint
+from personax.experiment.names import require_run_name
 from personax.live.recipe import Limits, read_recipe, require_within
 from personax.live.visits import make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
@@ -61,11 +61,29 @@ class Holding:
     upload: SavedUpload | None = None  # the last one
 
 
+def bind(folder: Path, authority: str) -> None:
+    """Bind a client's folder to the authority of a federation, by its fingerprint; raise if it is bound to another.
+
+    A server of another federation thus gets nothing that was made for this one, whatever it calls its runs.
+    """
+    path = folder / "authority.txt"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_atomically(path, f"{authority}\n".encode(), private=True)
+    known = path.read_text(encoding="utf-8").strip()
+    if known != authority:
+        raise ValueError(
+            f"{folder} belongs to the federation of authority {known:.16}, and this server is of {authority:.16}. "
+            "Nothing was sent. Use another folder for it."
+        )
+
+
 class Membership:
     """One client's part in a run, within the limits of its owner.
 
-    `report_every` is the number of updates between reports of its numbers; None: nothing is reported. A newcomer, which
-    is not trained, has no `holding`; others call `restore` first.
+    `report_every` is the number of updates between reports of its numbers; None: nothing is reported. `authority`
+    identifies the federation (see `bind`). A newcomer, which is not trained, has no `holding`; others call `restore`
+    first.
     """
 
     def __init__(
@@ -76,14 +94,15 @@ class Membership:
         folder: Path,
         limits: Limits,
         report_every: int | None = None,
+        authority: str = "none",
     ) -> None:
-        if not re.fullmatch(r"[\w-]{1,80}", given.run):
-            raise ValueError(f"A run must be named with letters, digits, - and _, got {given.run!r}.")
+        self.run, self.authority = require_run_name(given.run), authority
         self.recipe = read_recipe(given.recipe, given.layout, limits)
         self.data = replace(data, ids=np.array([given.id]), names=[name])
         require_within(self.recipe, int(self.data.counts[0]), limits)
         check_model(self.recipe.task, self.data, None)
-        self.report_every, self.client, self.place = report_every, [name, int(given.id)], folder / given.run
+        self.report_every, self.client, self.place = report_every, [name, int(given.id)], folder / self.run
+        bind(folder, authority)
         self.visit = make_visit(self.recipe, self.data)
         self.holding: Holding | None = None
 
@@ -108,6 +127,11 @@ class Membership:
             self.holding = Holding(objective.init_personal(self.recipe.initial_params()), 0)
             return
         about = saved.about
+        if (about["authority"], about["run"]) != (self.authority, self.run):
+            raise ValueError(
+                f"{place} has the state of run {about['run']} of authority {about['authority']:.16}; this is run "
+                f"{self.run} of {self.authority:.16}. Nothing was sent. Use another folder."
+            )
         if about["client"] != self.client:
             owner, mine = ("{} with number {}".format(*who) for who in (about["client"], self.client))
             raise ValueError(f"{place} has the state of client {owner}; this is {mine}. Use another folder.")
@@ -165,8 +189,9 @@ class Membership:
         numbers["personal"] = score_one(self.recipe, self.data, model)
         path = self.place / "personal.safetensors"
         about = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
-        checkpoint.export(path, model, about)
-        checkpoint.write_atomically(self.place / "numbers.json", json.dumps(numbers, indent=1).encode())
+        checkpoint.export(path, model, about, private=True)
+        content = json.dumps(numbers, indent=1).encode()
+        checkpoint.write_atomically(self.place / "numbers.json", content, private=True)
         return path, numbers
 
     def _save(self, holding: Holding) -> None:
@@ -174,6 +199,7 @@ class Membership:
         assert holding.upload is not None
         facts = {key: item for key, item in holding.upload._asdict().items() if key != "vectors"}
         tree = {"personal": holding.personal, "upload": holding.upload.vectors}
-        about = {"client": self.client, "update": holding.update, "upload": facts}
-        checkpoint.save(self.place / "state", holding.update, tree, about)
+        about = {"authority": self.authority, "run": self.run, "client": self.client}
+        about |= {"update": holding.update, "upload": facts}
+        checkpoint.save(self.place / "state", holding.update, tree, about, private=True)
         self.holding = holding

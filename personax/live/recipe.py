@@ -33,6 +33,7 @@ from personax.experiment.config import (
     imports_of,
     parse,
 )
+from personax.experiment.names import require_title_on_the_wire
 from personax.live.messages import Layout
 from personax.models.tasks import as_inputs
 from personax.simulation.engine import first_params
@@ -179,6 +180,7 @@ def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
         table, spec = content["config"], content["spec"]
         _refuse_imports(table, limits)
         config = parse(table)
+        _check_names(config)
         shape, dtype = tuple(int(n) for n in spec["input_shape"]), str(np.dtype(spec["input_dtype"]))
         recipe = Recipe(config, Spec(shape, dtype, Outputs(str(spec["outputs"][0]), int(spec["outputs"][1]))))
         _check_limits(recipe, limits)
@@ -253,9 +255,17 @@ def require_within(recipe: Recipe, num_samples: int, limits: Limits) -> None:
         raise Refused(f"A visit to these data takes {most} gradients, and this client allows {limits.max_steps}.")
 
 
+def _check_names(config: Config) -> None:
+    """Require names that clients take."""
+    for name, entry in config.algorithms.items():
+        for title in (name, *entry.scores):
+            require_title_on_the_wire(title)
+
+
 def make_recipe(config: Config, spec: Spec) -> Recipe:
     """A recipe to serve, from a resolved configuration with one algorithm."""
     recipe = Recipe(replace(choose_algorithm(config, None), seeds=config.seed_list[:1]), spec)
+    _check_names(recipe.config)
     if not recipe.algorithm.objective.federated:
         name = recipe.training.name
         raise ConfigError(f"`{name}` shares nothing, so there is nothing to serve. Choose another with --algorithm.")

@@ -14,6 +14,7 @@ from personax.evaluation.scores import Evaluation
 from personax.experiment import checkpoint
 from personax.experiment.config import dump_run, load_run
 from personax.experiment.folders import Folder
+from personax.experiment.names import require_run_name
 from personax.experiment.records import EvaluationRecord, FederationRecord, RunRecord
 from personax.experiment.results import (
     AlgorithmResult,
@@ -46,7 +47,12 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
         raise ValueError(
             f"{root} has a run with another configuration. Continue it with that one, or choose another --out."
         )
-    return folder, json.loads(about.read_text())["run"]
+    try:
+        run = json.loads(about.read_text())["run"]
+    except (KeyError, TypeError, ValueError):
+        what = "Restore it from a copy: its `run` is the name by which clients know their states"
+        raise ValueError(f"{about} is damaged. {what}.") from None
+    return folder, require_run_name(run)
 
 
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:

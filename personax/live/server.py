@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from personax.data.locks import sole_user
 from personax.experiment.build import Outputs, make_federation, outputs_of, resolve
 from personax.experiment.config import Config, ConfigError, Terms, choose_algorithm
 from personax.experiment.folders import readable_slug
@@ -65,9 +66,26 @@ def serve(
     """Serve a run until it is finished or interrupted; its record, if clients reported any numbers."""
     shown, revoked = _credentials(address)
     terms = recipe.config.live or Terms()
-    folder, run = open_run(root, recipe, f"{readable_slug(recipe.config.name)}-{secrets.token_hex(4)}")
-    journal = Journal(root, terms.sync)
-    book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
+    root.mkdir(parents=True, exist_ok=True)
+    with sole_user(root / "server.lock", f"The live run {root}"):
+        folder, run = open_run(root, recipe, f"{readable_slug(recipe.config.name)}-{secrets.token_hex(4)}")
+        journal = Journal(root, terms.sync)
+        book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
+        service = _run(book, terms, address, shown, revoked, stay, opened)
+        journal.close()
+        return write_results(folder, book, service.bytes_up, service.bytes_down)
+
+
+def _run(
+    book: Book,
+    terms: Terms,
+    address: Address,
+    shown: Credentials | None,
+    revoked: Revocations | None,
+    stay: bool,
+    opened: Callable[[int, Service], None],
+) -> Service:
+    """Serve a book until it is finished or interrupted."""
     kept: list[Service] = []
 
     def ready(port: int, service: Service) -> None:
@@ -78,8 +96,7 @@ def serve(
 
     tls = {"credentials": shown, "revocations": revoked}
     asyncio.run(_until_stopped(partial(run_service, book, terms, address.listen, **tls, stay=stay, opened=ready)))
-    journal.close()
-    return write_results(folder, book, kept[0].bytes_up, kept[0].bytes_down)
+    return kept[0]
 
 
 async def _until_stopped(run: Callable[..., Awaitable[None]]) -> None:

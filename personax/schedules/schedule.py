@@ -60,6 +60,12 @@ class Schedule:
         """Whether the events come in rounds."""
         return bool(self.round_ends.any())
 
+    def begins_with(self, shorter: "Schedule") -> bool:
+        """Return whether the first events are those of another schedule."""
+        columns = ("client", "started_at", "requested", "received", "time", "aggregated", "round_ends")
+        same = lambda name: np.array_equal(getattr(self, name)[: shorter.num_events], getattr(shorter, name))
+        return self.num_clients == shorter.num_clients and all(map(same, columns))
+
     def updates(self) -> np.ndarray:
         """For each event, how many events of the same client came before it."""
         order = np.argsort(self.client, kind="stable")

@@ -90,6 +90,18 @@ class PlannedRun(NamedTuple):
             personal=kept_shapes(run.program.num_clients, run.program.has_seeds, shapes.personal, num)
         )
 
+    def pauses(self, every: int) -> list[list[int]]:
+        """Return how many events of each seed have arrived at each pause, before the first event and at the end."""
+        plan = self.run.plan
+        return [_num_arrived(plan, wave).tolist() for wave in (0, *_stops(plan, self.schedules[0], 0, every))]
+
+    def shares(self, other: "PlannedRun", wave: int) -> bool:
+        """Return whether the first `wave` waves of another run are those of this one, whose state is then the same."""
+        mine, its = self.run.plan, other.run.plan
+        same = lambda one, another: np.array_equal(one[:, :wave], another[:, :wave])
+        sizes = (mine.num_slots, mine.num_places) == (its.num_slots, its.num_places)
+        return sizes and wave <= mine.num_waves and all(map(same, mine.waves, its.waves))
+
 
 def plan_run(
     algorithm: Algorithm | Sequence[Algorithm],

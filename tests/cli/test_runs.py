@@ -23,6 +23,7 @@ from personax.cli.errors import plain_errors
 from personax.cli.progress import Bars
 from personax.data.datasets import decode
 from personax.data.datasets.sources import SOURCES, Archive, Package
+from personax.data.locks import sole_user
 from personax.experiment.build import resolve
 from personax.experiment.catalog import CATALOG
 from personax.experiment.config import dump, load, load_run
@@ -215,10 +216,54 @@ def test_the_configuration_in_the_folder_is_the_resolved_one(done, small):
 def test_resume_of_a_finished_run_shows_it_again_and_mends_what_is_missing(done):
     folder, ended = done
     folder.report.unlink()
-    folder.parts.mkdir()
     again = personax("resume", str(folder.root))
     assert again.exit_code == 0 and again.stdout == f"{folder.root} is finished.\n{ended.stdout}"
-    assert folder.report.exists() and not folder.parts.exists()
+    assert folder.report.exists()
+
+
+def test_resume_refuses_a_changed_setting_and_trains_again_what_is_named(done, place):
+    folder = Folder(place / "copy")
+    shutil.copytree(done[0].root, folder.root)
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("seed = 0", "seed = 1"))
+    refused = personax("resume", str(folder.root))
+    assert refused.exit_code == 1 and "`split.seed` was 0 and is 1 (for FedAvg, ARUBA, Local)" in refused.stderr
+    assert f"personax resume {folder.root} --fresh all" in refused.stderr.replace("\n", " ")
+    assert "no algorithm `nobody`" in personax("resume", str(folder.root), "--fresh", "nobody").stderr
+    again = personax("resume", str(folder.root), "--fresh", "all")
+    assert again.exit_code == 0 and "is finished" not in again.stdout
+    assert read_results(folder.root).table != read_results(done[0].root).table
+    assert personax("resume", str(folder.root)).stdout.startswith(f"{folder.root} is finished.\n")
+
+
+def test_resume_continues_a_finished_run_to_more_rounds(done, place):
+    folder = Folder(place / "copy")
+    shutil.copytree(done[0].root, folder.root)
+    rounds = load(folder.config).schedule.num_rounds
+    folder.config.write_text(folder.config.read_text().replace(f"num_rounds = {rounds}", f"num_rounds = {rounds + 3}"))
+    again = personax("resume", str(folder.root))
+    assert again.exit_code == 0, again.stderr
+    assert {one.num_rounds for one in read_results(folder.root).algorithms} == {rounds + 3}
+    folder.config.write_text(folder.config.read_text().replace(f"num_rounds = {rounds + 3}", "num_rounds = 1"))
+    refused = personax("resume", str(folder.root))
+    assert refused.exit_code == 1 and f"`schedule.num_rounds` was {rounds + 3} and is 1" in refused.stderr
+
+
+def test_two_processes_do_not_resume_the_same_run(done, place):
+    folder = Folder(place / "copy")
+    shutil.copytree(done[0].root, folder.root)
+    before = folder.metrics.read_bytes()
+    with sole_user(folder.lock("FedAvg")):
+        refused = personax("resume", str(folder.root))
+    assert refused.exit_code == 1 and "`FedAvg` of the run" in refused.stderr and "is used by process" in refused.stderr
+    assert folder.metrics.read_bytes() == before
+
+
+def test_resume_does_not_simulate_a_live_run(done, place):
+    shutil.copytree(done[0].root, place / "live")
+    (place / "live" / "live.json").write_text("{}")
+    refused = personax("resume", str(place / "live"))
+    assert refused.exit_code == 1 and "is a live run. To continue it, serve it again" in refused.stderr
 
 
 def test_resume_goes_on_with_a_run_that_was_only_started(done, small, place):

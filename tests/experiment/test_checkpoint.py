@@ -398,7 +398,9 @@ def test_if_all_are_damaged_the_error_names_them(two, tmp_path):
     shutil.copytree(two, folder)
     (folder / "00000001.json").write_bytes(b"{")
     (folder / "00000002.safetensors").write_bytes(b"short")
-    message = r"got 2 damaged: .*00000002\.safetensors .* had \d+\. .*00000001\.json .* not JSON\. Restore the files"
+    message = (
+        r"got 2 damaged: .*00000002\.safetensors .* had \d+\. .*00000001\.json .* written there\. Restore the files"
+    )
     with pytest.raises(ValueError, match=message):
         load(folder, state(0), no_warning)
 

@@ -106,7 +106,7 @@ def test_resolved_configurations_read_back_the_same_and_resolve_to_themselves():
 
 
 def test_names_with_dots_and_quotes_survive():
-    names = ["a.b", 'say "x"', "l'été", "# no comment", "x = 1", "[y]", "back\\slash", "two\nlines"]
+    names = ["a.b", 'say "x"', "l'été", "# no comment", "x = 1", "[y]", "back\\slash", "a/b"]
     entry = {**FEDAVG["A"], "scores": {name: {"model": "global"} for name in names}}
     config = parse({"algorithms": {name: entry for name in names}})
     assert read_again(config) == config and list(config.algorithms) == names

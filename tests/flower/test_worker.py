@@ -1,5 +1,6 @@
 """The adapter to Flower, as far as it needs no Flower: arrays, the worker and the way to it, the app."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -224,7 +226,9 @@ def test_what_a_worker_refuses(tmp_path):
     book.join("anna", 0)
     worker = workers(tmp_path)[0]
     about, arrays = request(given, "train", "anna", book, worker.node)
-    assert "letters, digits" in worker.answer({**about, "run": "../escape"}, arrays)[0]["error"]
+    assert (
+        "letters, digits, - and _, got '../escape'" in worker.answer({**about, "run": "../escape"}, arrays)[0]["error"]
+    )
     assert "got otherwise" in worker.answer(about, {})[0]["error"]
     assert "KeyError" in worker.answer({**agreed(given), "task": "train", "node": worker.node}, arrays)[0]["error"]
     worker.node, worker.members = {**worker.node, "max-steps": 1}, {}
@@ -264,6 +268,40 @@ def test_a_nodes_configuration_is_read_and_refused_in_words(tmp_path):
             read_node(given, path)
     limits = limits_of({"name": "anna", "max-steps": 7, "objectives": "Erm,Meta", "allow-imports": True})
     assert (limits.max_steps, limits.objectives, limits.allow_imports) == (7, ("Erm", "Meta"), True)
+
+
+@pytest.fixture
+def client_module(monkeypatch):
+    """The ClientApp's module, which needs of Flower only that some names are there."""
+    names = ("Array", "ArrayRecord", "ConfigRecord", "RecordDict", "ClientApp", "Context", "Message")
+    stand_in = SimpleNamespace(**{name: type(name, (), {}) for name in names})
+    if importlib.util.find_spec("flwr") is None:
+        monkeypatch.setitem(sys.modules, "personax.flower.api", stand_in)
+    yield importlib.import_module("personax.flower.client")
+    if importlib.util.find_spec("flwr") is None:
+        for module in ("records", "client"):
+            del sys.modules[f"personax.flower.{module}"]
+
+
+def test_a_server_does_not_override_what_a_nodes_owner_says(tmp_path, monkeypatch, client_module):
+    asked = []
+    owner = {"name": "anna", "data": "/data/anna.npz", "max-steps": 10, "folder": str(tmp_path)}
+    settings = {"data": "/etc/passwd", "max-steps": 10**9, "allow-imports": True, "folder": "/tmp/elsewhere"}
+    said = {"run": "mine", "node": settings, "task": "query", **settings}
+    monkeypatch.setattr(client_module, "from_content", lambda content: (content, {}))
+    monkeypatch.setattr(client_module, "to_content", lambda answer, arrays: answer)
+    monkeypatch.setattr(client_module, "ask", lambda *request: asked.append(request) or ({}, {}))
+    handled = []
+    app = SimpleNamespace(**{name: lambda: handled.append for name in ("query", "train", "evaluate")})
+    monkeypatch.setattr(client_module, "ClientApp", lambda mods: app)
+    monkeypatch.setattr(client_module, "Message", lambda content, reply_to: content)
+    client_module.client_app(tmp_path / "recipe.toml")
+    message = SimpleNamespace(content=said, metadata=SimpleNamespace(message_type="train"))
+    handled[0](message, SimpleNamespace(node_config=owner))
+    ((folder, about, _),) = asked
+    assert folder == tmp_path and about["node"] == owner and about["task"] == "train" and about["run"] == "mine"
+    limits = limits_of(about["node"])
+    assert limits.max_steps == 10 and not limits.allow_imports
 
 
 def test_a_partition_is_a_part_of_the_recipes_data(tmp_path):

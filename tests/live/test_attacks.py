@@ -15,8 +15,9 @@ from personax.experiment.config import Terms
 from personax.live import certificates, gate, service, wire
 from personax.live.certificates import read_credentials
 from personax.live.connection import Connection, RefusedByServer, Unreachable
+from personax.live.journal import read_lines
 from personax.live.messages import Layout, checksum
-from tests.live.parts import NAMES, make_book, recipe, serving
+from tests.live.parts import NAMES, clients_of, make_book, recipe, serving
 
 pytestmark = pytest.mark.xdist_group("live")
 TERMS = Terms(num_clients=3, rate=1e5, outlier_factor=20.0, stall=1.0, max_connections=300)
@@ -488,3 +489,24 @@ def test_a_flood_of_connections_disturbs_nobody_who_is_in(running, num):
         with contextlib.suppress(Unreachable), joined(running, "anna"):
             return
     pytest.fail("nobody got in after the flood")
+
+
+def test_an_upload_for_one_federation_is_not_sent_to_another(authority, tmp_path):
+    """Both servers call their runs the same, and the second is as genuine as the first."""
+    other, given = tmp_path / "certificates", recipe("APFL", num_rounds=100)
+    certificates.create(other, ["127.0.0.1", "localhost"], NAMES)
+    entered = lambda running: clients_of(running, tmp_path / "state", NAMES[:1])
+    with serving(tmp_path / "one", given, certificates=authority) as first, entered(first) as (client,):
+        client.enter()
+        client.train()  # killed before the upload leaves
+    with serving(tmp_path / "two", given, certificates=other) as second, entered(second) as (client,):
+        with pytest.raises(ValueError, match=r"belongs to the federation of authority .* Nothing was sent"):
+            client.enter()
+        assert not [line for line in read_lines(tmp_path / "two") if line["what"] == "upload"]
+
+
+@pytest.mark.parametrize("name", ["../anna", "anna\x1b[2J", "anna bert", "", "x" * 81], ids=repr)
+def test_names_of_clients_are_checked(name):
+    context = SimpleNamespace(invocation_metadata=lambda: ((gate.NAME_KEY, name),))
+    with pytest.raises(gate.Denied, match="name"):
+        gate.Gate(TERMS, None).identify(context)

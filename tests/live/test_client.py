@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from personax import personalize
+from personax.data.locks import Taken, sole_user
 from personax.evaluation.scoring import Scoring
 from personax.experiment.config import Terms
 from personax.experiment.records import read_results
@@ -28,6 +29,7 @@ from personax.live.journal import read_lines
 from personax.live.messages import ALIGNMENT, Collector, Layout, Mismatch, checksum, checksum_of, pieces
 from personax.live.recipe import Limits, Refused, read_recipe
 from personax.live.results import open_run, write_results
+from personax.live.server import Address, serve
 from personax.live.visits import compiled_visit
 from personax.report import write_report
 from tests.live.parts import FEDERATION, NAMES, assert_same, clients_of, data_of, recipe, serving
@@ -165,6 +167,22 @@ def test_a_client_that_vanishes_comes_back_with_its_personal_state(tmp_path):
     assert "Update 1 is sent again." in told
     uploads = [line for line in read_lines(tmp_path / "run") if line["what"] == "upload"]
     assert [line["update"] for line in uploads] == [0, 1, 2]
+
+
+def test_a_folder_has_one_client_at_a_time(tmp_path):
+    (tmp_path / "anna").mkdir()
+    with sole_user(tmp_path / "anna" / "client.lock"):
+        for part in (take_part, personalize_only):
+            with pytest.raises(Taken, match=f"The client's folder .*anna is used by process {os.getpid()}"):
+                part(None, data_of(0), tmp_path / "anna")
+
+
+def test_a_live_run_has_one_server_at_a_time(tmp_path):
+    (tmp_path / "run").mkdir()
+    taken = pytest.raises(Taken, match=f"The live run .*run is used by process {os.getpid()}")
+    with sole_user(tmp_path / "run" / "server.lock"), taken:
+        serve(recipe(), tmp_path / "run", Address("127.0.0.1:0", None))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["server.lock"]
 
 
 def test_a_client_compiles_once(tmp_path):

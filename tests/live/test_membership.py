@@ -1,5 +1,8 @@
 """A client's part in a run without any transport: what is on its disk, what is sent again, what its owner reports."""
 
+import json
+import stat
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from personax import evaluate, rounds, simulate
 from personax.experiment import checkpoint
 from personax.live.membership import Anchor, Assignment, Membership
-from personax.live.recipe import Limits, Refused
+from personax.live.recipe import Limits, Refused, read_recipe
 from tests.live.parts import FEDERATION, assert_same, data_of, recipe
 
 KEY = jax.random.key(3)
@@ -17,8 +20,8 @@ def assignment(given, run="test-run", id=0):
     return Assignment(run, id, given.to_text(), given.layout_text())
 
 
-def member_of(folder, given, i=0, name="anna", report_every=None, run="test-run", limits=Limits()):
-    member = Membership(assignment(given, run, i), name, data_of(i), folder, limits, report_every)
+def member_of(folder, given, i=0, name="anna", report_every=None, run="test-run", limits=Limits(), authority="none"):
+    member = Membership(assignment(given, run, i), name, data_of(i), folder, limits, report_every, authority)
     member.restore()
     return member
 
@@ -165,3 +168,52 @@ def test_the_end_of_a_client_and_of_a_newcomer(tmp_path):
     _, numbers = newcomer.finish(anchor_of(given, 1))
     assert set(numbers) == {"shared", "personal"}
     assert not (tmp_path / "bert" / "test-run" / "state").exists()
+
+
+BAD_NAMES = ["../escape", "a/b", "a\\b", "..", ".", "", "a b", "a\n", "a\x1b[2J", "x" * 81, "a.b", "\u0661", None]
+
+
+@pytest.mark.parametrize("run", BAD_NAMES, ids=repr)
+def test_a_server_does_not_choose_where_a_client_writes(run, tmp_path):
+    with pytest.raises(ValueError, match="The name of a run must have up to 80 letters, digits"):
+        member_of(tmp_path / "state", recipe(), run=run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_of_one_authority(tmp_path):
+    given = recipe("APFL")
+    member_of(tmp_path, given, authority="a" * 64).train(anchor_of(given))
+    for run in ("test-run", "other-run"):
+        with pytest.raises(ValueError, match=r"belongs to the federation of authority aaaa.*Nothing was sent"):
+            member_of(tmp_path, given, run=run, authority="b" * 64)
+    assert member_of(tmp_path, given, authority="a" * 64).held.upload is not None
+
+
+@pytest.mark.parametrize("change", [{"run": "other-run"}, {"authority": "b" * 64}])
+def test_an_upload_is_sent_only_to_the_run_and_the_authority_it_was_made_for(change, tmp_path):
+    """Even where the state was moved there by hand."""
+    given, now = recipe("APFL"), {"run": "test-run", "authority": "a" * 64, **change}
+    member_of(tmp_path / "one", given, authority="a" * 64).train(anchor_of(given))
+    (tmp_path / "two" / now["run"]).mkdir(parents=True)
+    (tmp_path / "one" / "test-run" / "state").rename(tmp_path / "two" / now["run"] / "state")
+    with pytest.raises(ValueError, match=r"has the state of run test-run of authority aaaa.*Nothing was sent"):
+        member_of(tmp_path / "two", given, **now)
+
+
+def test_only_the_owner_can_read_what_is_personal(tmp_path):
+    given = recipe("APFL")
+    member = member_of(tmp_path, given)
+    member.train(anchor_of(given))
+    member.finish(anchor_of(given))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 5  # the authority, a checkpoint, the personal model and its numbers
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "../../x", "a\x1b[2J"], ids=repr)
+def test_names_in_a_recipe_are_checked(name):
+    given = recipe()
+    text = given.to_text().replace("FedAsync", json.dumps(name)[1:-1])
+    with pytest.raises(Refused, match="name") as error:
+        read_recipe(text, given.layout_text(), Limits())
+    assert "\x1b" not in str(error.value)
