@@ -378,7 +378,7 @@ def test_a_regression_with_a_mean_of_100_costs_the_rows_that_diverge(tmp_path):
     assert "(client " in first and "seed" in first and "clip_norm" in remedy and "on_nonfinite" in remedy
     assert write_report([folder.root], folder.report).exists()
     execute(folder, watch := Stop())
-    assert [name for name, *_ in watch.begun] == list(lost)  # its parts were removed at the end
+    assert not watch.begun  # what has diverged is finished, too
     assert read_results(folder.root).algorithms[0].divergences == record.algorithms[0].divergences
 
 
