@@ -26,7 +26,7 @@ def suspicions_of(study: Study) -> list[str]:
     found = _of_labels(federation)
     if federation.x.dtype == np.uint8 or federation.is_mapped:  # images; files are not read through
         return found
-    columns = _columns_of(federation)
+    columns = _scales_of(federation)
     found += [text for text in (_spread(federation, columns), _constant(federation, columns)) if text]
     return [*found, *_identifiers(federation, columns), *_explosion(study, columns)]
 
@@ -50,23 +50,23 @@ def _of_labels(federation: Federation) -> list[str]:
     return []
 
 
-class _Columns(NamedTuple):
+class _Scales(NamedTuple):
     """The scale of each column: the root of its mean square, and whether it is constant."""
 
     scale: np.ndarray
     constant: np.ndarray
 
 
-def _columns_of(federation: Federation) -> _Columns:
+def _scales_of(federation: Federation) -> _Scales:
     rows = federation.x[:: 1 + len(federation.x) // _MOST_ROWS]
     found = moments(rows)
     mean = found.total / found.count
     scale = np.sqrt(mean**2 + found.squares / found.count)
     flat = rows.reshape(len(rows), -1)
-    return _Columns(scale, (flat == flat[:1]).all(axis=0))
+    return _Scales(scale, (flat == flat[:1]).all(axis=0))
 
 
-def _spread(federation: Federation, columns: _Columns) -> str:
+def _spread(federation: Federation, columns: _Scales) -> str:
     """The text about columns of very different scales."""
     varied = np.flatnonzero(~columns.constant & (columns.scale > 0))
     if federation.schema.feature_scaling is not None or len(varied) < 2:
@@ -83,7 +83,7 @@ def _spread(federation: Federation, columns: _Columns) -> str:
     )
 
 
-def _constant(federation: Federation, columns: _Columns) -> str:
+def _constant(federation: Federation, columns: _Scales) -> str:
     """The text about columns that say nothing."""
     if len(federation.schema.shape) != 1:
         return ""  # the borders of images
@@ -94,7 +94,7 @@ def _constant(federation: Federation, columns: _Columns) -> str:
     return f"Columns with the same value in every row: {_named(federation, places)}. Leave them out with `exclude`."
 
 
-def _identifiers(federation: Federation, columns: _Columns) -> list[str]:
+def _identifiers(federation: Federation, columns: _Scales) -> list[str]:
     """The texts about columns that identify a row or a client."""
     if len(federation.schema.shape) != 1 or federation.x.size > _MOST_NUMBERS:
         return []
@@ -127,7 +127,7 @@ def _numbers_rows(column: np.ndarray) -> bool:
     return whole and len(np.unique(column)) == len(column)
 
 
-def _explosion(study: Study, columns: _Columns) -> list[str]:
+def _explosion(study: Study, columns: _Scales) -> list[str]:
     """The text about a loss or a gradient that is too large for training to begin."""
     federation = study.federation
     few = federation.select(np.arange(min(8, federation.num_clients)))
