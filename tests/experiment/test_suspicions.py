@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 
+import personax as px
 from personax.data.schema import Schema
 from personax.experiment.build import build, resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.config import parse
 from personax.experiment.runs import Silent, execute, prepare, start
 from personax.experiment.suspicions import suspicions_of
+from personax.simulation.checks import check_model
 from tests.experiment.test_config import refused
 
 pytestmark = pytest.mark.xdist_group("small runs")
@@ -160,3 +162,11 @@ def test_whole_numbers_are_the_targets_of_a_regression(tmp_path):
     federation = build(config_of(path, task={"kind": "regression"})).federation
     assert federation.schema.classes == () and set(federation.y.tolist()) <= set((np.rint(AGE * 5) * 3).tolist())
     assert json.loads(json.dumps(federation.schema.to_dict()))["classes"] == []
+
+
+def test_class_numbers_are_not_the_targets_of_a_regression(tmp_path):
+    read = px.datasets.read_table(written(tmp_path / "t.csv", age=AGE, label=np.arange(NUM) % 2 * 5 + 3))
+    task = px.regression(px.logistic_regression(1))
+    with refused("The labels number 2 classes, '3' to '8'", "use `federation.as_targets()`", kind=ValueError):
+        check_model(task, read, None)
+    check_model(task, read.as_targets(), None)
