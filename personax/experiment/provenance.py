@@ -81,7 +81,8 @@ def digest_data(federation: Federation) -> dict[str, str]:
     of 4 MiB are digested instead.
     """
     fed = federation
-    parts = {"training data": (fed.x, fed.y, fed.offsets), "list of clients": (fed.ids,)}
+    schema = np.frombuffer(_plain(fed.schema.to_dict()).encode(), np.uint8)
+    parts = {"training data": (fed.x, fed.y, fed.offsets), "list of clients": (fed.ids,), "schema": (schema,)}
     if fed.test_x is not None:
         parts["test data"] = (fed.test_x, fed.test_y, fed.test_offsets)
     found = {name: _digest(arrays) for name, arrays in parts.items()}

@@ -19,7 +19,7 @@ from personax.data.locks import taking_turns
 from personax.evaluation.evaluate import adaptation_curve, evaluate
 from personax.evaluation.scores import Evaluation, show
 from personax.experiment import checkpoint
-from personax.experiment.build import Study, Training, build, make_schedules, outputs_of
+from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
 from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.divergence import diverged_seeds, divergence_records, masked, named_error
@@ -49,6 +49,7 @@ from personax.experiment.summaries import (
     score_record,
     staleness_of,
 )
+from personax.experiment.suspicions import suspicions_of
 from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
@@ -89,12 +90,14 @@ class Work(NamedTuple):
     config: Config
     plan: Study
     runs: dict[str, PlannedRun]  # of each algorithm, all seeds together
+    suspicions: list[str]  # about the data, for people
 
 
 def prepare(config: Config) -> Work:
     """Build and check everything that a run computes with."""
     plan = build(config)
-    return Work(config, plan, {training.name: _planned(config, plan, training) for training in plan.trainings})
+    runs = {training.name: _planned(config, plan, training) for training in plan.trainings}
+    return Work(config, plan, runs, suspicions_of(plan))
 
 
 def _planned(config: Config, plan: Study, training: Training) -> PlannedRun:
@@ -147,7 +150,9 @@ def execute(
     made of the folder's configuration, if it has.
     """
     work = work or prepare(load_run(folder.config))
-    config, plan, _ = work
+    config, plan = work.config, work.plan
+    for text in work.suspicions:
+        watch.note(f"Warning: {text}")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with owning(folder, [training.name for training in plan.trainings]):
         for name in fresh:
@@ -288,8 +293,8 @@ def _train(
     provenances: dict[str, Provenance],
 ) -> AlgorithmResult:
     """Train one algorithm from its last checkpoint to the end, write its model, and return its results."""
-    (config, plan, runs), name, algorithm = work, training.name, training.algorithm
-    run, place = runs[name], folder.checkpoints(name)
+    config, plan, name, algorithm = work.config, work.plan, training.name, training.algorithm
+    run, place = work.runs[name], folder.checkpoints(name)
     cohort = run.schedules[0].num_events // config.schedule.num_rounds
     scored = (algorithm, plan.task, plan.federation)
     ask = lambda snapshot, score: evaluate(*scored, snapshot, training.scorings[score], key=plan.keys)
@@ -359,8 +364,7 @@ def _restore(session: _Session, work: Work, place: Path, watch: Watch, every: in
 
 def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bool]:
     """Make a function that returns whether a checkpoint, of a shorter run perhaps, is a state of this run."""
-    config, plan, runs = work
-    run = runs[training.name]
+    config, plan, run = work.config, work.plan, work.runs[training.name]
 
     @cache
     def shorter(num_rounds: int) -> PlannedRun:
@@ -431,7 +435,7 @@ def _export(config: Config, plan: Study, training: Training, folder: Folder, res
     if seed is None:
         return
     model = jax.tree.map(lambda leaf: leaf[seed], (result.params, result.shared))
-    export_model(folder, config, training.name, outputs_of(config, plan.federation), plan.federation.x, model, seed)
+    export_model(folder, config, training.name, plan.federation.schema, model, seed)
 
 
 def _newcomers(config: Config, plan: Study, training: Training, score: str, result: Result) -> AdaptationRecord | None:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pyarrow as pa
 
+from personax.data.schema import Schema, numbered
 from personax.evaluation.scores import Evaluation
 from personax.experiment import checkpoint
 from personax.experiment.config import dump_run, load_run
@@ -27,7 +27,7 @@ from personax.experiment.results import (
 from personax.experiment.summaries import activity_of, evaluation_record, score_record
 from personax.live.book import Book, staleness_histogram
 from personax.live.journal import read_lines
-from personax.live.recipe import Recipe
+from personax.live.recipe import Recipe, Spec
 from personax.schedules import Schedule
 
 
@@ -58,9 +58,9 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
     """Write what a simulation writes at its end; None where no client reported any number."""
     recipe, ledger = book.recipe, book.ledger
-    sample = jax.ShapeDtypeStruct((1, *recipe.spec.input_shape), np.dtype(recipe.spec.input_dtype))
+    schema = _schema_of(recipe.spec)
     model = (book.state.params, book.state.shared)
-    export_model(folder, recipe.config, recipe.training.name, recipe.spec.outputs, sample, model)
+    export_model(folder, recipe.config, recipe.training.name, schema, model)
     if not ledger.history:
         return None
     result = _algorithm_result(book, read_lines(folder.root), bytes_up, bytes_down)
@@ -68,9 +68,17 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     checkpoint.write_atomically(folder.metrics, metrics_lines(result.record.name, histories).encode())
     total = lambda key: sum(int(one[key]) for one in ledger.reports.values())
     summary = f"{len(ledger.seats)} clients on machines of their own; {len(ledger.reports)} of them report numbers"
-    federation = FederationRecord(len(ledger.seats), 0, total("train_samples"), total("samples"), summary, [])
+    counts = (len(ledger.seats), 0, total("train_samples"), total("samples"))
+    federation = FederationRecord(*counts, summary, [], schema)
     began = datetime.fromtimestamp(ledger.began, UTC).isoformat(timespec="seconds")
     return write_run(folder, recipe.config, federation, [result], began)
+
+
+def _schema_of(spec: Spec) -> Schema:
+    shape, num = tuple(spec.input_shape), spec.outputs.num
+    if spec.outputs.kind == "classification":
+        return Schema(shape, spec.input_dtype, classes=numbered(num))
+    return Schema(shape, spec.input_dtype, target_shape=() if num == 1 else (num,))
 
 
 def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, bytes_down: float) -> AlgorithmResult:
