@@ -75,14 +75,17 @@ def provenance_of(config: Config, name: str, data: dict[str, str]) -> Provenance
 
 
 def digest_data(federation: Federation) -> dict[str, str]:
-    """Digest a federation's training data, test data, clients and held-out clients.
+    """Digest a federation's schema, training data, test data, clients and held-out clients.
 
     Everything is read, in blocks. Of a memory-mapped array longer than 8 GiB its length and 2048 evenly spaced blocks
     of 4 MiB are digested instead.
     """
-    fed = federation
-    schema = np.frombuffer(_plain(fed.schema.to_dict()).encode(), np.uint8)
-    parts = {"training data": (fed.x, fed.y, fed.offsets), "list of clients": (fed.ids,), "schema": (schema,)}
+    schema = hashlib.sha256(_plain(federation.schema.to_dict()).encode()).hexdigest()
+    return {"schema": schema, **_digest_clients(federation)}
+
+
+def _digest_clients(fed: Federation) -> dict[str, str]:
+    parts = {"training data": (fed.x, fed.y, fed.offsets), "list of clients": (fed.ids,)}
     if fed.test_x is not None:
         parts["test data"] = (fed.test_x, fed.test_y, fed.test_offsets)
     found = {name: _digest(arrays) for name, arrays in parts.items()}
@@ -91,7 +94,7 @@ def digest_data(federation: Federation) -> dict[str, str]:
         names.update(f"{len(name)} {name}".encode())
     found["list of clients"] = names.hexdigest()
     if fed.newcomers is not None:
-        held_out = _plain(digest_data(fed.newcomers))
+        held_out = _plain(_digest_clients(fed.newcomers))
         found["data of held-out clients"] = hashlib.sha256(held_out.encode()).hexdigest()
     return found
 

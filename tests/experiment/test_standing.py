@@ -172,7 +172,7 @@ def test_each_part_of_the_data_has_a_digest(tmp_path):
         train[at][0][1, 1] += 1e-12
         assert changed(made(train, pairs())) == {part}
     test = pairs()
-    test[1][1][0] = 2
+    test[1][1][0] = 1
     assert changed(made(pairs(), test)) == {"test data"}
     assert changed(made(pairs(), pairs(), names=["a", "bc", "d"])) == {"list of clients", "data of held-out clients"}
     named = [digest_data(made(pairs(), pairs(), names=names)) for names in (["ab", "c", "d"], ["a", "bc", "d"])]
