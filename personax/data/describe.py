@@ -1,9 +1,11 @@
 """A federation in words: how many samples, which labels, how different the clients are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from personax.data.schema import Schema
 
 
 class LabelCounts(NamedTuple):
@@ -47,7 +49,15 @@ def describe_samples(x: np.ndarray, offsets: np.ndarray) -> str:
     )
 
 
-def describe_labels(y: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[str, str]]:
+def describe_features(schema: Schema, most: int = 8) -> Iterator[tuple[str, str]]:
+    """Titled lines: the names of the columns and whether they are standardized, where there is something to say."""
+    names = [*schema.features[:most], *([f"and {len(schema.features) - most} more"] * (len(schema.features) > most))]
+    scaled = "" if schema.feature_scaling is None else "standardized"
+    if names or scaled:
+        yield "features", "; ".join(filter(None, [", ".join(names), scaled]))
+
+
+def describe_labels(y: np.ndarray, offsets: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Titled lines: the histogram of the labels and the heterogeneity, or the spread of real targets."""
     if not np.issubdtype(y.dtype, np.integer):
         means = np.add.reduceat(y, offsets[:-1], axis=0) / np.diff(offsets).reshape(-1, *[1] * (y.ndim - 1))
@@ -58,7 +68,7 @@ def describe_labels(y: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[str, s
         y, offsets = y.reshape(-1), np.asarray(offsets) * int(np.prod(y.shape[1:]))
     found = label_counts(y, offsets)
     held = np.bincount(found.client, minlength=len(offsets) - 1)
-    yield "labels", f"{len(found.classes)} classes: {_histogram(found)}"
+    yield "labels", f"{len(found.classes)} classes: {_histogram(found, names)}"
     yield (
         "heterogeneity",
         f"{heterogeneity(y, offsets).mean():.2f} (total variation of labels, 0 is IID); "
@@ -66,7 +76,8 @@ def describe_labels(y: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[str, s
     )
 
 
-def _histogram(found: LabelCounts, most: int = 20) -> str:
+def _histogram(found: LabelCounts, names: Sequence[str], most: int = 20) -> str:
     share = found.totals / found.totals.sum()
-    shown = ", ".join(f"{label}: {part:.1%}" for label, part in zip(found.classes[:most], share, strict=False))
+    name = lambda label: names[label] if 0 <= label < len(names) else str(label)
+    shown = ", ".join(f"{name(label)}: {part:.1%}" for label, part in zip(found.classes[:most], share, strict=False))
     return shown + (f", and {len(share) - most} more" if len(share) > most else "")

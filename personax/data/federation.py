@@ -1,9 +1,10 @@
 """Client data: flat arrays and offsets, nothing padded."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +21,10 @@ from personax.data.arrays import (
     gather_clients,
     take_clients,
 )
-from personax.data.describe import describe_labels, describe_samples
+from personax.data.describe import describe_features, describe_labels, describe_samples
 from personax.data.partition import Partition
+from personax.data.scaling import Scaling, add_up, moments, scaled_type
+from personax.data.schema import Notify, Samples, Schema, settle
 from personax.keys import HostStream, host_generator
 from personax.typing import Array
 from personax.values import require_count
@@ -50,8 +53,10 @@ class Federation:
     Client i trains on `x[offsets[i]:offsets[i + 1]]` and is tested on the rows that `test_offsets` gives. Images stay
     uint8. `ids` are stable whole numbers (default: the position), which the random streams follow, so that a client
     sees the same batches wherever it stands. `names` and `origin`, where the data comes from, are for people.
-    `newcomers` are clients that no training sees. Where `x` is memory-mapped (`np.memmap`, `Federation.open`) it stays
-    on the disk, and a run reads what its cohorts need. `print` shows a summary.
+    `newcomers` are clients that no training sees. `schema` describes a sample: columns, classes, scaling; by default
+    the shapes and types of the arrays, with classes from 0 to the largest label. Where `x` is memory-mapped
+    (`np.memmap`, `Federation.open`) it stays on the disk, and a run reads what its cohorts need. `print` shows a
+    summary.
 
     >>> fed = Federation.from_clients([(np.ones((3, 2)), np.array([0, 1, 1])), (np.ones((1, 2)), np.array([0]))])
     >>> print(fed)
@@ -72,6 +77,7 @@ class Federation:
     names: Sequence[str] = ()
     origin: str = ""
     newcomers: "Federation | None" = None
+    schema: Schema = field(default=None)  # pyright: ignore[reportAssignmentType]  # filled in below
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -90,6 +96,9 @@ class Federation:
                 raise ValueError(
                     f"{self.names[0]}: test samples must look like training ones, {looks[0]}, got {looks[1]}."
                 )
+        found = Schema.of(self.x, [self.y] if self.test_y is None else [self.y, self.test_y])
+        newcomers = None if self.newcomers is None else self.newcomers.schema
+        object.__setattr__(self, "schema", settle(found, self.schema, newcomers))
 
     @classmethod
     def from_clients(
@@ -100,6 +109,7 @@ class Federation:
         ids: Sequence[int] | None = None,
         names: Sequence[str] = (),
         origin: str = "",
+        schema: Schema | None = None,
     ) -> "Federation":
         """A federation from one (x, y) pair for each client, and optionally one test pair for each."""
         if not len(clients):
@@ -110,7 +120,7 @@ class Federation:
         names = names if len(names) else Numbered(numbers)
         _check_names(len(clients), numbers, names)
         tests = None if test is None else flatten(test, names)
-        return _federation(flatten(clients, names), tests, ids=numbers, names=names, origin=origin)
+        return _federation(flatten(clients, names), tests, ids=numbers, names=names, origin=origin, schema=schema)
 
     @classmethod
     def from_columns(
@@ -121,6 +131,7 @@ class Federation:
         *,
         test: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
         origin: str = "",
+        schema: Schema | None = None,
     ) -> "Federation":
         """A federation from samples in any order and a column that says whose each is: numbers or strings.
 
@@ -131,7 +142,7 @@ class Federation:
         numbered = np.issubdtype(clients.dtype, np.integer) and clients[0] >= 0 and clients[-1] < 2**32
         naming = {"ids": clients} if numbered else {"names": [str(name) for name in clients]}
         if test is None:
-            return _federation(train, None, origin=origin, **naming)
+            return _federation(train, None, origin=origin, schema=schema, **naming)
         test_clients, tests = by_client("test", *test)
         if clients.dtype.kind != test_clients.dtype.kind:
             kinds = f"{clients.dtype} and {test_clients.dtype}"
@@ -142,7 +153,7 @@ class Federation:
                 f"Training and test data must be of the same clients; {len(odd)} have only one of them, first "
                 f"{odd[0].item()!r}. Drop those rows, or hold clients out of training with `hold_out`."
             )
-        return _federation(train, tests, origin=origin, **naming)
+        return _federation(train, tests, origin=origin, schema=schema, **naming)
 
     @classmethod
     def from_partition(
@@ -155,6 +166,7 @@ class Federation:
         test_x: np.ndarray | None = None,
         test_y: np.ndarray | None = None,
         origin: str = "",
+        schema: Schema | None = None,
     ) -> "Federation":
         """A federation from a pool of samples and who gets which of them.
 
@@ -168,12 +180,12 @@ class Federation:
         _check_rows("partition", partition, len(x))
         train = ArrayPart(x, y, partition.offsets).take(partition.rows, partition.offsets)
         if test is None:
-            return _federation(train, None, origin=text)
+            return _federation(train, None, origin=text, schema=schema)
         pool = ArrayPart(x if test_x is None else test_x, y if test_y is None else test_y, test.offsets)
         _check_rows("test", test, len(pool.x))
         if test_x is None:
             _check_disjoint(partition, test)
-        return _federation(train, pool.take(test.rows, test.offsets), origin=text)
+        return _federation(train, pool.take(test.rows, test.offsets), origin=text, schema=schema)
 
     @classmethod
     def open(cls, folder: Path | str) -> "Federation":
@@ -186,7 +198,8 @@ class Federation:
         read = lambda name: np.load(place / f"{name}.npy", mmap_mode=None if name in small else "r")
         arrays = {name: read(name) for name in _ARRAYS if (place / f"{name}.npy").exists()}
         newcomers = cls.open(place / "newcomers") if (place / "newcomers").exists() else None
-        return cls(**arrays, names=about["names"], origin=about["origin"], newcomers=newcomers)
+        schema = Schema.from_dict(about["schema"]) if "schema" in about else None  # or an older version wrote it
+        return cls(**arrays, names=about["names"], origin=about["origin"], newcomers=newcomers, schema=schema)  # pyright: ignore[reportArgumentType]
 
     def save(self, folder: Path | str) -> None:
         """Write the data to a new folder, an `.npy` file for each array; `Federation.open` maps them."""
@@ -200,18 +213,20 @@ class Federation:
         if self.newcomers is not None:
             self.newcomers.save(place / "newcomers")
         names = [] if isinstance(self.names, Numbered) else list(self.names)
-        # Last: a folder has it when it is complete.
-        (place / _ABOUT).write_text(json.dumps({"names": names, "origin": self.origin}), encoding="utf-8")
+        about = {"names": names, "origin": self.origin, "schema": self.schema.to_dict()}
+        (place / _ABOUT).write_text(json.dumps(about), encoding="utf-8")  # last: a folder has it when it is complete
 
     def split_tests(self, share: float = 0.2, *, key: Array) -> "Federation":
         """The same clients, with that share of each one's data kept for its tests: section 5 of APFL and of gMeta."""
         if self.test_x is not None:
             raise ValueError("This federation has test data already. Build it without, or use it as it is.")
+        _require_unscaled(self.schema, "split_tests")
         whole = Partition(np.arange(len(self.x)), np.asarray(self.offsets))
         train, test = (self._train_part.take(p.rows, p.offsets) for p in whole.split(share, key=key))
         new = self.newcomers
         new = new if new is None or new.test_x is not None else new.split_tests(share, key=key)
-        return _federation(train, test, ids=self.ids, names=self.names, origin=self.origin, newcomers=new)
+        about = {"ids": self.ids, "names": self.names, "origin": self.origin, "schema": self.schema}
+        return _federation(train, test, newcomers=new, **about)
 
     def select(self, positions: Sequence[int] | np.ndarray) -> "Federation":
         """These clients alone, in this order; without newcomers."""
@@ -221,12 +236,13 @@ class Federation:
         tests = None if self.test_x is None else take_clients(self._test_part, at)
         names = Numbered(self.ids[at]) if isinstance(self.names, Numbered) else [self.names[i] for i in at]
         train = take_clients(self._train_part, at)
-        return _federation(train, tests, ids=self.ids[at], names=names, origin=self.origin)
+        return _federation(train, tests, ids=self.ids[at], names=names, origin=self.origin, schema=self.schema)
 
     def hold_out(self, clients: int | Sequence[int] | np.ndarray, *, key: Array | None = None) -> "Federation":
         """A federation whose `newcomers` are the given clients, or that many drawn at random, and which lacks them."""
         if self.newcomers is not None:
             raise ValueError("This federation holds clients out already. Hold all of them out at once.")
+        _require_unscaled(self.schema, "hold_out")
         if not isinstance(clients, Sequence | np.ndarray):
             require_count("clients", clients)
             if key is None:
@@ -243,6 +259,49 @@ class Federation:
                 f"got {len(chosen)} positions, {mask.sum()} of them different ones of the federation."
             )
         return replace(self.select(np.flatnonzero(~mask)), newcomers=self.select(np.flatnonzero(mask)))
+
+    def conform(self, schema: Schema, notify: Notify = lambda text: None) -> "Federation":
+        """The same samples as `schema` describes them: columns and classes by name, converted and scaled as it says.
+
+        An unknown class or a missing column raises a ValueError; `notify` is called with what is ignored.
+        """
+        where, notes = self.origin.removesuffix(".") or "The data", dict[str, None]()
+        change = lambda x, y: schema.conform(Samples(x, y, where), self.schema, notes.setdefault)
+        found = self._mapped_by(schema, change)
+        for note in notes:
+            notify(note)
+        return found
+
+    def as_targets(self) -> "Federation":
+        """The same samples with the numbers that are their labels as the targets of a regression."""
+        return self.conform(replace(self.schema, classes=()))
+
+    def standardize(self) -> "Federation":
+        """The same clients with features, and the targets of a regression, of mean 0 and deviation 1.
+
+        Means and deviations are fitted on the training data of the clients that train, from each client's `moments`,
+        and kept in the `schema`; test data and newcomers are scaled with the same numbers. Constant columns are
+        centered and not divided. Hold clients out and split tests before.
+        """
+        if self.is_mapped:
+            raise ValueError("Data in memory-mapped files cannot be standardized here. Standardize before `save(...)`.")
+        if self.x.dtype == np.uint8:
+            raise ValueError("Bytes are images, which models read as numbers from 0 to 1. Leave out `standardize`.")
+        _require_unscaled(self.schema, "standardize")
+        fit = lambda array: Scaling.from_moments(
+            add_up(moments(array[begin:end]) for begin, end in pairwise(np.asarray(self.offsets).tolist()))
+        )
+        targets = None if self.schema.classes else fit(self.y)
+        dtype = str(scaled_type(self.x.dtype))
+        return self.conform(replace(self.schema, dtype=dtype, feature_scaling=fit(self.x), target_scaling=targets))
+
+    def _mapped_by(self, schema: Schema, change: Callable[[Any, Any], tuple[Any, Any]]) -> "Federation":
+        """The federation of this schema whose inputs and labels are those that `change` returns."""
+        (x, y), tests = change(self.x, self.y), (None, None)
+        if self.test_x is not None:
+            tests = change(self.test_x, self.test_y)
+        new = None if self.newcomers is None else self.newcomers._mapped_by(schema, change)
+        return replace(self, x=x, y=y, test_x=tests[0], test_y=tests[1], newcomers=new, schema=schema)
 
     @property
     def num_clients(self) -> int:
@@ -324,7 +383,8 @@ class Federation:
         lines = [("training", describe_samples(self.x, self.offsets))]
         if self.test_x is not None and self.test_offsets is not None:
             lines.append(("test", describe_samples(self.test_x, self.test_offsets)))
-        lines += describe_labels(self.y, self.offsets)
+        lines += describe_features(self.schema)
+        lines += describe_labels(self.y, self.offsets, self.schema.classes)
         if self.newcomers is not None:
             held = self.newcomers
             lines.append(("held out", f"{held.num_clients:,} clients, {describe_samples(held.x, held.offsets)}"))
@@ -335,6 +395,12 @@ class Federation:
 
 def _federation(train: ArrayPart, test: ArrayPart | None, **about: Any) -> Federation:
     return Federation(*train, *(test or (None, None, None)), **about)
+
+
+def _require_unscaled(schema: Schema, method: str) -> None:
+    """Raise where means and deviations would be those of other data than the training data."""
+    if schema.feature_scaling is not None:
+        raise ValueError(f"The samples are standardized already. Call `{method}` before `standardize`.")
 
 
 def _check_rows(name: str, partition: Partition, num_samples: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from personax.data.scaling import Scaling, scaled_type
+from personax.data.scaling import Scaling
 from personax.values import did_you_mean
 
 Notify = Callable[[str], None]
@@ -109,6 +109,12 @@ class Schema:
             None,
         )
 
+    @property
+    def look(self) -> str:
+        """The shapes, types and number of classes in words."""
+        targets = f"{len(self.classes)} classes" if self.classes else f"targets of shape {self.target_shape}"
+        return f"{self.dtype} samples of shape {self.shape} and {targets}"
+
     def column(self, at: int) -> str:
         """A column in words."""
         return repr(self.features[at]) if self.features else f"column {at}"
@@ -152,8 +158,8 @@ class Schema:
             )
         return found
 
-    def pick(self, x: np.ndarray, names: Sequence[str], where: str, notify: Notify) -> np.ndarray:
-        """These features by name, in this order, from the columns `names` of flat samples; others are ignored."""
+    def columns_in(self, names: Sequence[str], where: str, notify: Notify) -> tuple[str, ...]:
+        """The features, all of which must be among the columns `names`; the others are reported as ignored."""
         missing = [name for name in self.features if name not in set(names)]
         if missing:
             near = did_you_mean(missing[0], [name for name in names if name not in self.features])
@@ -164,8 +170,12 @@ class Schema:
         extra = [name for name in names if name not in set(self.features)]
         if extra:
             notify(f"{where}: ignored {_count(len(extra), 'column')} that the model does not use: {_listed(extra)}.")
+        return self.features
+
+    def pick(self, x: np.ndarray, names: Sequence[str], where: str, notify: Notify) -> np.ndarray:
+        """These features by name, in this order, from the columns `names` of flat samples; others are ignored."""
         places = {name: at for at, name in enumerate(names)}
-        order = [places[name] for name in self.features]
+        order = [places[name] for name in self.columns_in(names, where, notify)]
         rows = x.reshape(len(x), -1)
         return (rows if order == list(range(len(names))) else rows[:, order]).reshape(len(x), *self.shape)
 
@@ -192,6 +202,8 @@ class Schema:
             raise ValueError(f"{where}: a sample must have the shape {self.shape}, got {own.shape}. Reshape it.")
         elif self.features:
             notify(f"{where}: its columns have no names and are taken in the order {_listed(self.features)}.")
+        elif own.features:
+            notify(f"{where}: the model knows no names of columns; they are taken in the order of the file.")
         x = x.reshape(len(x), *self.shape)
         if self.feature_scaling is not None:
             floats = x.astype(self.dtype) if x.dtype == np.uint8 else x
@@ -212,6 +224,8 @@ class Schema:
         if own.target_shape != self.target_shape:
             raise ValueError(f"{where}: labels must have the shape {self.target_shape}, got {own.target_shape}.")
         if self.classes:
+            if own.classes == self.classes:
+                return y
             if not np.issubdtype(y.dtype, np.integer):
                 raise ValueError(f"{where}: labels must be classes ({_listed(self.classes)}), got {y.dtype} numbers.")
             if own.classes:
@@ -222,10 +236,30 @@ class Schema:
         return y if self.target_scaling is None else self.target_scaling.apply(y)
 
 
+def settle(found: Schema, given: Schema | None, newcomers: Schema | None) -> Schema:
+    """The schema of a federation whose arrays look like `found`: what was given, if they agree with it.
+
+    A given schema without names and scaling only gives how many classes there are at least.
+    """
+    if given is None or given.is_plain:
+        others = [one.classes for one in (given, newcomers) if one is not None and one.is_plain]
+        most = max(map(len, [found.classes, *others]))
+        return replace(found, classes=numbered(most)) if found.classes else found
+    looks = [(one.shape, one.dtype, one.target_shape, bool(one.classes)) for one in (given, found)]
+    if looks[0] != looks[1] or len(given.classes) < len(found.classes):
+        raise ValueError(
+            f"The schema must describe the data: it has {given.look}, and the data have {found.look}. Change it, or "
+            "use `conform`."
+        )
+    if newcomers not in (None, given):
+        raise ValueError("Newcomers must have the schema of the clients that train. Use `conform` on them first.")
+    return given
+
+
 def as_targets(y: np.ndarray, own: Schema, where: str) -> np.ndarray:
     """Labels as the targets of a regression: the numbers that their classes are called by."""
     if own.has_numbered_classes:
-        return y.astype(np.float32) if y.dtype == np.uint8 else y
+        return y.astype(np.float32) if y.dtype.kind in "iu" else y
     try:
         return np.array([float(name) for name in own.classes], np.float32)[y]
     except ValueError:
@@ -235,11 +269,6 @@ def as_targets(y: np.ndarray, own: Schema, where: str) -> np.ndarray:
 def numbered(num: int) -> tuple[str, ...]:
     """The names of classes that have none: their numbers."""
     return tuple(map(str, range(num)))
-
-
-def with_scaling(schema: Schema, features: Scaling, targets: Scaling | None) -> Schema:
-    """The schema of the same samples, standardized."""
-    return replace(schema, dtype=str(scaled_type(schema.dtype)), feature_scaling=features, target_scaling=targets)
 
 
 def _listed(names: Sequence[str], most: int = 10) -> str:

@@ -64,7 +64,7 @@ def build(config: Config) -> Study:
     """The values of a resolved configuration, checked against each other."""
     trainings = [make_training(name, entry) for name, entry in config.algorithms.items()]
     federation = make_federation(config)
-    task = make_task(config, outputs_of(config, federation))
+    task = make_task(config, outputs_of(config, federation), federation.schema.target_scaling)
     keys = jnp.stack([jax.random.key(seed) for seed in config.seed_list])
     first = lambda stands_for: next(
         (name for t in trainings for name, one in t.scorings.items() if stands_for(t.algorithm, one.model)), None

@@ -29,15 +29,18 @@ def classification(model: Model, l2: float = 0.0) -> Task:
     return _classification(model, float(l2))
 
 
-def regression(model: Model, l2: float = 0.0) -> Task:
+def regression(model: Model, l2: float = 0.0, deviation: tuple[float, ...] | None = None) -> Task:
     """Squared error, averaged over the d outputs of an example: l_j = |o_j - y_j|^2 / d.
 
     With `l2 > 0` the loss adds l2/2 |params|^2. Metrics, with dropout off: "loss", the same function, and "error",
     the mean squared error without the penalty. It is not the root, because means of squares can be averaged over
     batches and clients. Targets `[batch]` fit outputs `[batch, 1]`.
+
+    With the `deviation` that standardized targets were divided by (one number for each output), "error" is in their
+    original units, mean_d deviation_d^2 (o_jd - y_jd)^2; "loss" stays the function that is minimized.
     """
     require_nonnegative("l2", l2)
-    return _regression(model, float(l2))
+    return _regression(model, float(l2), None if deviation is None else tuple(map(float, deviation)))
 
 
 def rematerialize(task: Task, slice_size: int) -> Task:
@@ -87,11 +90,16 @@ def _classification(model: Model, l2: float) -> Task:
 
 
 @functools.cache
-def _regression(model: Model, l2: float) -> Task:
+def _regression(model: Model, l2: float, deviation: tuple[float, ...] | None) -> Task:
     def metrics(params: Params, batch: Batch) -> Metrics:
         outputs = model.apply(params, _inputs(params, batch.x))
-        error = _weighted_mean(_squared_error(outputs, batch.y), batch.weight)
-        return {"loss": error + _penalty(params, l2), "error": error}
+        errors = _squared_error(outputs, batch.y)
+        error = _weighted_mean(errors, batch.weight)
+        loss = error + _penalty(params, l2)
+        if deviation is not None:
+            units = jnp.square(jnp.asarray(deviation, errors.dtype)).reshape(1, *errors.shape[1:])
+            error = _weighted_mean(units * errors, batch.weight)
+        return {"loss": loss, "error": error}
 
     return Task(model, _loss(model, _squared_error, l2), metrics, _check_targets, _inputs)
 

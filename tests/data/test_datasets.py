@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from scipy import stats
 
-from personax.data.datasets import Pool, digits, femnist, read_leaf, read_table, synthetic
+from personax.data.datasets import Pool, digits, femnist, read_client, read_leaf, read_pool, read_table, synthetic
 from personax.data.datasets.synthetic import MAX_SAMPLES, draw_client
 
 KEY = jax.random.key(0)
@@ -200,8 +200,10 @@ def test_a_leaf_folder(tmp_path, within):
     for i, user in enumerate(made.names):
         for found, given in ((made.client(i), train[user]), (made.client_test(i), test[user])):
             np.testing.assert_array_equal(found[0], np.array(given[0], np.float32))
-            np.testing.assert_array_equal(found[1], given[1])
+            assert [made.schema.classes[label] for label in found[1]] == list(map(str, given[1]))
     assert made.x.dtype == np.float32 and made.y.dtype == np.int32
+    given = {label for _, labels in (*train.values(), *test.values()) for label in labels}
+    assert made.schema.classes == tuple(map(str, sorted(given)))  # some of 0..61
 
 
 def test_leaf_without_test_data(tmp_path):
@@ -299,6 +301,7 @@ def test_femnist_images_are_bytes_again(tmp_path):
     np.testing.assert_array_equal(made.client(0)[0], images.reshape(-1, 28, 28))
     np.testing.assert_array_equal(made.client(1)[0], every_byte.reshape(-1, 28, 28))
     assert made.client(0)[1].tolist() == [3, 40, 61] and made.y.dtype == np.int32 and made.origin == "FEMNIST."
+    assert [made.schema.classes[label] for label in made.client(0)[1]] == ["3", "e", "z"]
 
 
 def test_femnist_digits_only(tmp_path):
@@ -307,6 +310,7 @@ def test_femnist_digits_only(tmp_path):
     write_leaf(tmp_path / "test" / "a.json", {"w": given, "v": given, "u": characters([61])[1]})
     made = femnist(tmp_path, digits_only=True)
     assert tuple(made.names) == ("w",) and made.y.tolist() == made.test_y.tolist() == [9, 0]
+    assert made.schema.classes == tuple("0123456789")
     np.testing.assert_array_equal(made.x, images.reshape(-1, 28, 28)[[0, 2]])
     assert made.origin.startswith("FEMNIST, digits only. 2 clients without")
 
@@ -387,14 +391,87 @@ def test_clients_whose_names_begin_with_zeros_stay_apart(tmp_path, suffix):
 
 
 @formats
+@pytest.mark.parametrize("labels", [(3, 8), (-1, 1), (1, 2), (0, 10**12)])
+def test_labels_with_gaps_become_consecutive_classes_that_keep_their_names(tmp_path, suffix, labels):
+    x, y, client = table([1, 2])
+    write(tmp_path / f"g.{suffix}", x, np.array(labels)[y % 2], client)
+    made = read_table(tmp_path / f"g.{suffix}")
+    assert_holds(made, x, y % 2, client)
+    assert made.schema.classes == tuple(map(str, labels))
+    assert made.as_targets().y.tolist() == np.array(labels, np.float32)[made.y].tolist()
+
+
+@formats
+def test_consecutive_labels_stay_as_they_are(tmp_path, suffix):
+    x, _, client = table([1, 2])
+    write(tmp_path / f"c.{suffix}", x, np.arange(12) % 3, client)
+    made = read_table(tmp_path / f"c.{suffix}")
+    assert made.y.dtype == np.int64 and made.schema.classes == ("0", "1", "2")
+
+
+@tables
+def test_features_keep_their_names(tmp_path, suffix):
+    write(tmp_path / f"t.{suffix}", *table([1, 2]))
+    made = read_table(tmp_path / f"t.{suffix}")
+    assert made.schema.features == tuple(f"pixel {j}" for j in range(4))
+    assert read_table(tmp_path / f"t.{suffix}", shape=(2, 2)).schema.features == made.schema.features
+
+
+@tables
+def test_columns_are_chosen_by_name(tmp_path, suffix):
+    x, y, client = table([1, 2])
+    words = [f"row {i}" for i in range(12)]
+    write(tmp_path / f"t.{suffix}", x, y, client, remark=words)
+    with pytest.raises(ValueError, match=r"column 'remark'.*leave it out with `exclude`"):
+        read_table(tmp_path / f"t.{suffix}")
+    left = read_table(tmp_path / f"t.{suffix}", exclude=("remark", "pixel 1"))
+    assert_holds(left, x[:, [0, 2, 3]], y, client)
+    assert left.schema.features == ("pixel 0", "pixel 2", "pixel 3")
+    picked = read_table(tmp_path / f"t.{suffix}", include=("pixel 3", "pixel 0"))
+    assert_holds(picked, x[:, [3, 0]], y, client)
+    for options in ({"include": ("pixel 9",)}, {"exclude": ("pixel 9",)}):
+        with pytest.raises(ValueError, match=r"must have a feature column 'pixel 9', got 'pixel 0'.*Did you mean"):
+            read_table(tmp_path / f"t.{suffix}", **options)
+
+
+def test_columns_of_an_npz_file_cannot_be_chosen(tmp_path):
+    write(tmp_path / "t.npz", *table([1, 2]))
+    with pytest.raises(ValueError, match=r"t.npz: columns of an .npz file have no names"):
+        read_table(tmp_path / "t.npz", exclude=("a",))
+
+
+@formats
+def test_a_file_without_clients_is_a_pool(tmp_path, suffix):
+    x, y, client = table([1, 2])
+    if suffix == "npz":
+        np.savez(tmp_path / "p.npz", x=x, y=y * 5)
+    else:
+        write(tmp_path / f"p.{suffix}", x, y * 5, client)
+    options = {} if suffix == "npz" else {"exclude": ("client",)}
+    pool = read_pool(tmp_path / f"p.{suffix}", **options)
+    np.testing.assert_array_equal(pool.x, x)
+    assert pool.y.tolist() == y.tolist() and pool.num_classes == 5
+    assert pool.schema.classes == ("0", "5", "10", "15", "20") and not pool.is_divided
+    assert str(pool) == f"p.{suffix}: 12 samples of shape (4,), float32, 5 classes."
+    with pytest.raises(ValueError, match="For data that are not divided among clients use `read_pool`"):
+        read_table(tmp_path / f"p.{suffix}", client="patient")
+
+
+def test_a_pool_may_be_of_a_regression(tmp_path):
+    x, y, _ = table([1])
+    np.savez(tmp_path / "p.npz", x=x, y=y + 0.5)
+    pool = read_pool(tmp_path / "p.npz")
+    assert pool.num_classes == 0 and pool.y.tolist() == (y + 0.5).tolist() and "targets of a regression" in str(pool)
+
+
+@formats
 def test_labels_may_be_words_or_real_numbers(tmp_path, suffix):
     x, y, client = table([1, 2])
     words = np.array(["cat", "ant", "dog", "bee", "eel"])
     write(tmp_path / f"w.{suffix}", x, words[y], client)
     made = read_table(tmp_path / f"w.{suffix}")
     assert_holds(made, x, np.searchsorted(np.unique(words[y]), words[y]), client)
-    told = ", ".join(f"{i} is '{word}'" for i, word in enumerate(np.unique(words[y])))
-    assert made.origin == f"w.{suffix}. Labels: {told}." and made.y.dtype == np.int32
+    assert made.schema.classes == tuple(np.unique(words[y]).tolist()) and made.y.dtype == np.int32
     write(tmp_path / f"r.{suffix}", x, y + 0.25, client)
     made = read_table(tmp_path / f"r.{suffix}")
     assert_holds(made, x, y + np.float32(0.25), client)
@@ -516,6 +593,23 @@ def test_types_are_told_by_all_rows_of_a_csv(tmp_path):
 # what is wrong with a table
 
 
+@tables
+def test_a_clients_file_is_read_as_a_schema_describes_it(tmp_path, suffix):
+    x, y, client = table([1])
+    words, notes = np.array(["bee", "cat", "ant"]), []
+    write(tmp_path / f"all.{suffix}", x, words[y % 3], client)
+    schema = read_table(tmp_path / f"all.{suffix}").schema
+    rows = y % 3 != 2  # without "ant", which is class 0
+    own = {f"pixel {j}": x[rows][:, j] for j in (2, 0, 3, 1)}
+    columns = pa.table({"remark": ["some words"] * rows.sum(), **own, "label": words[y[rows] % 3]})
+    path = tmp_path / f"own.{suffix}"
+    pa.csv.write_csv(columns, path) if suffix == "csv" else pa.parquet.write_table(columns, path)
+    made = read_client(path, schema=schema, notify=notes.append)
+    np.testing.assert_array_equal(made.x, x[rows])
+    assert made.y.tolist() == (y[rows] % 3 + 1).tolist() and made.schema == schema
+    assert notes == [f"own.{suffix}: ignored 1 column that the model does not use: 'remark'."]
+
+
 @formats
 def test_a_missing_column(tmp_path, suffix):
     write(tmp_path / f"t.{suffix}", *table([1, 2]))
@@ -524,14 +618,14 @@ def test_a_missing_column(tmp_path, suffix):
         ValueError, match=rf"t.{suffix} must have {kind} 'clients', got .*Did you mean `client`\? Name it"
     ):
         read_table(tmp_path / f"t.{suffix}", client="clients")
-    with pytest.raises(ValueError, match=rf"must have {kind} 'xyz', got .*\. Name it with `split=...`"):
+    with pytest.raises(ValueError, match=rf"must have {kind} 'xyz', got .* Name it with `split=...`"):
         read_table(tmp_path / f"t.{suffix}", split="xyz")
 
 
 def test_a_missing_label(tmp_path):
     (tmp_path / "t.csv").write_text(",".join(["client", "Label", *(f"f{i}" for i in range(20))]) + "\n")
     with pytest.raises(
-        ValueError, match=r"a column 'label', got 'client', 'Label', 'f0'.*'f7' and 12 more. Did.*'Label'"
+        ValueError, match=r"a column 'label', got 'client', 'Label', 'f0'.*'f7' and 12 more. Did.*`Label`"
     ):
         read_table(tmp_path / "t.csv")
     np.savez(tmp_path / "t.npz", x=np.zeros(3), client=np.zeros(3))

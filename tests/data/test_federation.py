@@ -1,5 +1,7 @@
 """Federations: layout, types on the device, and errors that name the client and the row."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from personax.data.federation import Federation
 from personax.data.partition import Partition
+from personax.data.schema import Schema
 
 
 def pair(num=3, width=2, seed=0, dtype=np.float32):
@@ -399,3 +402,122 @@ def test_data_of_a_few_clients_is_that_of_all():
         np.testing.assert_array_equal(some.x[rows], fed.client(client)[0])
         np.testing.assert_array_equal(some.y[rows], fed.client(client)[1])
     assert not some.x[9:].any() and some.x.shape == (12, 3)
+
+
+# the schema
+
+
+NAMED = Schema((2,), "float32", ("age", "dose"), ("dead", "ill", "sick", "well"))
+
+
+def test_arrays_have_the_schema_that_they_look_like():
+    assert Federation.from_clients(CLIENTS, TESTS).schema == Schema((2,), "float32", classes=("0", "1", "2", "3"))
+    real = Federation.from_clients([(x, y + 0.5) for x, y in CLIENTS])
+    assert real.schema == Schema((2,), "float32")
+    vectors = Federation.from_clients([(np.ones((3, 4, 4), np.uint8), np.ones((3, 2)))])
+    assert vectors.schema == Schema((4, 4), "uint8", target_shape=(2,))
+    signs = Federation.from_clients([(np.ones((3, 1)), np.array([-1, 1, 1]))])
+    assert signs.schema.classes == ()  # -1 numbers no class
+
+
+def test_there_is_a_class_for_the_largest_label_of_anyone():
+    fed = Federation.from_clients([(np.ones((2, 1)), np.array([0, 1]))], [(np.ones((1, 1)), np.array([4]))])
+    assert fed.schema.classes == tuple("01234")
+    newcomer = Federation.from_clients([(np.ones((1, 1)), np.array([6]))], [(np.ones((1, 1)), np.array([7]))])
+    assert replace(fed, newcomers=newcomer).schema.classes == tuple("01234567")
+
+
+def test_the_schema_is_kept(tmp_path):
+    key = jax.random.key(0)
+    fed = Federation.from_clients(CLIENTS[::2], schema=NAMED)
+    assert fed.select([1]).schema == fed.split_tests(0.5, key=key).schema == NAMED
+    held = fed.hold_out(1, key=key)
+    assert held.schema == held.newcomers.schema == NAMED
+    held.save(tmp_path / "saved")
+    opened = Federation.open(tmp_path / "saved")
+    assert opened.schema == opened.newcomers.schema == NAMED
+    pool = Federation.from_partition(*CLIENTS[2], Partition(np.array([0, 4]), np.array([0, 2])), schema=NAMED)
+    assert pool.schema == Federation.from_columns(*CLIENTS[0], np.zeros(3, int), schema=NAMED).schema == NAMED
+    few = Federation.from_clients([(np.ones((2, 2)), np.array([0, 1]))], schema=Schema((2,), "float64", (), ("0",) * 0))
+    assert few.select([0]).schema.classes == ("0", "1")
+
+
+def test_a_folder_of_an_older_version_has_the_schema_of_its_arrays(tmp_path):
+    fed = Federation.from_clients(CLIENTS)
+    fed.save(tmp_path)
+    (tmp_path / "about.json").write_text('{"names": [], "origin": ""}')
+    assert Federation.open(tmp_path).schema == fed.schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        Schema((3,), "float32", ("a", "b", "c"), NAMED.classes),
+        Schema((2,), "uint8", ("a", "b"), NAMED.classes),
+        Schema((2,), "float32", ("a", "b"), ("ill", "well")),
+        Schema((2,), "float32", ("a", "b")),
+    ],
+)
+def test_a_schema_that_is_not_of_the_data_is_rejected(schema):
+    with pytest.raises(ValueError, match=r"The schema must describe the data: it has .*, and the data have float32"):
+        Federation.from_clients(CLIENTS, schema=schema)
+
+
+def test_the_summary_names_columns_and_classes():
+    text = str(Federation.from_clients(CLIENTS, schema=NAMED).standardize())
+    assert "features       age, dose; standardized" in text and "sick: 11.1%, well: 22.2%" in text
+
+
+def test_data_are_brought_into_the_form_of_a_schema():
+    (x, y), notes = CLIENTS[2], []
+    own = Schema((3,), "float32", ("dose", "x", "age"), ("well", "ill"))
+    given = np.stack([x[:, 1], x[:, 0], x[:, 0]], axis=1)
+    fed = Federation.from_clients([(given, y % 2)], [(given[:2], y[:2] % 2)], schema=own, origin="own.csv.")
+    found = fed.conform(NAMED, notes.append)
+    np.testing.assert_array_equal(found.x, x)
+    assert found.y.tolist() == [{0: 3, 1: 1}[label] for label in y % 2] and found.schema == NAMED
+    np.testing.assert_array_equal(found.test_x, x[:2])
+    assert notes == ["own.csv: ignored 1 column that the model does not use: 'x'."]  # once
+
+
+def regression(*sizes):
+    rng = np.random.default_rng(0)
+    return [(rng.normal(5, 2, (n, 3)) * [1, 1e4, 0], rng.normal(100, 3, n)) for n in sizes]
+
+
+def test_standardization_is_fitted_on_the_training_data_of_clients_that_train():
+    fed = Federation.from_clients(regression(5, 9, 4), regression(3, 2, 4)).hold_out([1])
+    scaled = fed.standardize()
+    deviation = np.where(fed.x.std(axis=0) > 0, fed.x.std(axis=0), 1)
+    for part in ("x", "test_x"):
+        for one, other in ((fed, scaled), (fed.newcomers, scaled.newcomers)):
+            np.testing.assert_allclose(getattr(other, part), (getattr(one, part) - fed.x.mean(axis=0)) / deviation)
+    for part in ("y", "test_y"):
+        for one, other in ((fed, scaled), (fed.newcomers, scaled.newcomers)):
+            np.testing.assert_allclose(getattr(other, part), (getattr(one, part) - fed.y.mean()) / fed.y.std())
+    assert scaled.x[:, 2].tolist() == [0.0] * 9 and scaled.newcomers.schema == scaled.schema
+    assert scaled.select([0]).schema == scaled.schema
+
+
+def test_classes_are_not_scaled_and_whole_numbers_become_floats():
+    x, y = np.arange(12).reshape(6, 2), np.arange(6) % 2
+    scaled = Federation.from_clients([(x, y)]).standardize()
+    assert scaled.x.dtype == np.float32 and scaled.schema.dtype == "float32" and scaled.y.tolist() == y.tolist()
+    np.testing.assert_allclose(scaled.x.mean(axis=0), 0, atol=1e-6)
+
+
+def test_what_cannot_be_standardized_says_why(tmp_path):
+    fed = Federation.from_clients(CLIENTS[::2])
+    fed.save(tmp_path)
+    with pytest.raises(ValueError, match="Standardize before `save"):
+        Federation.open(tmp_path).standardize()
+    with pytest.raises(ValueError, match="Bytes are images"):
+        Federation.from_clients([pair(dtype=np.uint8)]).standardize()
+    scaled = fed.standardize()
+    for again in (
+        lambda: scaled.standardize(),
+        lambda: scaled.hold_out([0]),
+        lambda: scaled.split_tests(key=jax.random.key(0)),
+    ):
+        with pytest.raises(ValueError, match=r"standardized already. Call `.*` before `standardize`"):
+            again()

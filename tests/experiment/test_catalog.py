@@ -27,7 +27,7 @@ def names(entries):
 
 def test_nothing_is_missing():
     classes = set(objectives.__all__) - {"Objective", "Visit"}
-    loaders = {"leaf": "read_leaf", "file": "read_table", "folder": "open_folder"}
+    loaders = {"leaf": "read_leaf", "file": "read_table", "folder": "open_folder", "pool": "read_pool"}
     assert set(names(LISTS["algorithms"])) == functions_of(algorithms)
     assert set(names(LISTS["objectives"])) == classes
     assert set(names(LISTS["partitions"])) == functions_of(partition) - {"natural"}

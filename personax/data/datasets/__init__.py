@@ -1,13 +1,14 @@
 """Data: pools of samples to divide among clients, and federations that come divided.
 
-`digits`, `mnist` and `cifar10` are pools. `synthetic`, `femnist`, `read_leaf` and `read_table` are federations.
+`digits`, `mnist`, `cifar10` and `read_pool` are pools.
+`synthetic`, `femnist`, `read_leaf` and `read_table` are federations.
 `fetch` gets a pool from the network, once; `write_stand_in` invents writers where FEMNIST is not at hand.
 """
 
 from personax.data.datasets.cifar10 import cifar10
 from personax.data.datasets.digits import digits
 from personax.data.datasets.fetch import CannotFetch, fetch
-from personax.data.datasets.files import read_client, read_table
+from personax.data.datasets.files import read_client, read_pool, read_table
 from personax.data.datasets.folder import open_folder
 from personax.data.datasets.leaf import femnist, read_leaf
 from personax.data.datasets.mnist import mnist
@@ -29,6 +30,7 @@ __all__ = [
     "open_folder",
     "read_client",
     "read_leaf",
+    "read_pool",
     "read_table",
     "synthetic",
     "write_stand_in",

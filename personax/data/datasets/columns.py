@@ -8,6 +8,8 @@ import numpy as np
 
 from personax.values import did_you_mean
 
+_SLICE, _WIDEST = 1 << 16, 1 << 24
+
 
 class Words(NamedTuple):
     """A column of strings: for each row the number of its string among the different ones in sorted order."""
@@ -21,12 +23,31 @@ Column = np.ndarray | Words
 
 @dataclass
 class Columns:
-    """Samples and whose they are. `xs` is training and test samples, or all in one where `is_test` tells them apart."""
+    """Samples and whose they are. `xs` is training and test samples, or all in one where `is_test` tells them apart.
+
+    `features` are the names of the columns of a flat sample, in order; () where they have none.
+    """
 
     xs: list[np.ndarray]
     y: Column
     client: Column
     is_test: np.ndarray | None = None
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The columns that are features: those of `include` in its order (None: all others), without those of `exclude`."""
+
+    include: Sequence[str] | None = None
+    exclude: Sequence[str] = ()
+
+    def of(self, names: Sequence[str], where: str) -> list[str]:
+        """The chosen ones of a file's columns."""
+        for role, chosen in (("include", self.include or ()), ("exclude", self.exclude)):
+            for name in chosen:
+                require_column("a feature column", role, name, names, where)
+        return [name for name in (names if self.include is None else self.include) if name not in self.exclude]
 
 
 def words(strings: Any) -> Words:
@@ -46,10 +67,33 @@ def require_column(kind: str, role: str, name: str, there: Sequence[str], where:
     if name in there:
         return
     rest = f" and {len(there) - 10} more" if len(there) > 10 else ""
+    pooled = " For data that are not divided among clients use `read_pool`." if role == "client" else ""
     raise ValueError(
         f"{where} must have {kind} {name!r}, got {', '.join(map(repr, there[:10])) or 'none'}{rest}."
-        f"{did_you_mean(name, there)} Name it with `{role}=...`."
+        f"{did_you_mean(name, there)} Name it with `{role}=...`.{pooled}"
     )
+
+
+def numbered_classes(y: np.ndarray) -> Words | None:
+    """Integer labels as the numbers of consecutive classes, which keep their names; None where they already are."""
+    values = _distinct(y)
+    if np.array_equal(values, np.arange(len(values))):
+        return None
+    codes = np.empty(y.shape, np.int32)
+    for begin in range(0, len(y), _SLICE):
+        codes[begin : begin + _SLICE] = np.searchsorted(values, y[begin : begin + _SLICE])
+    return Words(codes, [str(value) for value in values.tolist()])
+
+
+def _distinct(y: np.ndarray) -> np.ndarray:
+    """The different labels in order; in slices and without sorting where their range allows it."""
+    least, most = int(y.min()), int(y.max())
+    if most - least >= _WIDEST:
+        return np.unique(y)
+    seen = np.zeros(most - least + 1, bool)
+    for begin in range(0, len(y), _SLICE):
+        seen[y[begin : begin + _SLICE].astype(np.int64) - least] = True
+    return np.flatnonzero(seen) + least
 
 
 def which_are_tests(split: Words, name: str, where: str) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""Files of samples with a client column."""
+"""Files of samples, with a client column or to be divided."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +7,10 @@ from zipfile import is_zipfile
 import numpy as np
 
 from personax.data.datasets.arrays import read_arrays
-from personax.data.datasets.columns import Column, Columns, Words
+from personax.data.datasets.columns import Choice, Column, Columns, Words, numbered_classes
+from personax.data.datasets.pool import Pool
 from personax.data.federation import Federation
+from personax.data.schema import Notify, Schema, numbered
 from personax.values import DATASETS
 
 _SUFFIXES = (".npz", ".csv", ".parquet")
@@ -22,6 +24,8 @@ def read_table(
     label: str = "label",
     split: str | None = None,
     shape: tuple[int, ...] | None = None,
+    include: tuple[str, ...] | None = None,
+    exclude: tuple[str, ...] = (),
 ) -> Federation:
     """A federation from one file: `.csv`, `.parquet`, or `.npz`; rows in any order.
 
@@ -30,8 +34,9 @@ def read_table(
     has the arrays `x`, `y` (or the one that `label` names) and `client`, and for test data `test_x`, `test_y` and
     `test_client`; its types are kept, but float64 becomes float32.
 
-    Labels that are whole numbers are kept; other numbers are targets of a regression, in float32; strings become
-    0, 1, ... in sorted order, which the federation's `origin` tells.
+    Labels that are whole numbers or strings are classes, numbered 0, 1, ... in sorted order; other numbers are targets
+    of a regression, in float32. The federation's `schema` has the names of the classes and of the features. For whole
+    numbers as targets use `as_targets`.
 
     Args:
         path: the file.
@@ -39,8 +44,66 @@ def read_table(
         label: the column of labels.
         split: a column that says "train" or "test".
         shape: the shape of a sample, for example (28, 28); None keeps a row of features.
+        include: the columns that are features, in this order; None takes all others.
+        exclude: columns that are not features, such as names or row numbers.
+    """
+    columns = _columns(Path(path), client, label, split, Choice(include, exclude))
+    return _federation(columns, Path(path), shape)
+
+
+@DATASETS.register("pool", summary="a .csv, .parquet or .npz file to be divided by [partition]", source="Your own")
+def read_pool(
+    path: str | Path,
+    *,
+    label: str = "label",
+    shape: tuple[int, ...] | None = None,
+    include: tuple[str, ...] | None = None,
+    exclude: tuple[str, ...] = (),
+) -> Pool:
+    """A pool from one file without clients, for a partition to divide; otherwise as `read_table`.
+
+    Args:
+        path: the file.
+        label: the column of labels.
+        shape: the shape of a sample, for example (28, 28); None keeps a row of features.
+        include: the columns that are features, in this order; None takes all others.
+        exclude: columns that are not features, such as names or row numbers.
+    """
+    whole = _federation(_columns(Path(path), None, label, None, Choice(include, exclude)), Path(path), shape)
+    arrays = (whole.x, whole.y, whole.test_x, whole.test_y)
+    return Pool(*arrays, num_classes=len(whole.schema.classes), name=Path(path).name, citation="", schema=whole.schema)
+
+
+def read_client(
+    path: str | Path,
+    *,
+    client: str = "client",
+    label: str = "label",
+    shape: tuple[int, ...] | None = None,
+    schema: Schema | None = None,
+    notify: Notify = lambda text: None,
+) -> Federation:
+    """The one client whose samples a file holds; the client column may be missing.
+
+    With the `schema` of a model, the samples are read as it describes them: columns and classes by name, converted and
+    scaled. `notify` is called with what is ignored; what does not fit raises a ValueError.
     """
     path = Path(path)
+    there = _names(path)
+    own, include = client if client in there else None, None
+    if schema is not None and schema.features and path.suffix != ".npz":
+        others = [name for name in there if name not in (own, label)]
+        include = schema.columns_in(others, path.name, notify) if label in there else None
+    found = read_table(path, client=own, label=label, shape=shape, include=include)
+    if found.num_clients > 1:
+        raise ValueError(
+            f"{path.name} must hold the samples of one client, got {found.num_clients} in the column {client!r}. "
+            "Write a file for each."
+        )
+    return found if schema is None else found.conform(schema, notify)
+
+
+def _columns(path: Path, client: str | None, label: str, split: str | None, choice: Choice) -> Columns:
     named = [name for name in (client, label, split) if name is not None]
     if len(set(named)) < len(named):
         raise ValueError(f"`client`, `label` and `split` must be different columns, got {', '.join(named)}.")
@@ -48,28 +111,13 @@ def read_table(
         raise ValueError(f"`path` must end in one of {', '.join(_SUFFIXES)}, got {path.name!r}. Convert the file.")
     if not path.is_file():
         raise FileNotFoundError(f"{path} must be a file, got none there. Check the path.")
-    if path.suffix == ".npz":
-        columns = read_arrays(path, client, label, split)
-    else:
+    if path.suffix != ".npz":
         from personax.data.datasets.tables import read_columns  # Arrow takes a while to load
 
-        columns = read_columns(path, client, label, split)
-    return _federation(columns, path, shape)
-
-
-def read_client(
-    path: str | Path, *, client: str = "client", label: str = "label", shape: tuple[int, ...] | None = None
-) -> Federation:
-    """The one client whose samples a file holds; the client column may be missing."""
-    path = Path(path)
-    there = _names(path)
-    found = read_table(path, client=client if client in there else None, label=label, shape=shape)
-    if found.num_clients > 1:
-        raise ValueError(
-            f"{path.name} must hold the samples of one client, got {found.num_clients} in the column {client!r}. "
-            "Write a file for each."
-        )
-    return found
+        return read_columns(path, client, label, split, choice)
+    if choice != Choice():
+        raise ValueError(f"{path.name}: columns of an .npz file have no names to `include` or `exclude`. Remove those.")
+    return read_arrays(path, client, label, split)
 
 
 def _names(path: Path) -> list[str]:
@@ -85,19 +133,24 @@ def _names(path: Path) -> list[str]:
 
 
 def _federation(columns: Columns, path: Path, shape: tuple[int, ...] | None) -> Federation:
-    labels, ids, mask = columns.y, columns.client, columns.is_test
-    numbers = labels.codes if isinstance(labels, Words) else _numbers(labels, path.name)
+    ids, mask = columns.client, columns.is_test
+    numbers, classes = _labels(columns.y, path.name)
     codes = ids.codes if isinstance(ids, Words) else ids
     parts = lambda column: [column] if mask is None else [column[~mask], column[mask]]
     xs = columns.xs if len(columns.xs) == 2 else parts(columns.xs.pop())
     xs[:] = [_shaped(x, shape, path.name) for x in xs]
     train, *test = zip(xs, parts(numbers), parts(codes), strict=True)
+    x, y = train[:2]
+    targets = {"classes": classes, "target_shape": y.shape[1:]}
+    schema = Schema(x.shape[1:], str(x.dtype), columns.features, **targets)
+    del x, y
     xs.clear()  # so that they are freed as soon as they are copied
     make = lambda name: Federation.from_columns(
         *train[:2],
         name(train[2]),
         test=(*test[0][:2], name(test[0][2])) if test else None,
-        origin=_origin(labels, path),
+        origin=f"{path.name}.",
+        schema=schema,
     )
     if not isinstance(ids, Words):
         return make(lambda codes: codes)
@@ -105,13 +158,6 @@ def _federation(columns: Columns, path: Path, shape: tuple[int, ...] | None) -> 
         return replace(make(lambda codes: codes), names=ids.names)
     except ValueError:  # strings take long, but give an error that names the client
         return make(np.array(ids.names).__getitem__)
-
-
-def _origin(labels: Column, path: Path) -> str:
-    if not isinstance(labels, Words):
-        return f"{path.name}."
-    names = ", ".join(f"{i} is {name!r}" for i, name in enumerate(labels.names[:20]))
-    return f"{path.name}. Labels: {names}{' and so on' if len(labels.names) > 20 else ''}."
 
 
 def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, where: str) -> np.ndarray:
@@ -124,11 +170,15 @@ def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, where: str) -> np.ndar
     return x.reshape(len(x), *shape)
 
 
-def _numbers(column: np.ndarray, where: str) -> np.ndarray:
-    """The same numbers: whole ones as they are, others in float32."""
+def _labels(column: Column, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as the numbers of their classes, with the names of these; or targets in float32."""
+    if isinstance(column, Words):
+        return column.codes, tuple(column.names)
     if column.dtype.kind not in "iufb":
         raise ValueError(f"{where}: labels must be numbers or strings, got {column.dtype}. Convert them.")
-    if column.dtype.kind == "b":
-        return column.astype(np.int32)
-    with np.errstate(over="ignore"):  # the federation names what is not finite
-        return column.astype(np.float32) if column.dtype.kind == "f" else column
+    if column.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # the federation names what is not finite
+            return column.astype(np.float32), ()
+    labels = column.astype(np.int32) if column.dtype.kind == "b" else column
+    named = numbered_classes(labels) if len(labels) else None
+    return (labels, numbered(int(labels.max(initial=-1)) + 1)) if named is None else (named.codes, tuple(named.names))

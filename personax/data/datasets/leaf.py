@@ -1,19 +1,23 @@
 """LEAF's folders of JSON files."""
 
 import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from personax.data.datasets.columns import numbered_classes
 from personax.data.federation import Federation
+from personax.data.schema import Schema
 from personax.values import DATASETS
 
 Pair = tuple[np.ndarray, np.ndarray]
 Clients = dict[str, Pair]
 Convert = Callable[[np.ndarray, np.ndarray, str], Pair]  # x, y and whose they are, for errors
 
+CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _KEYS = ("users", "num_samples", "user_data")
 _LAYOUT = "LEAF keeps its files in train/*.json and test/*.json, or all in one folder."
 
@@ -25,10 +29,11 @@ def read_leaf(path: str | Path) -> Federation:
     """A federation from a folder in the format of LEAF (Caldas et al. 2018), one client for each of its users.
 
     The folder has `train/*.json` and `test/*.json`, directly or within `data`; or it has `*.json` files itself, which
-    give training data alone. Samples are numbers: whole ones become int32, others float32. Where there are test data,
-    clients that lack training or test samples are left out; the federation's `origin` says how many.
+    give training data alone. Samples are numbers: whole ones become int32, others float32. Labels that are whole
+    numbers are classes, numbered 0, 1, ... in sorted order. Where there are test data, clients that lack training or
+    test samples are left out; the federation's `origin` says how many.
     """
-    return _read(Path(path), _numbers, "LEAF")
+    return _read(Path(path), _numbers, "LEAF", ())
 
 
 @DATASETS.register(summary="characters by writer", source="Caldas 2018", citations=("caldas2018",))
@@ -47,10 +52,12 @@ def femnist(path: str | Path, *, digits_only: bool = False) -> Federation:
         x, y = _images(x, whose), _numbers(y, y, whose)[1]
         return (x[y < 10], y[y < 10]) if digits_only else (x, y)
 
-    return _read(Path(path), convert, "FEMNIST, digits only" if digits_only else "FEMNIST")
+    if digits_only:
+        return _read(Path(path), convert, "FEMNIST, digits only", CHARACTERS[:10])
+    return _read(Path(path), convert, "FEMNIST", CHARACTERS)
 
 
-def _read(folder: Path, convert: Convert, origin: str) -> Federation:
+def _read(folder: Path, convert: Convert, origin: str, classes: tuple[str, ...]) -> Federation:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} must be a folder, got none there. {_LAYOUT}")
     for place in (folder, folder / "data"):
@@ -60,12 +67,27 @@ def _read(folder: Path, convert: Convert, origin: str) -> Federation:
                 raise FileNotFoundError(
                     f"{place} must have `test` too. For training data alone read {place / 'train'}."
                 )
-            return _join(train, _read_part(place / "test", convert), folder, origin)
-    train = _read_part(folder, convert)
-    return Federation.from_clients(_alike(list(train.values())), names=list(train), origin=f"{origin}.")
+            train, test, note = _join(train, _read_part(place / "test", convert), folder)
+            return _federation(train, test, f"{origin}.{note}", classes)
+    return _federation(_read_part(folder, convert), {}, f"{origin}.", classes)
 
 
-def _join(train: Clients, test: Clients, folder: Path, origin: str) -> Federation:
+def _federation(train: Clients, test: Clients, origin: str, classes: tuple[str, ...]) -> Federation:
+    """Clients of one type, with labels that number `classes`, or else the labels that there are."""
+    pairs = _alike([*train.values(), *test.values()])
+    x, y = pairs[0]
+    if not classes and y.dtype.kind == "i" and y.ndim == 1:
+        named = numbered_classes(np.concatenate([labels for _, labels in pairs]))
+        if named is not None:
+            codes = np.split(named.codes, np.cumsum([len(labels) for _, labels in pairs])[:-1])
+            pairs, classes = [(x, own) for (x, _), own in zip(pairs, codes, strict=True)], tuple(named.names)
+    schema = Schema(x.shape[1:], str(x.dtype), classes=classes, target_shape=y.shape[1:])
+    tests = pairs[len(train) :] if test else None
+    return Federation.from_clients(pairs[: len(train)], tests, names=list(train), origin=origin, schema=schema)
+
+
+def _join(train: Clients, test: Clients, folder: Path) -> tuple[Clients, Clients, str]:
+    """The clients that have training and test samples, in one order, and how many others there were."""
     both = [user for user in train if user in test]
     if not both:
         raise ValueError(
@@ -74,8 +96,7 @@ def _join(train: Clients, test: Clients, folder: Path, origin: str) -> Federatio
         )
     left_out = len(train.keys() | test.keys()) - len(both)
     note = f" {left_out} clients without training or without test samples were left out." if left_out else ""
-    pairs = _alike([train[user] for user in both] + [test[user] for user in both])
-    return Federation.from_clients(pairs[: len(both)], pairs[len(both) :], names=both, origin=f"{origin}.{note}")
+    return {user: train[user] for user in both}, {user: test[user] for user in both}, note
 
 
 def _read_part(folder: Path, convert: Convert) -> Clients:

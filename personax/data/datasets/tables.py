@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from personax.data.datasets.columns import Column, Columns, Words, require_column, which_are_tests, words
+from personax.data.datasets.columns import Choice, Column, Columns, Words, require_column, which_are_tests, words
 
 BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
 _NOT_COUNTED = "counted from 0, without the header"
@@ -22,14 +22,17 @@ def column_names(path: Path) -> list[str]:
     return _schema(path).names
 
 
-def read_columns(path: Path, client: str | None, label: str, split: str | None) -> Columns:
-    """Client, label and split columns by name; all others are features. Without a `client` all rows are of one."""
+def read_columns(path: Path, client: str | None, label: str, split: str | None, choice: Choice = Choice()) -> Columns:
+    """Client, label and split columns by name; the features are a choice of the others.
+
+    Without a `client` all rows are of one.
+    """
     special = [name for name in (client, label, split) if name is not None]
     schema = _schema(path)
     for role, name in (("client", client), ("label", label), ("split", split)):
         if name is not None:
             require_column("a column", role, name, schema.names, path.name)
-    features = [name for name in schema.names if name not in special]
+    features = choice.of([name for name in schema.names if name not in special], path.name)
     dtype = _feature_type(schema, features, path.name)
     x, columns_of, done = np.empty((_most_rows(path), len(features)), dtype), {name: [] for name in special}, 0
     with _opened(path, features, special) as batches:
@@ -44,7 +47,7 @@ def read_columns(path: Path, client: str | None, label: str, split: str | None) 
     is_test = None if split is None else which_are_tests(_words(columns_of.pop(split)), split, path.name)
     infer = path.suffix == ".csv"  # types are known in a Parquet file
     clients = np.zeros(done, int) if client is None else _clients(columns_of.pop(client), infer)
-    columns = Columns([x[:done]], _labels(columns_of.pop(label), infer), clients, is_test)
+    columns = Columns([x[:done]], _labels(columns_of.pop(label), infer), clients, is_test, tuple(features))
     pa.default_memory_pool().release_unused()
     return columns
 
@@ -76,7 +79,8 @@ def _feature_type(schema: pa.Schema, features: Sequence[str], where: str) -> typ
     for name, kind in types.items():
         if not numeric(kind) and not pa.types.is_null(kind):
             raise ValueError(
-                f"{where}: the feature column {name!r} must hold numbers, got {kind}. Encode it, or leave it out."
+                f"{where}: the feature column {name!r} must hold numbers, got {kind}. "
+                "Encode it, or leave it out with `exclude`."
             )
     return np.uint8 if all(kind == pa.uint8() for kind in types.values()) else np.float32
 
