@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from personax.data.federation import Federation
 from personax.experiment import checkpoint
 from personax.live.recipe import Limits, read_recipe, require_within
+from personax.live.samples import Source, conformed
 from personax.live.visits import make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
@@ -72,7 +72,7 @@ class Membership:
         self,
         given: Assignment,
         name: str,
-        data: Federation,
+        data: Source,
         folder: Path,
         limits: Limits,
         report_every: int | None = None,
@@ -80,7 +80,8 @@ class Membership:
         if not re.fullmatch(r"[\w-]{1,80}", given.run):
             raise ValueError(f"A run must be named with letters, digits, - and _, got {given.run!r}.")
         self.recipe = read_recipe(given.recipe, given.layout, limits)
-        self.data = replace(data, ids=np.array([given.id]), names=[name])
+        samples = conformed(data, self.recipe, logger.info)
+        self.data = replace(samples, ids=np.array([given.id]), names=[name])
         require_within(self.recipe, int(self.data.counts[0]), limits)
         check_model(self.recipe.task, self.data, None)
         self.report_every, self.client, self.place = report_every, [name, int(given.id)], folder / given.run
@@ -165,6 +166,7 @@ class Membership:
         numbers["personal"] = score_one(self.recipe, self.data, model)
         path = self.place / "personal.safetensors"
         about = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
+        about["schema"] = json.dumps(self.recipe.schema.to_dict())
         checkpoint.export(path, model, about)
         checkpoint.write_atomically(self.place / "numbers.json", json.dumps(numbers, indent=1).encode())
         return path, numbers

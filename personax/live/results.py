@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pyarrow as pa
 
@@ -36,7 +35,7 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
     about = root / "live.json"
     if not folder.config.exists():
         root.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_atomically(about, json.dumps({"run": name, "spec": recipe.spec}, indent=1).encode())
+        checkpoint.write_atomically(about, _about(recipe, name))
         checkpoint.write_atomically(folder.config, dump_run(recipe.config).encode())
         return folder, name
     if not about.exists():
@@ -46,15 +45,25 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
         raise ValueError(
             f"{root} has a run with another configuration. Continue it with that one, or choose another --out."
         )
-    return folder, json.loads(about.read_text())["run"]
+    known = json.loads(about.read_text())
+    if known.get("schema") != json.loads(_about(recipe, name))["schema"]:
+        raise ValueError(
+            f"{root} has a run on other samples (its columns, classes, shape or type). Continue it with the same "
+            "`[live.sample]` or data, or choose another --out."
+        )
+    return folder, known["run"]
+
+
+def _about(recipe: Recipe, run: str) -> bytes:
+    """What a server that continues a run must have in common with the one that began it."""
+    return json.dumps({"run": run, "schema": recipe.schema.to_dict()}, indent=1).encode()
 
 
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
     """Write what a simulation writes at its end; None where no client reported any number."""
     recipe, ledger = book.recipe, book.ledger
-    sample = jax.ShapeDtypeStruct((1, *recipe.spec.input_shape), np.dtype(recipe.spec.input_dtype))
     model = (book.state.params, book.state.shared)
-    export_model(folder, recipe.config, recipe.training.name, recipe.spec.outputs, sample, model)
+    export_model(folder, recipe.config, recipe.training.name, recipe.outputs, recipe.inputs, model)
     if not ledger.history:
         return None
     result = _algorithm_result(book, read_lines(folder.root), bytes_up, bytes_down)

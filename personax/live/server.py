@@ -6,19 +6,21 @@ import logging
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from personax.experiment.build import Outputs, make_federation, outputs_of, resolve
-from personax.experiment.config import Config, ConfigError, Terms, choose_algorithm
+from personax.data.scaling import scaled_type
+from personax.data.schema import Schema, numbered
+from personax.experiment.build import make_federation, outputs_of, resolve
+from personax.experiment.config import Config, ConfigError, Sample, Terms, choose_algorithm
 from personax.experiment.folders import readable_slug
 from personax.experiment.records import RunRecord
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
 from personax.live.journal import Journal
 from personax.live.ports import require_loopback
-from personax.live.recipe import Recipe, Spec, make_recipe
+from personax.live.recipe import Recipe, make_recipe
 from personax.live.results import open_run, write_results
 from personax.live.service import Service, run_service
 from personax.live.view import Metrics
@@ -39,19 +41,40 @@ class Address:
 def choose(config: Config, algorithm: str | None) -> Recipe:
     """The recipe to serve: one algorithm of a configuration."""
     resolved = resolve(choose_algorithm(config, algorithm), baselines=False)
-    return make_recipe(resolved, spec_of(resolved))
+    sample = resolved.live and resolved.live.sample
+    return make_recipe(resolved, schema_of(resolved), bool(sample and sample.standardize))
 
 
-def spec_of(config: Config) -> Spec:
-    """What samples look like: from `[live.sample]`, or from the data that a configuration names, if it is no file."""
+def schema_of(config: Config) -> Schema:
+    """What a sample looks like: from `[live.sample]`, or from the data of the configuration, where it is at hand."""
     given = config.live and config.live.sample
     if given:
-        kind = "classification" if config.task.kind == "auto" else config.task.kind
-        return Spec(tuple(given.shape), given.type, Outputs(kind, given.num_outputs))
-    if "path" in options_of(config.data.table):
+        try:
+            return _announced(given, config.task.kind == "regression")
+        except ValueError as error:
+            raise ConfigError(f"`live.sample`: {error}") from None
+    path = options_of(config.data.table).get("path")
+    if path is not None and not Path(path).exists():
         raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
     federation = make_federation(config)
-    return Spec(federation.x.shape[1:], str(federation.x.dtype), outputs_of(config, federation))
+    has_classes = outputs_of(config, federation).kind == "classification"
+    return federation.schema if has_classes else replace(federation.schema, classes=())
+
+
+def _announced(given: Sample, is_regression: bool) -> Schema:
+    """The schema of `[live.sample]`."""
+    names, classes, num = tuple(given.features), tuple(given.classes), given.num_outputs or len(given.classes) or 10
+    if not (given.shape or names):
+        raise ConfigError("a sample needs a `shape`, or the names of its columns as `features`. Add one of them.")
+    if classes and (is_regression or len(classes) != num):
+        wanted = "A regression has no `classes`" if is_regression else f"{num} outputs need {num} `classes`"
+        raise ConfigError(f"{wanted}, got {len(classes)}. Leave out one of the two settings.")
+    dtype = str(scaled_type(given.type)) if given.standardize else given.type
+    if given.standardize and given.type == "uint8":
+        raise ConfigError("bytes are images, which are not standardized. Leave out `standardize`.")
+    targets = tuple(given.label_shape) or ((num,) if is_regression and num > 1 else ())
+    known = () if is_regression else classes or numbered(num)
+    return Schema(tuple(given.shape) or (len(names),), dtype, names, known, targets)
 
 
 def serve(

@@ -27,7 +27,7 @@ from personax.flower.arrays import to_arrays, to_tree
 from personax.flower.channel import PROTOCOL, WorkerFailed, ask, private_folder, receive, send, socket_of
 from personax.flower.node import read_node
 from personax.flower.template import PACKAGE, write_app
-from personax.flower.worker import Worker, limits_of, read_samples
+from personax.flower.worker import Worker, limits_of, samples_of
 from personax.live.messages import Layout
 from personax.schedules import persafl_delays
 from tests.live.parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
@@ -133,20 +133,20 @@ def worker_of(folder):
 
 def test_a_worker_starts_once_serves_and_survives_its_own_death(node):
     folder, told = node
-    hello = {"protocol": PROTOCOL, "task": "query", "node": told}
+    hello = {**agreed(recipe()), "task": "query", "node": told}
     found = []
     threads = [threading.Thread(target=lambda: found.append(ask(folder, hello, {})[0])) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [{"name": "anna", "id": None, "input_shape": [4], "input_dtype": "float32"}] * 3
+    assert found == [{"name": "anna", "id": None}] * 3
     (first,) = worker_of(folder)
     assert stat.S_IMODE(socket_of(folder).stat().st_mode) & 0o077 == 0
     os.kill(first, signal.SIGKILL)
     assert ask(folder, hello, {})[0] == found[0]
     assert worker_of(folder) != [first]
-    with pytest.raises(WorkerFailed, match="The protocols differ: 1 here and 0 at the server"):
+    with pytest.raises(WorkerFailed, match="The protocols differ: 2 here and 0 at the server"):
         ask(folder, {**hello, "protocol": 0}, {})
     ask(folder, {**hello, "node": {**told, "idle-minutes": 0.001}}, {})
     until = time.monotonic() + 10
@@ -269,11 +269,11 @@ def test_a_nodes_configuration_is_read_and_refused_in_words(tmp_path):
 def test_a_partition_is_a_part_of_the_recipes_data(tmp_path):
     write_app(tmp_path / "app")
     path = tmp_path / "app" / PACKAGE / "recipe.toml"
-    parts = [read_samples({"recipe": str(path), "partition-id": i}) for i in range(3)]
+    parts = [samples_of({"recipe": str(path), "partition-id": i}) for i in range(3)]
     assert all(part.num_clients == 1 and part.test_x is not None for part in parts)
     assert len({len(part.x) for part in parts}) > 1
     with pytest.raises(ValueError, match="below the recipe's 3 clients, got 3"):
-        read_samples({"recipe": str(path), "partition-id": 3})
+        samples_of({"recipe": str(path), "partition-id": 3})
 
 
 # The app that is written
