@@ -81,7 +81,8 @@ def personalize(
     """Adapt a trained model to a client that nobody has seen, and write its personal model."""
     with plain_errors():
         announce_run(run)
-        found = newcomers.personalize_newcomer(Folder(run), data, algorithm, num_steps=steps, lr=lr)
+        given = {"num_steps": steps, "lr": lr, "notify": lambda text: err.print(text, highlight=False)}
+        found = newcomers.personalize_newcomer(Folder(run), data, algorithm, **given)
         newcomers.write(found, path)
         typer.echo(f"{found.algorithm}: {found.words.split(';')[0]}, from {found.num_train} samples")
         typer.echo(f"on {found.num_test} others:")

@@ -212,6 +212,8 @@ class Schema:
 
     def _typed(self, x: np.ndarray, where: str) -> np.ndarray:
         kind = np.dtype(self.dtype)
+        if x.dtype == kind:
+            return x
         if kind == np.uint8 and (x.min() < 0 or x.max() > 255 or np.any(x % 1)):
             raise ValueError(
                 f"{where}: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."

@@ -13,6 +13,8 @@ from personax.algorithms import Algorithm
 from personax.client.local import Local
 from personax.data.datasets import Pool
 from personax.data.federation import Federation
+from personax.data.scaling import Scaling
+from personax.data.schema import Schema
 from personax.evaluation.scoring import COMPUTED, Scoring
 from personax.experiment.config import AlgorithmSection, Config
 from personax.models.tasks import as_inputs, classification, regression
@@ -133,8 +135,11 @@ def make_federation(config: Config) -> Federation:
         got = type(found).__name__
         raise ConfigError(f"`data` must give a personax Pool or Federation (got {got}). Change what is imported.")
     if found.is_divided and config.partition is not None:
-        raise ConfigError(f"`{config.data.kind}` data comes divided among clients. Remove the `[partition]`.")
+        pooled = ', or use `kind = "pool"` for a file without clients' if config.data.kind == "file" else ""
+        raise ConfigError(f"`{config.data.kind}` data comes divided among clients. Remove the `[partition]`{pooled}.")
     federation = found if isinstance(found, Federation) else _divided(config, found, key)
+    if config.task.kind == "regression" and federation.schema.classes:
+        federation = federation.as_targets()
     if federation.is_mapped:
         return _checked(config, federation)
     if federation.test_x is None:
@@ -144,7 +149,8 @@ def make_federation(config: Config) -> Federation:
         raise ConfigError(
             f"`split.num_held_out` must leave some of the {federation.num_clients} clients, got {held_out}. Lower it."
         )
-    return federation.hold_out(held_out, key=key) if held_out else federation
+    federation = federation.hold_out(held_out, key=key) if held_out else federation
+    return federation.standardize() if config.data.standardize else federation
 
 
 def _checked(config: Config, federation: Federation) -> Federation:
@@ -153,6 +159,10 @@ def _checked(config: Config, federation: Federation) -> Federation:
         raise ConfigError("The folder of `data.path` has no test data. Use `split_tests(...)` before `save(...)`.")
     if config.split.num_held_out:
         raise ConfigError("Clients of `data.path` cannot be held out here. Use `hold_out(...)` before `save(...)`.")
+    if config.data.standardize:
+        raise ConfigError(
+            "The folder of `data.path` cannot be standardized here. Use `standardize()` before `save(...)`."
+        )
     return federation
 
 
@@ -163,7 +173,7 @@ def _divided(config: Config, pool: Pool, key: Array) -> Federation:
     table = dict(config.partition.table)
     test_each = table.pop("test_each", None)
     divide = lambda table, labels: PARTITIONS.make(table, "partition", labels=labels, key=key)
-    make = partial(Federation.from_partition, pool.x, pool.y, origin=f"{pool.name}.")
+    make = partial(Federation.from_partition, pool.x, pool.y, origin=f"{pool.name}.", schema=pool.schema)
     parts = divide(table, pool.y)
     if test_each is None:
         return make(*parts.split(config.split.test_share, key=key))
@@ -181,22 +191,33 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(config: Config, federation: Federation) -> Outputs:
-    """One output for each class up to the largest label, or for each target."""
-    integers = np.issubdtype(federation.y.dtype, np.integer)
+    """One output for each class, or for each target."""
+    schema, integers = federation.schema, np.issubdtype(federation.y.dtype, np.integer)
     kind = config.task.kind if config.task.kind != "auto" else "classification" if integers else "regression"
     if kind == "regression":
-        return Outputs(kind, int(np.prod(federation.y.shape[1:])))
+        return Outputs(kind, schema.num_targets)
     if not integers:
         raise ConfigError(f"Classification needs whole-number labels, got {federation.y.dtype}. Use `regression`.")
-    new = federation.newcomers
-    parts = [federation.y, federation.test_y, *((new.y, new.test_y) if new else ())]
-    return Outputs(kind, 1 + max(int(part.max()) for part in parts if part is not None))
+    if not schema.classes:
+        raise ConfigError(
+            f"Classes are numbered from 0, got labels from {federation.y.min()} to {federation.y.max()}. Number them, "
+            'or use `task.kind = "regression"`.'
+        )
+    return Outputs(kind, len(schema.classes))
 
 
-def make_task(config: Config, outputs: Outputs) -> Task:
-    """The model and its loss."""
-    make = classification if outputs.kind == "classification" else regression
-    return make(_model(config, outputs.num), config.task.l2)
+def make_task(config: Config, outputs: Outputs, target_scaling: Scaling | None = None) -> Task:
+    """The model and its loss. The errors of scaled targets are measured in their original units."""
+    model = _model(config, outputs.num)
+    if outputs.kind == "classification":
+        return classification(model, config.task.l2)
+    return regression(model, config.task.l2, None if target_scaling is None else target_scaling.deviation)
+
+
+def task_of(config: Config, schema: Schema) -> Task:
+    """The model and its loss for samples of this schema."""
+    kind = "classification" if schema.classes else "regression"
+    return make_task(config, Outputs(kind, schema.num_outputs), schema.target_scaling)
 
 
 def _model(config: Config, num_outputs: int) -> Model:

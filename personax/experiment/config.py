@@ -30,7 +30,7 @@ HowMany = Annotated[int, Field(ge=1, le=1000, strict=True)]
 
 @dataclass(frozen=True, config=_KNOWN)
 class Section:
-    """`[data]`, `[partition]` or `[model]`: a kind, and the options that stand beside it in TOML."""
+    """`[partition]` or `[model]`: a kind, and the options that stand beside it in TOML."""
 
     kind: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -38,6 +38,20 @@ class Section:
     @property
     def table(self) -> dict[str, Any]:
         """The section as it is written in TOML."""
+        return {"kind": self.kind, **self.options}
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class DataSection:
+    """`[data]`: a kind with its options, and whether features and the targets of a regression are standardized."""
+
+    kind: str
+    standardize: Flag = False
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """What makes the data: the section without `standardize`."""
         return {"kind": self.kind, **self.options}
 
 
@@ -146,7 +160,7 @@ class Config:
     personax: str | None = None  # the version that wrote the configuration of a run folder
     seeds: HowMany | Annotated[list[Natural], Field(min_length=1, max_length=1000)] = 3
     precision: Literal["default", "float32", "tf32", "bf16"] = "default"
-    data: Section = Section("digits")
+    data: DataSection = DataSection("digits")
     partition: Section | None = None
     split: Split = Split()
     model: Section = Section("mlp", {"widths": [32]})
@@ -167,6 +181,7 @@ class Config:
 STARTER = Path(__file__).with_name("default.toml")
 _CONFIG = TypeAdapter(Config)
 _SECTIONS = {"data": DATASETS, "partition": PARTITIONS, "model": MODELS}
+_OF_SECTION = {"data": ("kind", "standardize"), "partition": ("kind",), "model": ("kind",)}
 _OF_ENTRY = ("recipe", "scores")
 _ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # what pydantic adds to places
 _ASSIGNMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'=])*)=(.*)""", re.DOTALL)
@@ -188,7 +203,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 def parse(table: dict[str, Any]) -> Config:
     """Check plain tables and make a configuration of them. Nothing is imported."""
-    sections = {name: _with_options(table[name], ("kind",)) for name in _SECTIONS if name in table}
+    sections = {name: _with_options(table[name], _OF_SECTION[name]) for name in _SECTIONS if name in table}
     algorithms = table.get("algorithms", {})
     if isinstance(algorithms, dict):
         algorithms = {name: _with_options(entry, _OF_ENTRY) for name, entry in algorithms.items()}
@@ -203,7 +218,8 @@ def parse(table: dict[str, Any]) -> Config:
 def dump(config: Config) -> str:
     """Write the configuration as TOML, including every default."""
     table = _without_none(dataclasses.asdict(config))
-    sections = {name: getattr(config, name).table for name in _SECTIONS if name in table}
+    of_section = lambda entry: {**{key: item for key, item in entry.items() if key != "options"}, **entry["options"]}
+    sections = {name: of_section(table[name]) for name in _SECTIONS if name in table}
     flat = {
         name: {"recipe": entry["recipe"], **entry["options"], "scores": entry["scores"]}
         for name, entry in table["algorithms"].items()
@@ -254,12 +270,13 @@ def imports_of(config: Config) -> list[str]:
     return list(dict.fromkeys(imports_in(tomllib.loads(dump(config)))))
 
 
-def _completed(name: str, section: Section | None) -> Section | None:
+def _completed(name: str, section: Section | DataSection | None) -> Section | DataSection | None:
     """A section with the defaults of its kind, its options checked. What is imported is checked when it is built."""
     if section is None or section.kind == "import":
         return section
     parameters = _SECTIONS[name].parameters(section.table, name)
     known = {*parameters, *(("test_each",) if "num_each" in parameters else ())}  # for a published test set
+    known |= set(_OF_SECTION[name]) - {"kind"}
     check_names(name, section.options, known)
     for key, item in section.options.items():
         construct(parameters[key].annotation if key in parameters else int, item, f"{name}.{key}")
@@ -267,7 +284,7 @@ def _completed(name: str, section: Section | None) -> Section | None:
     if missing:
         raise ConfigError(f"`{name}` needs `{missing[0]}`. Add it; `personax init` writes an example.")
     defaults = {key: one.default for key, one in parameters.items() if one.default not in (one.empty, None)}
-    return Section(section.kind, {**defaults, **section.options})
+    return dataclasses.replace(section, options={**defaults, **section.options})
 
 
 def _with_options(table: Any, own: tuple[str, ...]) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +11,12 @@ import numpy as np
 
 from personax.data import datasets
 from personax.data.federation import Federation
+from personax.data.schema import Notify, Schema
 from personax.evaluation.evaluate import personalize
 from personax.evaluation.scores import ScoreRow, higher_is_better
 from personax.evaluation.scoring import Scoring
 from personax.experiment import checkpoint
-from personax.experiment.build import Outputs, Training, make_task, make_training
+from personax.experiment.build import Training, make_training, task_of
 from personax.experiment.config import Config, ConfigError, choose_algorithm, load_run
 from personax.experiment.folders import Folder
 from personax.experiment.records import RunRecord, read_results
@@ -67,10 +67,11 @@ def personalize_newcomer(
     num_steps: int | None = None,
     lr: float | None = None,
     seed: int = 0,
+    notify: Notify = lambda text: None,
 ) -> PersonalModel:
     """Adapt one algorithm's shared model, by default the best's, to the client whose samples a file holds.
 
-    A fifth of the samples is kept apart to score the model before and after.
+    A fifth of the samples is kept apart to score the model before and after. `notify` is called with what is ignored.
     """
     record = read_results(folder.root)
     config = load_run(folder.config)
@@ -81,10 +82,10 @@ def personalize_newcomer(
     training = trainings[algorithm]
     scoring = _scoring(training, score, num_steps, lr)
     trees, about = checkpoint.read_model(folder.model(algorithm))
-    task = make_task(config, Outputs(about["task"], int(about["num_outputs"])))
-    client = read_newcomer(data, config, about, seed)
-    _check_words(data, client, record)
-    params = _restored(task, trees["params"], about)
+    schema = Schema.from_dict(json.loads(about["schema"]))
+    task = task_of(config, schema)
+    client = read_newcomer(data, config, schema, seed, notify)
+    params = _restored(task, trees["params"], schema)
     check_model(task, client, params)
     objective = training.algorithm.objective
     shared = jax.tree.unflatten(
@@ -113,29 +114,16 @@ def _scoring(training: Training, score: str | None, num_steps: int | None, lr: f
     return Scoring(base.model, steps, size, base.batch_size)
 
 
-def read_newcomer(path: Path, config: Config, about: dict[str, str], seed: int) -> Federation:
-    """The file's samples as one client, a fifth of them kept apart, in the shape that the model was trained on."""
+def read_newcomer(path: Path, config: Config, schema: Schema, seed: int, notify: Notify) -> Federation:
+    """The file's samples as one client, a fifth of them kept apart, as the model was trained on them."""
     names = {name: item for name, item in config.data.options.items() if name in ("client", "label")}
-    read = datasets.read_client(path, **names, shape=tuple(json.loads(about["input_shape"])))
-    if about["input_dtype"] == "uint8" and (read.x.min() < 0 or read.x.max() > 255 or np.any(read.x % 1)):
-        raise ConfigError(
-            f"{path.name}: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."
-        )
-    read = replace(read, x=read.x.astype(about["input_dtype"]))  # bytes are images to a model, other numbers are not
-    return read.split_tests(0.2, key=jax.random.key(seed))
+    read = datasets.read_client(path, **names, schema=schema, notify=notify)
+    return read.split_tests(0.2, key=jax.random.key(seed)).conform(schema, notify)
 
 
-def _check_words(path: Path, client: Federation, record: RunRecord) -> None:
-    """Labels that are words were numbered in sorted order: the file must have the words that the run had."""
-    words, of_run = (text.partition("Labels: ")[2] for text in (client.origin, record.federation.summary))
-    if words and (words != of_run or "and so on" in words):
-        text = f"labels must be the run's ({of_run or 'numbers'}), got others ({words})"
-        raise ConfigError(f"{path.name}: {text}. Write the run's numbers in their place.")
-
-
-def _restored(task: Task, tree: dict[str, Any], about: dict[str, str]) -> Params:
+def _restored(task: Task, tree: dict[str, Any], schema: Schema) -> Params:
     """The parameters in the structure that the task's model has."""
-    x = jnp.zeros((1, *json.loads(about["input_shape"])), about["input_dtype"])
+    x = jnp.zeros((1, *schema.shape), schema.dtype)
     shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(x)))
     return checkpoint.in_structure_of(shapes, tree)
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from personax.data.schema import Schema
 from personax.evaluation.scores import Interval, ScoreRow
 from personax.experiment.config import require_same_version
 
@@ -119,6 +120,7 @@ class FederationRecord:
     num_test_samples: int
     summary: str
     citations: list[str]
+    schema: Schema
 
 
 @dataclass(frozen=True, config=_KNOWN)

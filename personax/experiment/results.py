@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from personax.data.federation import Federation
+from personax.data.schema import Schema
 from personax.evaluation.scores import Comparison, Evaluation
 from personax.evaluation.scoring import Scoring
 from personax.experiment import checkpoint
-from personax.experiment.build import Outputs, Training
+from personax.experiment.build import Training
 from personax.experiment.config import Config
 from personax.experiment.folders import Folder
 from personax.experiment.records import (
@@ -32,7 +33,6 @@ from personax.experiment.summaries import citations_of, headline_of, machine
 from personax.typing import Params, Shared
 from personax.values import to_dict
 
-ShapeDtype = np.ndarray | jax.ShapeDtypeStruct
 _PART = TypeAdapter(AlgorithmRecord)
 
 
@@ -166,22 +166,17 @@ def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) 
     return "".join(json.dumps({"algorithm": algorithm, "score": score, **asdict(one)}) + "\n" for score, one in named)
 
 
-def export_model(
-    folder: Folder, config: Config, algorithm: str, outputs: Outputs, x: ShapeDtype, model: tuple[Params, Shared]
-) -> None:
+def export_model(folder: Folder, config: Config, algorithm: str, schema: Schema, model: tuple[Params, Shared]) -> None:
     """Write one shared model, for `personax personalize` and for other programs that read safetensors.
 
-    `x` is a batch of inputs, of which only the shape and the type are recorded.
+    `schema` describes the samples that it was trained on.
     """
     about = {
         "personax": version("personax"),
         "run": config.name,
         "algorithm": algorithm,
         "seed": str(config.seed_list[0]),
-        "task": outputs.kind,
-        "num_outputs": str(outputs.num),
-        "input_shape": json.dumps(x.shape[1:]),
-        "input_dtype": str(x.dtype),
+        "schema": json.dumps(schema.to_dict()),
     }
     params, shared = jax.tree.map(np.asarray, model)
     folder.models.mkdir(exist_ok=True)

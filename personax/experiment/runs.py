@@ -16,7 +16,7 @@ from personax.algorithms import Algorithm
 from personax.evaluation.evaluate import adaptation_curve, evaluate
 from personax.evaluation.scores import Evaluation, show
 from personax.experiment import checkpoint
-from personax.experiment.build import Study, Training, build, make_schedules, outputs_of
+from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, dump_run, load_run
 from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.folders import Folder, refuse_used, tidy
@@ -321,7 +321,7 @@ def _bound(session: _Session, schedule: Schedule, result: Result) -> BoundRecord
 def _export(config: Config, plan: Study, training: Training, folder: Folder, result: Result) -> None:
     """Write the first seed's shared model."""
     model = jax.tree.map(lambda leaf: leaf[0], (result.params, result.shared))
-    export_model(folder, config, training.name, outputs_of(config, plan.federation), plan.federation.x, model)
+    export_model(folder, config, training.name, plan.federation.schema, model)
 
 
 def _newcomers(config: Config, plan: Study, training: Training, score: str, result: Result) -> AdaptationRecord | None:

@@ -151,6 +151,7 @@ def federation_record(federation: Federation, citations: list[str]) -> Federatio
         num_test_samples=0 if federation.test_x is None else len(federation.test_x),
         summary=str(federation),
         citations=citations,
+        schema=federation.schema,
     )
 
 

@@ -22,7 +22,7 @@ from personax.algorithms import Algorithm
 from personax.client.local import first_extra
 from personax.client.sampling import ROLES
 from personax.data.schema import Schema
-from personax.experiment.build import Outputs, Training, make_task, make_training
+from personax.experiment.build import Training, make_training, task_of
 from personax.experiment.config import (
     Config,
     ConfigError,
@@ -107,12 +107,7 @@ class Recipe:
     @cached_property
     def task(self) -> Task:
         """The model and its loss."""
-        return make_task(self.config, self.outputs)
-
-    @property
-    def outputs(self) -> Outputs:
-        """The kind and number of the model's outputs."""
-        return Outputs("classification" if self.schema.classes else "regression", self.schema.num_outputs)
+        return task_of(self.config, self.schema)
 
     def initial_params(self) -> Params:
         """The model before training: the simulator's, which depends on the shape of a sample and on no sample."""
@@ -122,12 +117,8 @@ class Recipe:
     @cached_property
     def params_shape(self) -> Params:
         """The shapes and types of the parameters."""
-        return jax.eval_shape(lambda x: self.task.model.init(jax.random.key(0), as_inputs(x)), self.inputs)
-
-    @property
-    def inputs(self) -> jax.ShapeDtypeStruct:
-        """The shape and type of a batch of one sample."""
-        return jax.ShapeDtypeStruct((1, *self.schema.shape), jnp.dtype(self.schema.dtype))
+        x = jax.ShapeDtypeStruct((1, *self.schema.shape), jnp.dtype(self.schema.dtype))
+        return jax.eval_shape(lambda x: self.task.model.init(jax.random.key(0), as_inputs(x)), x)
 
     @cached_property
     def extra_shape(self) -> Extra:

@@ -63,7 +63,7 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     """Write what a simulation writes at its end; None where no client reported any number."""
     recipe, ledger = book.recipe, book.ledger
     model = (book.state.params, book.state.shared)
-    export_model(folder, recipe.config, recipe.training.name, recipe.outputs, recipe.inputs, model)
+    export_model(folder, recipe.config, recipe.training.name, recipe.schema, model)
     if not ledger.history:
         return None
     result = _algorithm_result(book, read_lines(folder.root), bytes_up, bytes_down)
@@ -71,7 +71,8 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     checkpoint.write_atomically(folder.metrics, metrics_lines(result.record.name, histories).encode())
     total = lambda key: sum(int(one[key]) for one in ledger.reports.values())
     summary = f"{len(ledger.seats)} clients on machines of their own; {len(ledger.reports)} of them report numbers"
-    federation = FederationRecord(len(ledger.seats), 0, total("train_samples"), total("samples"), summary, [])
+    counts = (len(ledger.seats), 0, total("train_samples"), total("samples"))
+    federation = FederationRecord(*counts, summary, [], recipe.schema)
     began = datetime.fromtimestamp(ledger.began, UTC).isoformat(timespec="seconds")
     return write_run(folder, recipe.config, federation, [result], began)
 

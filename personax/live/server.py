@@ -6,7 +6,7 @@ import logging
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,9 @@ def choose(config: Config, algorithm: str | None) -> Recipe:
     """The recipe to serve: one algorithm of a configuration."""
     resolved = resolve(choose_algorithm(config, algorithm), baselines=False)
     sample = resolved.live and resolved.live.sample
-    return make_recipe(resolved, schema_of(resolved), bool(sample and sample.standardize))
+    # The scaling of data that the server has is in their schema.
+    fits_scaling = sample is not None and (sample.standardize or resolved.data.standardize)
+    return make_recipe(resolved, schema_of(resolved), fits_scaling)
 
 
 def schema_of(config: Config) -> Schema:
@@ -50,18 +52,18 @@ def schema_of(config: Config) -> Schema:
     given = config.live and config.live.sample
     if given:
         try:
-            return _announced(given, config.task.kind == "regression")
+            return _announced(given, config.task.kind == "regression", given.standardize or config.data.standardize)
         except ValueError as error:
             raise ConfigError(f"`live.sample`: {error}") from None
     path = options_of(config.data.table).get("path")
     if path is not None and not Path(path).exists():
         raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
     federation = make_federation(config)
-    has_classes = outputs_of(config, federation).kind == "classification"
-    return federation.schema if has_classes else replace(federation.schema, classes=())
+    outputs_of(config, federation)  # says what is wrong with labels that do not fit the task
+    return federation.schema
 
 
-def _announced(given: Sample, is_regression: bool) -> Schema:
+def _announced(given: Sample, is_regression: bool, standardize: bool) -> Schema:
     """The schema of `[live.sample]`."""
     names, classes, num = tuple(given.features), tuple(given.classes), given.num_outputs or len(given.classes) or 10
     if not (given.shape or names):
@@ -69,8 +71,8 @@ def _announced(given: Sample, is_regression: bool) -> Schema:
     if classes and (is_regression or len(classes) != num):
         wanted = "A regression has no `classes`" if is_regression else f"{num} outputs need {num} `classes`"
         raise ConfigError(f"{wanted}, got {len(classes)}. Leave out one of the two settings.")
-    dtype = str(scaled_type(given.type)) if given.standardize else given.type
-    if given.standardize and given.type == "uint8":
+    dtype = str(scaled_type(given.type)) if standardize else given.type
+    if standardize and given.type == "uint8":
         raise ConfigError("bytes are images, which are not standardized. Leave out `standardize`.")
     targets = tuple(given.label_shape) or ((num,) if is_regression and num > 1 else ())
     known = () if is_regression else classes or numbered(num)

@@ -68,6 +68,13 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
         raise ValueError(
             f"The model and its parameters must take the clients' data, got {given} (bytes are read as images): {error}"
         ) from error
+    classes = federation.schema.classes
+    if not federation.schema.has_numbered_classes and outputs.shape[-1:] < (len(classes),):
+        raise ValueError(
+            f"The labels number {len(classes)} classes, {classes[0]!r} to {classes[-1]!r}, and the model has outputs "
+            f"of shape {outputs.shape[1:]}. Give it an output for each class; for a regression on the numbers that the "
+            "classes are called by use `federation.as_targets()`."
+        )
     parts = [("training", federation.y, federation.offsets)]
     if federation.test_y is not None and federation.test_offsets is not None:
         parts.append(("test", federation.test_y, federation.test_offsets))

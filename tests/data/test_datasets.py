@@ -604,7 +604,7 @@ def test_a_clients_file_is_read_as_a_schema_describes_it(tmp_path, suffix):
     columns = pa.table({"remark": ["some words"] * rows.sum(), **own, "label": words[y[rows] % 3]})
     path = tmp_path / f"own.{suffix}"
     pa.csv.write_csv(columns, path) if suffix == "csv" else pa.parquet.write_table(columns, path)
-    made = read_client(path, schema=schema, notify=notes.append)
+    made = read_client(path, schema=schema, notify=notes.append).conform(schema, notes.append)
     np.testing.assert_array_equal(made.x, x[rows])
     assert made.y.tolist() == (y[rows] % 3 + 1).tolist() and made.schema == schema
     assert notes == [f"own.{suffix}: ignored 1 column that the model does not use: 'remark'."]

@@ -138,7 +138,7 @@ def test_the_options_of_an_algorithm_stand_beside_its_recipe():
             with_section("data", kind="synthetic", num_classs=3),
             "`data` has no setting `num_classs`. Did you mean `num_classes`? There are: input_spread, model_spread,",
         ),
-        (with_section("data", kind="digits", path="x"), "`data` has no setting `path`. There are none."),
+        (with_section("data", kind="digits", path="x"), "`data` has no setting `path`. There are: standardize."),
         (
             with_section("partition", kind="shards", num_clients=2, num_shards=2),
             "`partition` has no setting `num_shards`. Did you mean `num_shards_each`? There are: num_clients,",

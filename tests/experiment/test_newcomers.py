@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import personax as px
 from personax.data.datasets import read_client
+from personax.data.schema import Schema
 from personax.evaluation.scores import interval
 from personax.experiment.build import make_training, resolve
 from personax.experiment.checkpoint import read_model
@@ -209,25 +210,27 @@ def test_the_protocol_is_that_of_the_best_score_of_the_algorithm(folder, patient
 # Files
 
 
-def test_the_client_column_may_be_missing_and_labels_may_be_the_runs_numbers(folder, patient, tmp_path):
+def test_columns_are_matched_by_name_and_others_ignored(folder, patient, tmp_path):
     wanted = personalize_newcomer(folder, patient, "FedAvg")
-    plain, numbers = tmp_path / "plain.csv", tmp_path / "numbers.csv"
+    plain, mixed, notes = tmp_path / "plain.csv", tmp_path / "mixed.csv", []
     rows = [row[1:] for row in rows_of("new", 20, 9)]
     plain.write_text(table(rows, "a,b,c,state"))
-    numbers.write_text(table([(*row[:-1], WORDS.index(row[-1])) for row in rows], "a,b,c,state"))
-    for path in (plain, numbers):
-        found = personalize_newcomer(folder, path, "FedAvg")
+    mixed.write_text(table([(c, "some words", a, state, 7.5, b) for a, b, c, state in rows], "c,remark,a,state,d,b"))
+    for path in (plain, mixed):
+        found = personalize_newcomer(folder, path, "FedAvg", notify=notes.append)
         assert (found.before, found.after) == (wanted.before, wanted.after)
+    assert notes == ["mixed.csv: ignored 2 columns that the model does not use: 'remark', 'd'."]
 
 
 def test_other_kinds_of_files(folder, patient, tmp_path):
     wanted = personalize_newcomer(folder, patient, "FedAvg")
-    x, y = samples(20, 9)
-    np.savez(tmp_path / "new.npz", x=x, state=y)
-    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "state": y}
+    (x, y), notes = samples(20, 9), []
+    np.savez(tmp_path / "new.npz", x=x, state=np.array(WORDS)[y])
+    columns = {"c": x[:, 2], "a": x[:, 0], "b": x[:, 1], "state": np.array(WORDS)[y]}
     pq.write_table(pa.table(columns), tmp_path / "new.parquet")
     for name in ("new.npz", "new.parquet"):
-        assert personalize_newcomer(folder, tmp_path / name, "FedAvg").after == wanted.after
+        assert personalize_newcomer(folder, tmp_path / name, "FedAvg", notify=notes.append).after == wanted.after
+    assert notes == ["new.npz: its columns have no names and are taken in the order 'a', 'b', 'c'."]
 
 
 def written(tmp_path, rows, header="patient,a,b,c,state"):
@@ -240,22 +243,30 @@ def written(tmp_path, rows, header="patient,a,b,c,state"):
     ("rows", "header", "said"),
     [
         (rows_of("x", 5, 1) + rows_of("y", 5, 2), "patient,a,b,c,state", "must hold the samples of one client, got 2"),
-        ([row[:3] + row[4:] for row in rows_of("x", 9, 1)], "patient,a,b,state", "`shape` must be that of 2 features"),
+        ([row[:3] + row[4:] for row in rows_of("x", 9, 1)], "patient,a,b,state", "odd.csv: no column 'c'"),
+        (rows_of("x", 9, 1), "patient,a,beta,c,state", "no column 'b', which the model was trained on."),
         (rows_of("x", 9, 1), "patient,a,b,c,status", "state"),
-        (rows_of("x", 9, 1, lambda label: label + 3), "patient,a,b,c,state", "labels must lie in 0..2, got"),
-        (rows_of("x", 9, 1, lambda label: label + 0.5), "patient,a,b,c,state", "labels must be integers, got float32"),
+        (rows_of("x", 9, 1, lambda label: label), "patient,a,b,c,state", "The classes are 'fit', 'ill', 'sick'"),
+        (rows_of("x", 9, 1, lambda label: label + 0.5), "patient,a,b,c,state", "labels must be classes ('fit', 'ill'"),
         (
             rows_of("x", 9, 1, lambda label: ["dead", "fit", "ill"][label]),
             "patient,a,b,c,state",
-            "odd.csv: labels must be the run's (0 is 'fit', 1 is 'ill', 2 is 'sick'.), got others (0 is 'dead'",
+            "odd.csv: unknown label 'dead' in row ",
         ),
         (rows_of("x", 1, 1), "patient,a,b,c,state", "at least 1 + 1 samples"),
     ],
-    ids=["two clients", "a feature less", "no label", "another label", "real labels", "other words", "one sample"],
+    ids=[
+        "two clients",
+        "a feature less",
+        "another feature",
+        "no label",
+        "another label",
+        "real labels",
+        "other words",
+        "one sample",
+    ],
 )
 def test_a_file_that_does_not_fit_says_why(folder, tmp_path, rows, header, said):
-    if said.startswith("labels must lie"):
-        rows = [(*row[:-1], int(row[-1])) for row in rows]
     with refused(said, kind=ValueError):
         personalize_newcomer(folder, written(tmp_path, rows, header), "FedAvg")
 
@@ -263,15 +274,19 @@ def test_a_file_that_does_not_fit_says_why(folder, tmp_path, rows, header, said)
 def test_labels_that_are_kept_apart_are_checked_too(folder, patient, tmp_path):
     kept = read(patient).client_test(0)[0][0]  # the features of one sample
     x, y = samples(20, 9)
-    np.savez(tmp_path / "new.npz", x=x, state=np.where(np.all(x.astype(np.float32) == kept, axis=1), 7, y))
-    with refused("the test labels must lie in 0..2, got 7", kind=ValueError):
+    words = np.where(np.all(x.astype(np.float32) == kept, axis=1), "dead", np.array(WORDS)[y])
+    np.savez(tmp_path / "new.npz", x=x, state=words)
+    with refused("unknown label 'dead' in row", kind=ValueError):
         personalize_newcomer(folder, tmp_path / "new.npz", "FedAvg")
 
 
-def test_only_some_of_the_runs_words_would_be_numbered_wrongly_and_are_refused(folder, tmp_path):
-    rows = [row for row in rows_of("x", 30, 1) if row[-1] != "fit"]
-    with refused("got others (0 is 'ill', 1 is 'sick'.). Write the run's numbers in their place."):
-        personalize_newcomer(folder, written(tmp_path, rows), "FedAvg")
+def test_a_client_may_have_some_of_the_runs_classes(folder, tmp_path):
+    rows = [row for row in rows_of("x", 60, 1) if row[-1] != "fit"]
+    found = personalize_newcomer(folder, written(tmp_path, rows), "FedAvg", lr=0.4)
+    client, params = read(tmp_path / "odd.csv"), model_of(folder, "FedAvg")
+    x, y = client.client_test(0)
+    assert client.schema.classes == ("ill", "sick") and set(y.tolist()) == {0, 1}  # as the file alone has it
+    assert found.before == pytest.approx(by_hand(params, x, y + 1)[0], rel=1e-5)
 
 
 def unfinished(folder, root):
@@ -287,8 +302,12 @@ def test_an_algorithm_or_a_file_that_is_not_there(folder, patient, tmp_path):
         personalize_newcomer(unfinished(folder, tmp_path / "run"), patient, "FedAvg")
 
 
-def about(shape, dtype):
-    return {"input_shape": json.dumps(shape), "input_dtype": dtype}
+def schema_of(shape, dtype):
+    return Schema(shape, dtype, classes=("0", "1"))
+
+
+def silent(text):
+    raise AssertionError(text)
 
 
 def test_numbers_become_what_the_model_was_trained_on(tmp_path):
@@ -296,11 +315,13 @@ def test_numbers_become_what_the_model_was_trained_on(tmp_path):
     x = np.arange(24).reshape(6, 4) % 7
     path = tmp_path / "new.npz"
     np.savez(path, x=x.astype(float), label=np.arange(6) % 2)
-    client = read_newcomer(path, config, about([2, 2], "uint8"), 0)
+    client = read_newcomer(path, config, schema_of((2, 2), "uint8"), 0, silent)
     assert client.x.dtype == np.uint8 and client.x.shape == (5, 2, 2) and client.test_x.dtype == np.uint8
     np.savez(path, x=x.astype(np.uint8), label=np.arange(6) % 2)
-    assert read_newcomer(path, config, about([4], "float32"), 0).x.dtype == np.float32
+    assert read_newcomer(path, config, schema_of((4,), "float32"), 0, silent).x.dtype == np.float32
     for wrong in (x + 0.5, x - 1.0, x + 250.0):
         np.savez(path, x=wrong, label=np.arange(6) % 2)
-        with refused("new.npz: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."):
-            read_newcomer(path, config, about([4], "uint8"), 0)
+        with refused(
+            "new.npz: the model was trained on bytes, whole numbers from 0 to 255, got others.", kind=ValueError
+        ):
+            read_newcomer(path, config, schema_of((4,), "uint8"), 0, silent)

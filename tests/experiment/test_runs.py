@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 
 import personax as px
 from personax.cli import FLAGS
+from personax.data.schema import Schema
 from personax.evaluation.scores import Comparison, Evaluation
 from personax.evaluation.scoring import Scoring
 from personax.experiment import runs
@@ -359,8 +360,10 @@ def test_newcomers_adapt_the_model_that_is_written(whole, record, work):
 
 def test_models_are_written_with_what_they_are(whole):
     _, about = read_model(whole.model("APFL"))
-    assert about["algorithm"] == "APFL" and about["seed"] == "0" and about["task"] == "classification"
-    assert (about["num_outputs"], about["input_shape"], about["input_dtype"]) == ("3", "[3]", "float32")
+    assert about["algorithm"] == "APFL" and about["seed"] == "0"
+    schema = Schema.from_dict(json.loads(about["schema"]))
+    assert (schema.classes, schema.shape, schema.dtype) == (("0", "1", "2"), (3,), "float32")
+    assert read_results(whole.root).federation.schema == schema
 
 
 # Asynchrony and citations

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from personax.data.schema import Schema, numbered
 from personax.evaluation.scores import Comparison, Evaluation, best_evaluations, interval
 from personax.evaluation.scoring import Scoring
 from personax.experiment.records import (
@@ -223,7 +224,13 @@ def _federation(num_clients: int, num_held_out: int) -> FederationRecord:
         "heterogeneity  0.33 (total variation of labels, 0 is IID); 3 to 20 classes a client (median 9)",
     ]
     return FederationRecord(
-        num_clients, num_held_out, num_clients * 50, num_clients * 10, "\n".join(lines), ["caldas2018"]
+        num_clients,
+        num_held_out,
+        num_clients * 50,
+        num_clients * 10,
+        "\n".join(lines),
+        ["caldas2018"],
+        Schema((28, 28), "uint8", classes=numbered(62)),
     )
 
 

@@ -25,7 +25,7 @@ def read_table(
     split: str | None = None,
     shape: tuple[int, ...] | None = None,
     include: tuple[str, ...] | None = None,
-    exclude: tuple[str, ...] = (),
+    exclude: tuple[str, ...] | None = None,
 ) -> Federation:
     """A federation from one file: `.csv`, `.parquet`, or `.npz`; rows in any order.
 
@@ -47,7 +47,7 @@ def read_table(
         include: the columns that are features, in this order; None takes all others.
         exclude: columns that are not features, such as names or row numbers.
     """
-    columns = _columns(Path(path), client, label, split, Choice(include, exclude))
+    columns = _columns(Path(path), client, label, split, Choice(include, exclude or ()))
     return _federation(columns, Path(path), shape)
 
 
@@ -58,7 +58,7 @@ def read_pool(
     label: str = "label",
     shape: tuple[int, ...] | None = None,
     include: tuple[str, ...] | None = None,
-    exclude: tuple[str, ...] = (),
+    exclude: tuple[str, ...] | None = None,
 ) -> Pool:
     """A pool from one file without clients, for a partition to divide; otherwise as `read_table`.
 
@@ -69,7 +69,7 @@ def read_pool(
         include: the columns that are features, in this order; None takes all others.
         exclude: columns that are not features, such as names or row numbers.
     """
-    whole = _federation(_columns(Path(path), None, label, None, Choice(include, exclude)), Path(path), shape)
+    whole = _federation(_columns(Path(path), None, label, None, Choice(include, exclude or ())), Path(path), shape)
     arrays = (whole.x, whole.y, whole.test_x, whole.test_y)
     return Pool(*arrays, num_classes=len(whole.schema.classes), name=Path(path).name, citation="", schema=whole.schema)
 
@@ -85,8 +85,8 @@ def read_client(
 ) -> Federation:
     """The one client whose samples a file holds; the client column may be missing.
 
-    With the `schema` of a model, the samples are read as it describes them: columns and classes by name, converted and
-    scaled. `notify` is called with what is ignored; what does not fit raises a ValueError.
+    With the `schema` of a model only its columns are read; `notify` is called with the others. `Federation.conform`
+    then numbers the classes and scales the samples as the model needs them.
     """
     path = Path(path)
     there = _names(path)
@@ -100,7 +100,7 @@ def read_client(
             f"{path.name} must hold the samples of one client, got {found.num_clients} in the column {client!r}. "
             "Write a file for each."
         )
-    return found if schema is None else found.conform(schema, notify)
+    return found
 
 
 def _columns(path: Path, client: str | None, label: str, split: str | None, choice: Choice) -> Columns:
