@@ -24,7 +24,7 @@ from personax.flower.channel import PROTOCOL, receive, send, socket_of
 from personax.flower.member import Answer
 from personax.live.membership import Membership
 from personax.live.recipe import Limits, Recipe, read_recipe
-from personax.live.samples import SampleFile, Source, conformed, moments_of
+from personax.live.samples import SampleFile, SampleSource, conformed, moments_of
 
 _IDLE_MINUTES = 60.0
 logger = logging.getLogger("personax.flower")
@@ -36,7 +36,7 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.node: dict[str, Any] = {}
-        self.data: Source | None = None
+        self.data: SampleSource | None = None
         self.samples: dict[str, Federation] = {}  # by the digest of the schema that they conform to
         self.members: dict[str, Membership] = {}
 
@@ -107,7 +107,7 @@ def limits_of(node: dict[str, Any]) -> Limits:
     return Limits(**given)
 
 
-def samples_of(node: dict[str, Any]) -> Source:
+def samples_of(node: dict[str, Any]) -> SampleSource:
     """The node's own file, or its part of the data that the recipe names."""
     if "data" in node:
         shape = tuple(int(part) for part in node["shape"].split("x")) if "shape" in node else None

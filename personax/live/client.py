@@ -10,7 +10,7 @@ from personax.live.connection import Connection, Newest, Unreachable
 from personax.live.membership import Anchor, Assignment, Membership, SavedUpload
 from personax.live.messages import Content
 from personax.live.recipe import Limits, read_recipe
-from personax.live.samples import Source, conformed, moments_of
+from personax.live.samples import SampleSource, conformed, moments_of
 from personax.live.visits import score_one
 from personax.values import name_of
 
@@ -38,7 +38,7 @@ class Farewell(NamedTuple):
 
 def take_part(
     connection: Connection,
-    data: Source,
+    data: SampleSource,
     folder: Path,
     *,
     limits: Limits = Limits(),
@@ -55,7 +55,7 @@ def take_part(
 
 def personalize_only(
     connection: Connection,
-    data: Source,
+    data: SampleSource,
     folder: Path,
     *,
     limits: Limits = Limits(),
@@ -73,7 +73,7 @@ class LiveClient:
     member: Membership  # from `enter` on
 
     def __init__(
-        self, connection: Connection, data: Source, folder: Path, limits: Limits, habits: Habits, notify: Notify
+        self, connection: Connection, data: SampleSource, folder: Path, limits: Limits, habits: Habits, notify: Notify
     ) -> None:
         self.connection, self.data, self.folder = connection, data, folder
         self.limits, self.habits, self.notify = limits, habits, notify

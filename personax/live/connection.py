@@ -127,7 +127,7 @@ class Connection:
 
         `moments` are those of its `features` and `targets`, for a server that fits a scaling.
         """
-        own = {name: one and wire.Moments(**one) for name, one in (moments or {}).items()}
+        own = {name: one and wire.ClientMoments(**one) for name, one in (moments or {}).items()}
         hello = wire.Hello(wire.PROTOCOL, version_of("personax"), schema, newcomer, **own)
         welcome = self._again(lambda: self._unary("Register", hello))
         if welcome.protocol != wire.PROTOCOL:

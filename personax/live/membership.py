@@ -18,7 +18,7 @@ import numpy as np
 
 from personax.experiment import checkpoint
 from personax.live.recipe import Limits, read_recipe, require_within
-from personax.live.samples import Source, conformed
+from personax.live.samples import SampleSource, conformed
 from personax.live.visits import make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
@@ -72,7 +72,7 @@ class Membership:
         self,
         given: Assignment,
         name: str,
-        data: Source,
+        data: SampleSource,
         folder: Path,
         limits: Limits,
         report_every: int | None = None,

@@ -55,7 +55,7 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
 
 
 def _about(recipe: Recipe, run: str) -> bytes:
-    """What a server that continues a run must have in common with the one that began it."""
+    """The run's name, and the schema that a server that continues it must have, too."""
     return json.dumps({"run": run, "schema": recipe.schema.to_dict()}, indent=1).encode()
 
 

@@ -18,11 +18,11 @@ from personax.live.recipe import Limits, Recipe, Refused
 TEST_SHARE = 0.2  # of a client's samples, where its file has no test data
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """One client's samples: a `Federation`, or a file that is read when the schema is known."""
 
     def conform(self, schema: Schema, notify: Notify) -> Federation:
-        """The samples as a schema describes them; a ValueError says what does not fit."""
+        """The samples as a schema describes them; a ValueError names what does not fit."""
         ...
 
 
@@ -40,11 +40,8 @@ class SampleFile:
 
     def conform(self, schema: Schema, notify: Notify) -> Federation:
         """Read the file as a schema describes it."""
-        names = {"label": self.label, "shape": self.shape}
-        if self.path.suffix != ".npz":
-            return datasets.read_client(self.path, **names, schema=schema, notify=notify)
-        found = datasets.read_client(self.path, **names)
-        if found.schema.dtype == "uint8" != schema.dtype:
+        found = datasets.read_client(self.path, label=self.label, shape=self.shape, schema=schema, notify=notify)
+        if found.schema.dtype == "uint8" != schema.dtype and not found.schema.features:
             raise ValueError(
                 f"{self.path.name}: the server's model takes {schema.dtype} numbers, got bytes (uint8). Convert them "
                 "and scale them as the server does."
@@ -52,7 +49,7 @@ class SampleFile:
         return found.conform(schema, notify)
 
 
-def conformed(source: Source, recipe: Recipe, notify: Notify) -> Federation:
+def conformed(source: SampleSource, recipe: Recipe, notify: Notify) -> Federation:
     """One client's samples with the columns, classes and scaling of a recipe; a fifth is for tests if none are."""
     schema = recipe.schema
     if isinstance(source, Federation) and source.schema == schema and source.test_x is not None:
@@ -65,7 +62,7 @@ def conformed(source: Source, recipe: Recipe, notify: Notify) -> Federation:
 
 
 def moments_of(data: Federation, limits: Limits) -> dict[str, Any]:
-    """What a client sends of its training data for a common scaling, if its owner allows it."""
+    """The moments that a client sends for a common scaling, if its owner allows it."""
     if not limits.share_moments:
         raise Refused(
             "The server standardizes: it asks for the number of this client's samples and for the mean and spread of "

@@ -48,7 +48,7 @@ def choose(config: Config, algorithm: str | None) -> Recipe:
 
 
 def schema_of(config: Config) -> Schema:
-    """What a sample looks like: from `[live.sample]`, or from the data of the configuration, where it is at hand."""
+    """The schema of `[live.sample]`, or of the data of the configuration where the server has them."""
     given = config.live and config.live.sample
     if given:
         try:
@@ -59,12 +59,12 @@ def schema_of(config: Config) -> Schema:
     if path is not None and not Path(path).exists():
         raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
     federation = make_federation(config)
-    outputs_of(config, federation)  # says what is wrong with labels that do not fit the task
+    outputs_of(config, federation)  # rejects labels that do not fit the task
     return federation.schema
 
 
 def _announced(given: Sample, is_regression: bool, standardize: bool) -> Schema:
-    """The schema of `[live.sample]`."""
+    """The schema that `[live.sample]` describes."""
     names, classes, num = tuple(given.features), tuple(given.classes), given.num_outputs or len(given.classes) or 10
     if not (given.shape or names):
         raise ConfigError("a sample needs a `shape`, or the names of its columns as `features`. Add one of them.")

@@ -38,7 +38,7 @@ Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class ClientMoments:
     """The number of a client's samples, and for each column their sum and the sum of squared deviations."""
 
     count: Count = 0
@@ -57,8 +57,8 @@ class Hello:
     personax: str = ""
     schema: str = ""
     newcomer: bool = False
-    features: Moments | None = None
-    targets: Moments | None = None
+    features: ClientMoments | None = None
+    targets: ClientMoments | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -430,7 +430,7 @@ def messages():
     return [
         upload,
         wire.UploadHeader(),
-        wire.Hello(protocol=4, features=wire.Moments(3, [0.1], [2.0])),
+        wire.Hello(protocol=4, features=wire.ClientMoments(3, [0.1], [2.0])),
         wire.Ask(have=-1),
         numbers,
     ]
