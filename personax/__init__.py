@@ -29,6 +29,8 @@ from personax.data import datasets, partition
 from personax.data.datasets import Pool
 from personax.data.federation import Federation
 from personax.data.partition import Partition
+from personax.data.scaling import Scaling
+from personax.data.schema import Schema
 from personax.evaluation.evaluate import adaptation_curve, evaluate, observer, personalize
 from personax.evaluation.scores import Comparison, Evaluation, Interval
 from personax.evaluation.scoring import Scoring, fallah_scoring
@@ -88,7 +90,9 @@ __all__ = [
     "RandomIterate",
     "Result",
     "Scaffold",
+    "Scaling",
     "Schedule",
+    "Schema",
     "Scoring",
     "Server",
     "Snapshot",

@@ -41,7 +41,9 @@ def inspect(
 
 
 def _show_inspection(found: Inspection) -> None:
-    """Print the constants, the limits and the advice."""
+    """Print warnings, the constants, the limits and the advice."""
+    for text in found.warnings:
+        err.print(f"Warning: {text}", highlight=False, markup=False)
     constants = found.measured.constants
     print_table(
         ("constant", "", "largest found", "error", "what"),

@@ -154,7 +154,7 @@ class Schema:
             near = did_you_mean(name, self.classes)
             raise ValueError(
                 f"{where}: unknown label {name!r} in row {row} (counted from 0). "
-                f"The classes are {_listed(self.classes)}.{near} Rename it, or remove the row."
+                f"The classes are {listed(self.classes)}.{near} Rename it, or remove the row."
             )
         return found
 
@@ -164,12 +164,12 @@ class Schema:
         if missing:
             near = did_you_mean(missing[0], [name for name in names if name not in self.features])
             raise ValueError(
-                f"{where}: no column {_listed(missing)}, which the model was trained on.{near} "
-                f"The columns are {_listed(names)}. Rename or add what is missing."
+                f"{where}: no column {listed(missing)}, which the model was trained on.{near} "
+                f"The columns are {listed(names)}. Rename or add what is missing."
             )
         extra = [name for name in names if name not in set(self.features)]
         if extra:
-            notify(f"{where}: ignored {_count(len(extra), 'column')} that the model does not use: {_listed(extra)}.")
+            notify(f"{where}: ignored {_count(len(extra), 'column')} that the model does not use: {listed(extra)}.")
         return self.features
 
     def pick(self, x: np.ndarray, names: Sequence[str], where: str, notify: Notify) -> np.ndarray:
@@ -201,7 +201,7 @@ class Schema:
         elif own.shape != self.shape and len(own.shape) != 1:
             raise ValueError(f"{where}: a sample must have the shape {self.shape}, got {own.shape}. Reshape it.")
         elif self.features:
-            notify(f"{where}: its columns have no names and are taken in the order {_listed(self.features)}.")
+            notify(f"{where}: its columns have no names and are taken in the order {listed(self.features)}.")
         elif own.features:
             notify(f"{where}: the model knows no names of columns; they are taken in the order of the file.")
         x = x.reshape(len(x), *self.shape)
@@ -229,7 +229,7 @@ class Schema:
             if own.classes == self.classes:
                 return y
             if not np.issubdtype(y.dtype, np.integer):
-                raise ValueError(f"{where}: labels must be classes ({_listed(self.classes)}), got {y.dtype} numbers.")
+                raise ValueError(f"{where}: labels must be classes ({listed(self.classes)}), got {y.dtype} numbers.")
             if own.classes:
                 return self.number(y, own.classes, where)
             values, codes = np.unique(y, return_inverse=True)
@@ -265,7 +265,7 @@ def as_targets(y: np.ndarray, own: Schema, where: str) -> np.ndarray:
     try:
         return np.array([float(name) for name in own.classes], np.float32)[y]
     except ValueError:
-        raise ValueError(f"{where}: targets must be numbers, got the labels {_listed(own.classes)}.") from None
+        raise ValueError(f"{where}: targets must be numbers, got the labels {listed(own.classes)}.") from None
 
 
 def numbered(num: int) -> tuple[str, ...]:
@@ -273,7 +273,8 @@ def numbered(num: int) -> tuple[str, ...]:
     return tuple(map(str, range(num)))
 
 
-def _listed(names: Sequence[str], most: int = 10) -> str:
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Names in quotes, the first ones of many."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(map(repr, names[:most])) or "none") + rest
 

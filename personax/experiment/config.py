@@ -51,7 +51,7 @@ class DataSection:
 
     @property
     def table(self) -> dict[str, Any]:
-        """What makes the data: the section without `standardize`."""
+        """The table that makes the data: the section without `standardize`."""
         return {"kind": self.kind, **self.options}
 
 

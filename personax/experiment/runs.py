@@ -44,6 +44,7 @@ from personax.experiment.summaries import (
     score_record,
     staleness_of,
 )
+from personax.experiment.suspicions import suspicions_of
 from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import Result, Snapshot
@@ -84,6 +85,7 @@ class Work(NamedTuple):
     config: Config
     plan: Study
     runs: dict[str, PlannedRun]  # of each algorithm, all seeds together
+    suspicions: list[str]  # about the data, for people
 
 
 def prepare(config: Config) -> Work:
@@ -97,7 +99,7 @@ def prepare(config: Config) -> Work:
         tracker = tracker_of(algorithm) if _follows(config, algorithm) else None
         given = (algorithm, plan.task, plan.federation, schedules)
         runs[training.name] = plan_run(*given, key=plan.keys, tracker=tracker, execution=execution)
-    return Work(config, plan, runs)
+    return Work(config, plan, runs, suspicions_of(plan))
 
 
 def _follows(config: Config, algorithm: Algorithm) -> bool:
@@ -129,7 +131,9 @@ def execute(
     Listeners are given each new evaluation. `work` is what `prepare` made of the folder's configuration, if it has.
     """
     work = work or prepare(load_run(folder.config))
-    config, plan, _ = work
+    config, plan = work.config, work.plan
+    for text in work.suspicions:
+        watch.note(f"Warning: {text}")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     folder.metrics.write_bytes(b"")
     results = []
@@ -225,7 +229,7 @@ def _train(
     listeners: Sequence[Listener],
 ) -> AlgorithmResult:
     """Train one algorithm from its last checkpoint to the end, write its model, and return its results."""
-    (config, plan, runs), name, algorithm = work, training.name, training.algorithm
+    (config, plan, runs), name, algorithm = work[:3], training.name, training.algorithm
     run, place = runs[name], folder.checkpoints(name)
     cohort = run.schedules[0].num_events // config.schedule.num_rounds
     scored = (algorithm, plan.task, plan.federation)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from personax.experiment.build import build
 from personax.experiment.config import Config
 from personax.experiment.summaries import machine
+from personax.experiment.suspicions import suspicions_of
 from personax.inspection.advice import advise, limits_of
 from personax.inspection.findings import INSPECTION, Inspection
 from personax.inspection.measure import Effort, measure_federation
@@ -33,4 +34,5 @@ def inspect_federation(
         measured=measured,
         limits=limits_of(measured),
         advice=advise(config, measured),
+        warnings=suspicions_of(plan),
     )

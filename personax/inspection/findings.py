@@ -1,5 +1,6 @@
 """What an inspection found, as data: the schema of `inspection.json`."""
 
+from dataclasses import field
 from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter
@@ -96,6 +97,7 @@ class Inspection:
     measured: Measurements
     limits: list[Limit]
     advice: Advice
+    warnings: list[str] = field(default_factory=list)  # about the data
 
 
 INSPECTION = TypeAdapter(Inspection)
