@@ -26,7 +26,7 @@ def test_killed_server_and_client_come_back_and_nothing_is_lost_or_done_twice(tm
         live.kill("server")
         live.begin("server")
         live.wait_for_end()
-        assert "Goes on after" in live.parts.log("anna")
+        assert "Continuing after" in live.parts.log("anna")
     live.prove(num)
 
 
