@@ -30,16 +30,17 @@ LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length
 
 def recipe_of(num_bytes):
     """FedAsync on a network of about this size."""
-    from personax.experiment.build import Outputs, resolve
+    from personax.data.schema import Schema, numbered
+    from personax.experiment.build import resolve
     from personax.experiment.config import parse
-    from personax.live.recipe import Spec, make_recipe
+    from personax.live.recipe import make_recipe
 
     width = num_bytes // 4 // (FEATURES + OUTPUTS)
     algorithm = {"recipe": "fedasync", "lr": 0.1, "num_steps": 1, "server": {"kind": "asynchronous", "lr": 1e-6}}
     table = {"seeds": 1, "model": {"kind": "mlp", "widths": [width]}, "algorithms": {"FedAsync": algorithm}}
     schedule = {"num_rounds": 10**8, "cohort_size": 1}
     config = resolve(parse({**table, "schedule": schedule}), baselines=False)
-    return make_recipe(config, Spec((FEATURES,), "float32", Outputs("classification", OUTPUTS)))
+    return make_recipe(config, Schema((FEATURES,), "float32", classes=numbered(OUTPUTS)))
 
 
 def credentials_of(folder, who):
@@ -115,8 +116,9 @@ def client(folder, name, port):
     from personax.live.recipe import Limits, read_recipe
 
     connection = Connection(f"127.0.0.1:{port}", credentials_of(folder, f"clients/{name}"))
-    welcome = connection.register((FEATURES,), "float32", "benchmark")
+    welcome = connection.register()
     recipe = read_recipe(welcome.recipe, welcome.layout, Limits())
+    welcome = connection.register(recipe.digest)
     newest, update = connection.fetch(), welcome.next_update
     delta = recipe.up.vectors(recipe.up.encode({"delta": recipe.down.decode(newest.content)["params"], "extra": ()}))
 
@@ -164,7 +166,7 @@ def crowd(folder, port, num):
 
     from personax.live import certificates, wire
 
-    place = folder / "certificates"
+    place, digest = folder / "certificates", recipe_of(SIZES["280 KB"]).digest  # of samples, whatever the size
     for i in range(num):
         certificates.add(place, f"crowd-{i}")
 
@@ -177,7 +179,7 @@ def crowd(folder, port, num):
             wire.METHODS[name].path, wire.METHODS[name].coders[0], wire.METHODS[name].coders[3]
         )
         async with together:
-            hello = wire.Hello(protocol=wire.PROTOCOL, input_shape=(FEATURES,), input_dtype="float32")
+            hello = wire.Hello(protocol=wire.PROTOCOL, schema=digest)
             welcome = await call("Register", "unary_unary")(hello)
             async for _ in call("Fetch", "unary_stream")(wire.Ask(run=welcome.run, have=-1)):
                 pass

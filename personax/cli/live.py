@@ -81,6 +81,7 @@ def join(
         from personax.live.connection import Connection
         from personax.live.ports import require_loopback
         from personax.live.recipe import Limits, read_limits
+        from personax.live.samples import SampleFile
 
         if (identity is None) == (insecure is None):
             raise ValueError("Give --identity for mutual TLS, or --insecure NAME to try without: one of them.")
@@ -88,7 +89,7 @@ def join(
         logging.getLogger("personax.live").setLevel(logging.INFO)  # shows attempts to connect, but no messages of JAX
         allowed = Limits() if limits is None else read_limits(limits)
         sizes = None if shape is None else tuple(int(part) for part in shape.split("x"))
-        samples = client.read_data(data, label=label, shape=sizes)
+        samples = SampleFile(data, label, sizes)
         if identity is None:
             require_loopback(server)
         credentials = None if identity is None else read_credentials(identity)

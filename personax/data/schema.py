@@ -1,5 +1,6 @@
 """The description of a sample: what a model was trained on, and what every other data must be for it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ class Schema:
     def __post_init__(self) -> None:
         for name in ("features", "classes"):
             names = getattr(self, name)
-            twice = sorted({one for one in names if names.count(one) > 1}) if len(set(names)) < len(names) else []
+            twice = [one for one, num in Counter(names).items() if num > 1]
             if twice:
                 raise ValueError(f"`{name}` must have different names, got {twice[0]!r} more than once. Rename one.")
         if min(self.shape + self.target_shape, default=1) < 1:

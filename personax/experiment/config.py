@@ -97,11 +97,19 @@ class EvaluationSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class Sample:
-    """`[live.sample]`: what a sample of the clients looks like, where the server has no data to see it in."""
+    """`[live.sample]`: what a sample of the clients looks like, where the server has no data to see it in.
 
-    shape: list[Count]
+    Clients match columns and labels to `features` and `classes` by name. With `standardize` they send the moments of
+    their columns first, from which the server fits a common scaling.
+    """
+
+    shape: list[Count] = dataclasses.field(default_factory=list)  # by default one number for each of `features`
     type: Literal["float32", "float64", "uint8", "int32"] = "float32"
-    num_outputs: Count = 10
+    features: list[str] = dataclasses.field(default_factory=list)  # in the order in which the model reads them
+    classes: list[str] = dataclasses.field(default_factory=list)  # in the order of the model's outputs
+    num_outputs: Count | None = None  # without `classes`: 10, or that many classes 0, 1, ... or targets
+    label_shape: list[Count] = dataclasses.field(default_factory=list)  # of labels that are not single numbers
+    standardize: Flag = False
 
 
 @dataclass(frozen=True, config=_KNOWN)

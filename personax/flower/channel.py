@@ -25,7 +25,7 @@ import numpy as np
 
 from personax.flower.arrays import Arrays
 
-PROTOCOL = 1  # of what a server asks a worker; both must have the same
+PROTOCOL = 2  # of what a server asks a worker; both must have the same
 _HEAD = struct.Struct("<Q")  # the length of the words
 _MOST_WORDS = 1 << 26
 _START = 120.0  # seconds that a worker may take to listen

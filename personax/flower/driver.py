@@ -64,8 +64,6 @@ class Driver:
         self.failure: BaseException | None = None
         self.bytes_up = self.bytes_down = 0
         self.stopped = False
-        recipe = book.recipe
-        self.agreed = {"run": book.ledger.run, "recipe": recipe.to_text(), "layout": recipe.layout_text()}
         book.present = lambda: [name for name, node in self.speaker.items() if node in self.activated]
 
     def run(self) -> None:
@@ -152,18 +150,15 @@ class Driver:
 
     def _greet(self, node: int, since: str) -> str:
         """The name of a node's client, which has a seat then; nothing for one that cannot take part."""
-        spec = self.book.recipe.spec
         try:
             reply, _ = self._ask(node, since, "query", {}, ArrayRecord())
             name, id = require_client_name(reply["name"]), reply["id"]
-            given = (tuple(reply["input_shape"]), reply["input_dtype"])
-            if given != (spec.input_shape, spec.input_dtype):
-                wanted = f"{spec.input_dtype} of shape {spec.input_shape}"
-                raise NodeFailed(f"Samples must be {wanted}, got {given[1]} of {given[0]}. Convert the data.")
             if self.registered.get(node) not in (None, "", name):
                 raise NodeFailed(f"Its key is registered for {self.registered[node]}, and it says that it is {name}.")
             with self._touching():
                 self.book.join(name, None if id is None else int(id))
+                if "moments" in reply:
+                    self.book.contribute(name, dict(reply["moments"]))
                 other = self.speaker.get(name, node)
                 if other in self.activated and other != node:
                     self.replaced.add((other, self.activated[other]))
@@ -231,7 +226,9 @@ class Driver:
 
     def _ask(self, node: int, since: str, task: str, about: dict[str, Any], record: ArrayRecord) -> Notify:
         """A node's answer. It is lost when the node goes away, or comes back, before it has answered."""
-        content = to_content({"protocol": PROTOCOL, **self.agreed, **about}, record)
+        recipe = self.book.recipe
+        agreed = {"run": self.book.ledger.run, "recipe": recipe.to_text(), "layout": recipe.layout_text()}
+        content = to_content({"protocol": PROTOCOL, **agreed, **about}, record)
         ttl, group = self.manners.ttl, str(about.get("version", ""))
         taken = list(self.grid.push_messages([Message(content, node, task, ttl=ttl, group_id=group)]))
         until, pause = time.monotonic() + (ttl if taken and taken[0] else 0.0), _PAUSES[0]

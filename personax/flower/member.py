@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from personax.data.federation import Federation
 from personax.flower.arrays import Arrays, to_arrays, to_tree
 from personax.live.membership import Anchor, Assignment, Membership
 from personax.live.recipe import Limits
+from personax.live.samples import SampleSource
 
 Answer = tuple[dict[str, Any], Arrays]
 
 
 def join(
-    name: str, about: Mapping[str, Any], data: Federation, folder: Path, limits: Limits, report_every: int | None
+    name: str, about: Mapping[str, Any], data: SampleSource, folder: Path, limits: Limits, report_every: int | None
 ) -> Membership:
     """Take part in the run that a message is about, with what is on the disk of an earlier visit."""
     given = Assignment(*(about[field] for field in Assignment._fields))

@@ -22,9 +22,9 @@ from personax.flower import member
 from personax.flower.arrays import Arrays
 from personax.flower.channel import PROTOCOL, receive, send, socket_of
 from personax.flower.member import Answer
-from personax.live.client import read_data
 from personax.live.membership import Membership
-from personax.live.recipe import Limits
+from personax.live.recipe import Limits, Recipe, read_recipe
+from personax.live.samples import SampleFile, SampleSource, conformed, moments_of
 
 _IDLE_MINUTES = 60.0
 logger = logging.getLogger("personax.flower")
@@ -36,7 +36,8 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.node: dict[str, Any] = {}
-        self.data: Federation | None = None
+        self.data: SampleSource | None = None
+        self.samples: dict[str, Federation] = {}  # by the digest of the schema that they conform to
         self.members: dict[str, Membership] = {}
 
     def answer(self, about: dict[str, Any], arrays: Arrays) -> Answer:
@@ -47,7 +48,7 @@ class Worker:
                 raise ValueError(f"The protocols differ: {spoken}. Update the older personax.")
             self._know(about["node"])
             if about["task"] == "query":
-                return self._introduce(), {}
+                return self._introduce(about), {}
             answer = member.train if about["task"] == "train" else member.finish
             return answer(self._member(about), about, arrays)
         except Exception as error:  # report it to the server and keep the worker alive
@@ -60,24 +61,41 @@ class Worker:
         return 60 * float(self.node.get("idle-minutes", _IDLE_MINUTES))
 
     def _know(self, node: dict[str, Any]) -> None:
-        """Read the samples, unless they are those of the message before."""
+        """Forget what belongs to another configuration of the node than that of the message."""
         if node == self.node and self.data is not None:
             return
-        self.node, self.data, self.members = node, read_samples(node), {}
-        logger.info("%s: %d samples", node["name"], len(self.data.x))
+        self.node, self.data, self.samples, self.members = node, samples_of(node), {}, {}
 
-    def _introduce(self) -> dict[str, Any]:
+    def _introduce(self, about: dict[str, Any]) -> dict[str, Any]:
+        """The client's name and number, if its samples are what the recipe describes."""
+        limits = limits_of(self.node)
+        recipe = read_recipe(about["recipe"], about["layout"], limits)
+        samples = self._samples(recipe)
+        known = {"name": self.node["name"], "id": self.node.get("client-id", self.node.get("partition-id"))}
+        return {**known, "moments": moments_of(samples, limits)} if recipe.fits_scaling else known
+
+    def _samples(self, recipe: Recipe) -> Federation:
+        """The samples as a recipe describes them."""
         assert self.data is not None
-        sample = {"input_shape": list(self.data.x.shape[1:]), "input_dtype": str(self.data.x.dtype)}
-        return {"name": self.node["name"], "id": self.node.get("client-id", self.node.get("partition-id")), **sample}
+        if recipe.digest not in self.samples:
+            try:
+                found = conformed(self.data, recipe, logger.info)
+            except ValueError as error:  # its words, names of labels and columns, stay on the node
+                logger.error("%s", error)
+                what = "The node's samples are not what the recipe describes"
+                raise ValueError(f"{what}. Its worker.log names the label, column or number.") from None
+            logger.info("%s: %d samples", self.node["name"], len(found.x))
+            self.samples[recipe.digest] = found
+        return self.samples[recipe.digest]
 
     def _member(self, about: dict[str, Any]) -> Membership:
         """The client in a run, created again if the server describes it differently."""
-        assert self.data is not None
         key = "\n".join(str(about[what]) for what in ("run", "id", "recipe", "layout"))
         if key not in self.members:
-            own = (limits_of(self.node), self.node.get("report"))
-            self.members[key] = member.join(self.node["name"], about, self.data, self.folder, *own)
+            limits = limits_of(self.node)
+            samples = self._samples(read_recipe(about["recipe"], about["layout"], limits))
+            own = (limits, self.node.get("report"))
+            self.members[key] = member.join(self.node["name"], about, samples, self.folder, *own)
         return self.members[key]
 
 
@@ -89,11 +107,11 @@ def limits_of(node: dict[str, Any]) -> Limits:
     return Limits(**given)
 
 
-def read_samples(node: dict[str, Any]) -> Federation:
+def samples_of(node: dict[str, Any]) -> SampleSource:
     """The node's own file, or its part of the data that the recipe names."""
     if "data" in node:
         shape = tuple(int(part) for part in node["shape"].split("x")) if "shape" in node else None
-        return read_data(Path(node["data"]).expanduser(), label=node.get("label", "label"), shape=shape)
+        return SampleFile(Path(node["data"]).expanduser(), node.get("label", "label"), shape)
     whole, part = make_federation(load(Path(node["recipe"]))), int(node["partition-id"])
     if not 0 <= part < whole.num_clients:
         raise ValueError(f"`partition-id` must be below the recipe's {whole.num_clients} clients, got {part}.")

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.experiment import checkpoint
-from personax.experiment.config import Terms
+from personax.experiment.config import ConfigError, Terms
 from personax.keys import HostStream, host_generator
 from personax.live.arithmetic import VersionedState, compiled, first_state, miscounted, norm_bound, not_finite
 from personax.live.journal import Journal, Record
 from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
+from personax.live.samples import fit_scaling, with_scaling
 from personax.server import ServerState
 
 logger = logging.getLogger("personax.live")
@@ -100,6 +101,8 @@ class Ledger:
     round: Round | None = None
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last numbers of each client that reports
     history: list[dict[str, Any]] = field(default_factory=list)  # of all such numbers, as the run went on
+    moments: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each client, until the scaling is fitted
+    scaling: dict[str, Any] | None = None  # that was fitted from them
 
 
 class Book:
@@ -116,6 +119,8 @@ class Book:
         clock: Callable[[], float] = time.time,
         present: Callable[[], Iterable[str]] | None = None,
     ) -> None:
+        if recipe.fits_scaling and not terms.num_clients:
+            raise ConfigError("`standardize` waits for the moments of `live.num_clients` clients. Set it.")
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
         self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
         self.is_synchronous = recipe.algorithm.server.is_synchronous
@@ -153,7 +158,7 @@ class Book:
 
     def trains(self, name: str) -> bool:
         """Whether a client is to train now."""
-        if self.finished or name not in self.ledger.seats:
+        if self.finished or self.recipe.fits_scaling or name not in self.ledger.seats:
             return False
         if not self.is_synchronous:
             return True
@@ -190,6 +195,20 @@ class Book:
         self._note({"what": "join", "client": name, "id": number})
         self.advance()
         return self.ledger.seats[name]
+
+    def contribute(self, name: str, found: dict[str, Any]) -> None:
+        """Keep the moments of a client's columns; with those of `num_clients` clients, fit the scaling of the run."""
+        ledger = self.ledger
+        if not self.recipe.fits_scaling:
+            return
+        known = {**ledger.moments, name: ledger.moments.get(name, found)}
+        in_order = sorted(known, key=lambda client: ledger.seats[client].id)
+        scaling = fit_scaling(self.recipe.schema, (known[client] for client in in_order))
+        if name not in ledger.moments:
+            self._note({"what": "moments", "client": name, "moments": found})
+        if len(known) >= (self.terms.num_clients or 1):
+            self._note({"what": "scaling", "scaling": scaling})
+            self.advance()
 
     def hand_out(self, name: str, version: int, num_events: int) -> None:
         """Remember when a client got which model. Not journaled: it is for the figures of a report alone."""
@@ -233,7 +252,7 @@ class Book:
 
     def advance(self) -> bool:
         """Begin, end or extend a synchronous round, if that is due; whether anything changed."""
-        if not self.is_synchronous or self.finished:
+        if not self.is_synchronous or self.finished or self.recipe.fits_scaling:
             return False
         at, now = self.ledger.round, self.now
         if at is None:
@@ -369,6 +388,11 @@ class Book:
             kept = {key: item for key, item in about.items() if key not in ("what", "number", "client")}
             ledger.reports[about["client"]] = kept
             self._chronicle(about["time"])
+        elif what == "moments":
+            ledger.moments[about["client"]] = about["moments"]
+        elif what == "scaling":
+            ledger.scaling, ledger.moments = about["scaling"], {}
+            self.recipe = with_scaling(self.recipe, about["scaling"])
         elif what == "upload":
             self._fold_upload(about)
 
@@ -409,6 +433,8 @@ class Book:
         self.ledger, number = Ledger(run, self.clock()), 0
         if saved is not None:
             tree, self.ledger, number = saved.tree, _ledger(saved.about["ledger"]), saved.number
+        if self.ledger.scaling is not None:
+            self.recipe = with_scaling(self.recipe, self.ledger.scaling)
         self.kept = Layout.of(tree)
         assert self.kept.begins_with(self.recipe.down)
         self.receive, self.step = compiled(algorithm, self.recipe.up, self.kept)

@@ -4,23 +4,20 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
-from personax.data import datasets
-from personax.data.federation import Federation
 from personax.data.locks import sole_user
 from personax.live.connection import Connection, Newest, Unreachable
 from personax.live.membership import Anchor, Assignment, Membership, SavedUpload
 from personax.live.messages import Content
-from personax.live.recipe import Limits
+from personax.live.recipe import Limits, read_recipe
+from personax.live.samples import SampleSource, conformed, moments_of
 from personax.live.visits import score_one
 from personax.values import name_of
 
 _GOODBYE = 20.0  # seconds of patience for the last report
+_LOOK = 0.5  # seconds between requests while other clients' moments are missing
 _MOST_FAULTS = 3  # visits in a row whose result is not finite
 Notify = Callable[[str], None]
 
@@ -41,15 +38,9 @@ class Farewell(NamedTuple):
     num_updates: int
 
 
-def read_data(path: Path, *, label: str = "label", shape: tuple[int, ...] | None = None, seed: int = 0) -> Federation:
-    """One client's file; a fifth is kept apart for tests where it has none."""
-    found = datasets.read_client(path, label=label, shape=shape)
-    return found if found.test_x is not None else found.split_tests(0.2, key=jax.random.key(seed))
-
-
 def take_part(
     connection: Connection,
-    data: Federation,
+    data: SampleSource,
     folder: Path,
     *,
     limits: Limits = Limits(),
@@ -67,7 +58,7 @@ def take_part(
 
 def personalize_only(
     connection: Connection,
-    data: Federation,
+    data: SampleSource,
     folder: Path,
     *,
     limits: Limits = Limits(),
@@ -92,7 +83,7 @@ class LiveClient:
     member: Membership  # from `enter` on
 
     def __init__(
-        self, connection: Connection, data: Federation, folder: Path, limits: Limits, habits: Habits, notify: Notify
+        self, connection: Connection, data: SampleSource, folder: Path, limits: Limits, habits: Habits, notify: Notify
     ) -> None:
         self.connection, self.data, self.folder = connection, data, folder
         self.limits, self.habits, self.notify = limits, habits, notify
@@ -103,8 +94,7 @@ class LiveClient:
 
     def enter(self, newcomer: bool = False) -> None:
         """Register, check what the server wants, and resume from what is on the disk."""
-        sample = (self.data.x.shape[1:], str(self.data.x.dtype))
-        welcome = self.connection.register(*sample, version_of("personax"), newcomer)
+        welcome = self._register(newcomer)
         given = Assignment(welcome.run, welcome.id, welcome.recipe, welcome.layout)
         name = self.connection.name or "this client"
         owned = (name, self.data, self.folder, self.limits, self.habits.report_every)
@@ -113,13 +103,28 @@ class LiveClient:
             self.member.restore()
         training = self.member.recipe.training
         objective = name_of(training.algorithm.objective)
-        self.notify(f"{welcome.run}: {training.name} ({objective}) on {len(self.data.x)} samples")
+        self.notify(f"{welcome.run}: {training.name} ({objective}) on {len(self.member.data.x)} samples")
         self.receive(self.connection.fetch())
         if not newcomer:
             upload = self.member.resume(welcome.next_update)
             if upload is not None:  # it may have been lost on the way
                 self.notify(f"Update {upload.update} is sent again.")
                 self.send(upload)
+
+    def _register(self, newcomer: bool) -> Any:
+        """Register with data that conform to the server's schema; before that, nothing of the client is sent."""
+        given, digest, moments = self.data, "", None
+        while not (welcome := self.connection.register(digest, newcomer, moments)).registered:
+            recipe = read_recipe(welcome.recipe, welcome.layout, self.limits)
+            if recipe.digest == digest:
+                time.sleep(_LOOK)  # for the moments of other clients
+                continue
+            found = conformed(given, recipe, self.notify)
+            self.data, digest, moments = found, recipe.digest, None
+            if recipe.fits_scaling and not newcomer:
+                moments = moments_of(found, self.limits)
+                self.notify("Sending the count, mean and spread of each column, and waiting for those of the others.")
+        return welcome
 
     def advance(self) -> bool:
         """Wait for work, or train and upload; return whether there is more to do."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version as version_of
 from math import inf
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -122,15 +123,13 @@ class Connection:
         self._hang_up()
         self.channel.close()
 
-    def register(self, input_shape: tuple[int, ...], input_dtype: str, personax: str, newcomer: bool = False) -> Any:
-        """Introduce the client; what the server wants."""
-        hello = wire.Hello(
-            protocol=wire.PROTOCOL,
-            personax=personax,
-            input_shape=input_shape,
-            input_dtype=input_dtype,
-            newcomer=newcomer,
-        )
+    def register(self, schema: str = "", newcomer: bool = False, moments: dict[str, Any] | None = None) -> Any:
+        """Introduce the client, whose data conform to the schema of this digest; what the server wants.
+
+        `moments` are those of its `features` and `targets`, for a server that fits a scaling.
+        """
+        own = {name: one and wire.ClientMoments(**one) for name, one in (moments or {}).items()}
+        hello = wire.Hello(wire.PROTOCOL, version_of("personax"), schema, newcomer, **own)
         welcome = self._again(lambda: self._unary("Register", hello))
         if welcome.protocol != wire.PROTOCOL:
             got = f"The server speaks protocol {welcome.protocol}, this client {wire.PROTOCOL}"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def prepare(folder: Path, overrides: list[str]) -> None:
     config = load(CONFIG, overrides)
     (folder / "config.toml").write_text(dump(config), encoding="utf-8")
     certificates.create(folder / "certificates", ["127.0.0.1", "localhost"], CLIENTS)
-    federation = make_federation(config)
+    federation = make_federation(replace(config, data=replace(config.data, standardize=False)))  # clients do that
     for i, name in enumerate(CLIENTS):
         (x, y), (test_x, test_y) = federation.client(i), federation.client_test(i)
         np.savez(folder / f"{name}.npz", x=x, y=y, test_x=test_x, test_y=test_y)

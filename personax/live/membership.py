@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from personax.data.federation import Federation
 from personax.experiment import checkpoint
 from personax.experiment.names import require_run_name
 from personax.live.recipe import Limits, read_recipe, require_within
+from personax.live.samples import SampleSource, conformed
 from personax.live.visits import make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
@@ -90,7 +90,7 @@ class Membership:
         self,
         given: Assignment,
         name: str,
-        data: Federation,
+        data: SampleSource,
         folder: Path,
         limits: Limits,
         report_every: int | None = None,
@@ -98,7 +98,8 @@ class Membership:
     ) -> None:
         self.run, self.authority = require_run_name(given.run), authority
         self.recipe = read_recipe(given.recipe, given.layout, limits)
-        self.data = replace(data, ids=np.array([given.id]), names=[name])
+        samples = conformed(data, self.recipe, logger.info)
+        self.data = replace(samples, ids=np.array([given.id]), names=[name])
         require_within(self.recipe, int(self.data.counts[0]), limits)
         check_model(self.recipe.task, self.data, None)
         self.report_every, self.client, self.place = report_every, [name, int(given.id)], folder / self.run
@@ -189,6 +190,7 @@ class Membership:
         numbers["personal"] = score_one(self.recipe, self.data, model)
         path = self.place / "personal.safetensors"
         about = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
+        about["schema"] = json.dumps(self.recipe.schema.to_dict())
         checkpoint.export(path, model, about, private=True)
         content = json.dumps(numbers, indent=1).encode()
         checkpoint.write_atomically(self.place / "numbers.json", content, private=True)

@@ -5,23 +5,24 @@ with its scores. A client's owner says which objectives it may run and how much 
 """
 
 import contextlib
+import hashlib
 import json
 import tomllib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pydantic
 import pydantic.dataclasses
 
 from personax.algorithms import Algorithm
 from personax.client.local import first_extra
 from personax.client.sampling import ROLES
-from personax.experiment.build import Outputs, Training, make_task, make_training
+from personax.data.schema import Schema
+from personax.experiment.build import Training, make_training, task_of
 from personax.experiment.config import (
     Config,
     ConfigError,
@@ -41,19 +42,11 @@ from personax.typing import Extra, Params, Task
 from personax.values import OBJECTIVES, check_names, imports_forbidden, imports_in, name_of
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "yogi", "lion", "nadam", "adabelief", "noisy_sgd")
-_MOST_TEXT = 1 << 16  # characters of a recipe
+_MOST_TEXT = 1 << 20  # characters of a recipe, which names all columns and classes
 
 
 class Refused(ValueError):
     """A recipe that the client's owner does not allow."""
-
-
-class Spec(NamedTuple):
-    """What a model takes and gives: known to the server without any data."""
-
-    input_shape: tuple[int, ...]
-    input_dtype: str
-    outputs: Outputs
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
@@ -67,6 +60,7 @@ class Limits:
     max_updates: Count | None = None  # after which the client leaves
     patience: Positive = 3600.0  # seconds without the server before giving up
     allow_imports: Flag = False  # code of installed packages, by name: recipes, objectives, models, optimizers, ...
+    share_moments: Flag = False  # the mean and spread of each column, from which a server fits a common scaling
 
     def __post_init__(self) -> None:
         check_names("objectives", (n for n in self.objectives or () if ":" not in n), OBJECTIVES.kinds, "objective")
@@ -92,7 +86,8 @@ class Recipe:
     """One algorithm with all that server and clients must agree on."""
 
     config: Config  # one algorithm, resolved
-    spec: Spec
+    schema: Schema  # of a sample: known to the server without any data
+    fits_scaling: bool = False  # the server still waits for the clients' moments, and nothing is trained
 
     @cached_property
     def training(self) -> Training:
@@ -113,17 +108,17 @@ class Recipe:
     @cached_property
     def task(self) -> Task:
         """The model and its loss."""
-        return make_task(self.config, self.spec.outputs)
+        return task_of(self.config, self.schema)
 
     def initial_params(self) -> Params:
         """The model before training: the simulator's, which depends on the shape of a sample and on no sample."""
-        x = jnp.zeros((1, *self.spec.input_shape), self.spec.input_dtype)
+        x = jnp.zeros((1, *self.schema.shape), self.schema.dtype)
         return first_params(self.task.model, x, self.key)
 
     @cached_property
     def params_shape(self) -> Params:
         """The shapes and types of the parameters."""
-        x = jax.ShapeDtypeStruct((1, *self.spec.input_shape), jnp.dtype(self.spec.input_dtype))
+        x = jax.ShapeDtypeStruct((1, *self.schema.shape), jnp.dtype(self.schema.dtype))
         return jax.eval_shape(lambda x: self.task.model.init(jax.random.key(0), as_inputs(x)), x)
 
     @cached_property
@@ -153,16 +148,24 @@ class Recipe:
         """Whether the server must know how many samples a client has."""
         return self.algorithm.server.weighting == "samples"
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the schema, by which a client says to which one its data conform."""
+        return hashlib.sha256(json.dumps(self.schema.to_dict(), sort_keys=True).encode()).hexdigest()[:32]
+
     def to_text(self) -> str:
         """The recipe as it travels."""
-        table = tomllib.loads(dump(self.config))
-        spec = {"input_shape": list(self.spec.input_shape), "input_dtype": self.spec.input_dtype}
-        kept = {name: table[name] for name in ("name", "seeds", "model", "task", "algorithms")}
-        return json.dumps({"config": kept, "spec": {**spec, "outputs": list(self.spec.outputs)}})
+        return self._text
 
     def layout_text(self) -> str:
         """Both layouts as they travel."""
         return json.dumps({"down": self.down.describe(), "up": self.up.describe()})
+
+    @cached_property
+    def _text(self) -> str:
+        table = tomllib.loads(dump(self.config))
+        kept = {name: table[name] for name in ("name", "seeds", "model", "task", "algorithms")}
+        return json.dumps({"config": kept, "schema": self.schema.to_dict(), "fits_scaling": self.fits_scaling})
 
 
 def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
@@ -177,12 +180,11 @@ def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
 def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
     try:
         content = json.loads(text)
-        table, spec = content["config"], content["spec"]
+        table = content["config"]
         _refuse_imports(table, limits)
         config = parse(table)
         _check_names(config)
-        shape, dtype = tuple(int(n) for n in spec["input_shape"]), str(np.dtype(spec["input_dtype"]))
-        recipe = Recipe(config, Spec(shape, dtype, Outputs(str(spec["outputs"][0]), int(spec["outputs"][1]))))
+        recipe = Recipe(config, Schema.from_dict(content["schema"]), bool(content["fits_scaling"]))
         _check_limits(recipe, limits)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Refused(
@@ -262,9 +264,9 @@ def _check_names(config: Config) -> None:
             require_title_on_the_wire(title)
 
 
-def make_recipe(config: Config, spec: Spec) -> Recipe:
+def make_recipe(config: Config, schema: Schema, fits_scaling: bool = False) -> Recipe:
     """A recipe to serve, from a resolved configuration with one algorithm."""
-    recipe = Recipe(replace(choose_algorithm(config, None), seeds=config.seed_list[:1]), spec)
+    recipe = Recipe(replace(choose_algorithm(config, None), seeds=config.seed_list[:1]), schema, fits_scaling)
     _check_names(recipe.config)
     if not recipe.algorithm.objective.federated:
         name = recipe.training.name

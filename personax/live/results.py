@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from personax.data.schema import Schema, numbered
 from personax.evaluation.scores import Evaluation
 from personax.experiment import checkpoint
 from personax.experiment.config import dump_run, load_run
@@ -27,7 +26,7 @@ from personax.experiment.results import (
 from personax.experiment.summaries import activity_of, evaluation_record, score_record
 from personax.live.book import Book, staleness_histogram
 from personax.live.journal import read_lines
-from personax.live.recipe import Recipe, Spec
+from personax.live.recipe import Recipe
 from personax.schedules import Schedule
 
 
@@ -37,7 +36,7 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
     about = root / "live.json"
     if not folder.config.exists():
         root.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_atomically(about, json.dumps({"run": name, "spec": recipe.spec}, indent=1).encode())
+        checkpoint.write_atomically(about, _about(recipe, name))
         checkpoint.write_atomically(folder.config, dump_run(recipe.config).encode())
         return folder, name
     if not about.exists():
@@ -48,19 +47,29 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
             f"{root} has a run with another configuration. Continue it with that one, or choose another --out."
         )
     try:
-        run = json.loads(about.read_text())["run"]
+        known = json.loads(about.read_text())
+        run, schema = known["run"], known["schema"]
     except (KeyError, TypeError, ValueError):
         what = "Restore it from a copy: its `run` is the name by which clients know their states"
         raise ValueError(f"{about} is damaged. {what}.") from None
+    if schema != json.loads(_about(recipe, name))["schema"]:
+        raise ValueError(
+            f"{root} has a run on other samples (its columns, classes, shape or type). Continue it with the same "
+            "`[live.sample]` or data, or choose another --out."
+        )
     return folder, require_run_name(run)
+
+
+def _about(recipe: Recipe, run: str) -> bytes:
+    """The run's name, and the schema that a server that continues it must have, too."""
+    return json.dumps({"run": run, "schema": recipe.schema.to_dict()}, indent=1).encode()
 
 
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
     """Write what a simulation writes at its end; None where no client reported any number."""
     recipe, ledger = book.recipe, book.ledger
-    schema = _schema_of(recipe.spec)
     model = (book.state.params, book.state.shared)
-    export_model(folder, recipe.config, recipe.training.name, schema, model)
+    export_model(folder, recipe.config, recipe.training.name, recipe.schema, model)
     if not ledger.history:
         return None
     result = _algorithm_result(book, read_lines(folder.root), bytes_up, bytes_down)
@@ -69,16 +78,9 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     total = lambda key: sum(int(one[key]) for one in ledger.reports.values())
     summary = f"{len(ledger.seats)} clients on machines of their own; {len(ledger.reports)} of them report numbers"
     counts = (len(ledger.seats), 0, total("train_samples"), total("samples"))
-    federation = FederationRecord(*counts, summary, [], schema)
+    federation = FederationRecord(*counts, summary, [], recipe.schema)
     began = datetime.fromtimestamp(ledger.began, UTC).isoformat(timespec="seconds")
     return write_run(folder, recipe.config, federation, [result], began)
-
-
-def _schema_of(spec: Spec) -> Schema:
-    shape, num = tuple(spec.input_shape), spec.outputs.num
-    if spec.outputs.kind == "classification":
-        return Schema(shape, spec.input_dtype, classes=numbered(num))
-    return Schema(shape, spec.input_dtype, target_shape=() if num == 1 else (num,))
 
 
 def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, bytes_down: float) -> AlgorithmResult:

@@ -11,15 +11,17 @@ from functools import partial
 from pathlib import Path
 
 from personax.data.locks import sole_user
-from personax.experiment.build import Outputs, make_federation, outputs_of, resolve
-from personax.experiment.config import Config, ConfigError, Terms, choose_algorithm
+from personax.data.scaling import scaled_type
+from personax.data.schema import Schema, numbered
+from personax.experiment.build import make_federation, outputs_of, resolve
+from personax.experiment.config import Config, ConfigError, Sample, Terms, choose_algorithm
 from personax.experiment.folders import readable_slug
 from personax.experiment.records import RunRecord
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
 from personax.live.journal import Journal
 from personax.live.ports import require_loopback
-from personax.live.recipe import Recipe, Spec, make_recipe
+from personax.live.recipe import Recipe, make_recipe
 from personax.live.results import open_run, write_results
 from personax.live.service import Service, run_service
 from personax.live.view import Metrics
@@ -40,19 +42,42 @@ class Address:
 def choose(config: Config, algorithm: str | None) -> Recipe:
     """The recipe to serve: one algorithm of a configuration."""
     resolved = resolve(choose_algorithm(config, algorithm), baselines=False)
-    return make_recipe(resolved, spec_of(resolved))
+    sample = resolved.live and resolved.live.sample
+    # The scaling of data that the server has is in their schema.
+    fits_scaling = sample is not None and (sample.standardize or resolved.data.standardize)
+    return make_recipe(resolved, schema_of(resolved), fits_scaling)
 
 
-def spec_of(config: Config) -> Spec:
-    """What samples look like: from `[live.sample]`, or from the data that a configuration names, if it is no file."""
+def schema_of(config: Config) -> Schema:
+    """The schema of `[live.sample]`, or of the data of the configuration where the server has them."""
     given = config.live and config.live.sample
     if given:
-        kind = "classification" if config.task.kind == "auto" else config.task.kind
-        return Spec(tuple(given.shape), given.type, Outputs(kind, given.num_outputs))
-    if "path" in options_of(config.data.table):
+        try:
+            return _announced(given, config.task.kind == "regression", given.standardize or config.data.standardize)
+        except ValueError as error:
+            raise ConfigError(f"`live.sample`: {error}") from None
+    path = options_of(config.data.table).get("path")
+    if path is not None and not Path(path).exists():
         raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
     federation = make_federation(config)
-    return Spec(federation.x.shape[1:], str(federation.x.dtype), outputs_of(config, federation))
+    outputs_of(config, federation)  # rejects labels that do not fit the task
+    return federation.schema
+
+
+def _announced(given: Sample, is_regression: bool, standardize: bool) -> Schema:
+    """The schema that `[live.sample]` describes."""
+    names, classes, num = tuple(given.features), tuple(given.classes), given.num_outputs or len(given.classes) or 10
+    if not (given.shape or names):
+        raise ConfigError("a sample needs a `shape`, or the names of its columns as `features`. Add one of them.")
+    if classes and (is_regression or len(classes) != num):
+        wanted = "A regression has no `classes`" if is_regression else f"{num} outputs need {num} `classes`"
+        raise ConfigError(f"{wanted}, got {len(classes)}. Leave out one of the two settings.")
+    dtype = str(scaled_type(given.type)) if standardize else given.type
+    if standardize and given.type == "uint8":
+        raise ConfigError("bytes are images, which are not standardized. Leave out `standardize`.")
+    targets = tuple(given.label_shape) or ((num,) if is_regression and num > 1 else ())
+    known = () if is_regression else classes or numbered(num)
+    return Schema(tuple(given.shape) or (len(names),), dtype, names, known, targets)
 
 
 def serve(

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -19,7 +20,7 @@ import grpc
 
 from personax.experiment.config import Terms
 from personax.live import wire
-from personax.live.book import Arrived, Book, Published, Settled
+from personax.live.book import Arrived, Book, Published, Seat, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
 from personax.live.gate import Denied, Gate
 from personax.live.messages import PIECE, Broken, Collector, Mismatch, TooLong, pieces, whole
@@ -59,36 +60,49 @@ class Service:
     # Calls
 
     async def register(self, hello: Any, context: Any) -> Any:
-        """Check that both sides talk of the same thing, and tell the client what to do."""
+        """Tell the client what is trained, and let it in if its data conform to that."""
         who = self.gate.client(context)
-        spec = self.book.recipe.spec
+        if self.draining:
+            raise Denied(Code.UNAVAILABLE, _LEAVING)
         if hello.protocol != wire.PROTOCOL:
             words = (
                 f"This server speaks protocol {wire.PROTOCOL}, {who.name} speaks {hello.protocol}. Update the older."
             )
             raise Denied(Code.FAILED_PRECONDITION, words)
-        given = (tuple(hello.input_shape), hello.input_dtype)
-        if given != (spec.input_shape, spec.input_dtype):
-            words = f"Samples must be {spec.input_dtype} of shape {spec.input_shape}, got {given[1]} of {given[0]}."
-            raise Denied(Code.FAILED_PRECONDITION, f"{words} Convert the data, or ask who runs the server.")
-        self._see(who)
-        next_update, id = 0, who.id or 0
-        if hello.newcomer:
+        if hello.schema == self.book.recipe.digest and self.book.recipe.fits_scaling and not hello.newcomer:
+            await self._contribute(who, hello)
+        recipe, seat = self.book.recipe, Seat(who.id or 0)
+        registered = hello.schema == recipe.digest and not recipe.fits_scaling
+        if registered and hello.newcomer:
+            self._see(who)
             self.newcomers.add(who.name)
-        else:
-            self.newcomers.discard(who.name)
-            self.done.discard(who.name)
-            seat = await self._work(self.book.join, who.name, who.id)
-            next_update, id = seat.next_update, seat.id
-        recipe = self.book.recipe
+        elif registered:
+            seat = await self._seat(who)
         return wire.Welcome(
             protocol=wire.PROTOCOL,
+            registered=registered,
             run=self.book.ledger.run,
             recipe=recipe.to_text(),
             layout=recipe.layout_text(),
-            id=id,
-            next_update=next_update,
+            id=seat.id,
+            next_update=seat.next_update,
         )
+
+    async def _seat(self, who: Identity) -> Seat:
+        """The seat of a client that trains."""
+        self._see(who)
+        self.newcomers.discard(who.name)
+        self.done.discard(who.name)
+        return await self._work(self.book.join, who.name, who.id)
+
+    async def _contribute(self, who: Identity, hello: Any) -> None:
+        """Add a client's moments to those from which the scaling is fitted."""
+        if hello.features is None:
+            words = "This server fits a scaling first, from the moments of each client's columns. Update personax."
+            raise Denied(Code.FAILED_PRECONDITION, words)
+        await self._seat(who)
+        found = {"features": asdict(hello.features), "targets": hello.targets and asdict(hello.targets)}
+        await self._work(self.book.contribute, who.name, found)
 
     async def fetch(self, ask: Any, context: Any) -> None:
         """The newest model, or that it is unchanged; after waiting for work, if the client wants to."""

@@ -28,31 +28,48 @@ import pydantic
 
 from personax.live.messages import ALIGNMENT
 
-PROTOCOL = 3
+PROTOCOL = 4
 SERVICE = "personax.live.Federation"
 _LENGTH = struct.Struct("<I")
 _MOST_HEADER = 1 << 16  # bytes of JSON beside a piece
 _ANY_FLOAT: pydantic.ConfigDict = {"ser_json_inf_nan": "constants"}  # writes NaN and Infinity, which JSON proper lacks
 Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]
-Seconds = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientMoments:
+    """The number of a client's samples, and for each column their sum and the sum of squared deviations."""
+
+    count: Count = 0
+    total: list[Finite] = field(default_factory=list)
+    squares: list[Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A client introduces itself. Its certificate identifies it."""
+    """A client introduces itself. Its certificate identifies it.
+
+    `schema` is the digest of the schema that its data conform to; a client that does not know it yet leaves it out.
+    """
 
     protocol: Count = 0
     personax: str = ""
-    input_shape: tuple[Count, ...] = ()
-    input_dtype: str = ""
+    schema: str = ""
     newcomer: bool = False
+    features: ClientMoments | None = None
+    targets: ClientMoments | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run, the client's number in it, and what is trained: names and numbers, no code."""
+    """The run, the client's number in it, and what is trained: names and numbers, no code.
+
+    A client whose data conform to another schema than that of the recipe is not registered.
+    """
 
     protocol: Count = 0
+    registered: bool = False
     run: str = ""
     recipe: str = ""
     layout: str = ""
@@ -66,7 +83,7 @@ class Ask:
 
     run: str = ""
     have: Annotated[int, pydantic.Field(ge=-1, lt=1 << 63)] = 0
-    wait_seconds: Seconds = 0.0
+    wait_seconds: Finite = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,7 @@ class DownloadHeader:
     unchanged: bool = False
     train: bool = False
     finished: bool = False
-    retry_seconds: Seconds = 0.0
+    retry_seconds: Finite = 0.0
     num_bytes: Count = 0
     checksum: Annotated[int, pydantic.Field(ge=0, lt=1 << 64)] = 0
 

@@ -12,15 +12,15 @@ from flwr.app import Array, ArrayRecord, Error, Message
 from personax import rounds, simulate
 from personax.experiment.config import Sample, Terms
 from personax.flower.arrays import to_tree
-from personax.flower.channel import PROTOCOL
 from personax.flower.driver import Driver, Manners, NodeFailed, report_of
 from personax.flower.records import from_content, to_content, to_record
 from personax.flower.server import read_terms, serve
 from personax.flower.worker import Worker
 from personax.live.journal import read_lines
 from personax.live.messages import Layout
+from personax.live.recipe import make_recipe
 from personax.live.results import journal_schedule
-from tests.flower.test_worker import tree
+from tests.flower.test_worker import agreed, tree
 from tests.live.parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
 
 TERMS = Terms(num_clients=3, outlier_factor=0.0)
@@ -143,6 +143,22 @@ def test_a_synchronous_run_ends_where_the_simulator_does(tmp_path):
     assert set(book.ledger.reports) == set(NAMES)  # whose owners let them report
 
 
+def test_a_run_standardizes_as_the_simulator_does(tmp_path):
+    """Nodes send their moments when they say who they are; a scaling of all three is fitted before any trains."""
+    given, grid = recipe("FedAvg", num_rounds=2), Loopback(tmp_path)
+    book = make_book(tmp_path / "run", make_recipe(given.config, given.schema, fits_scaling=True), TERMS)
+    for i in range(3):
+        worker = Worker(tmp_path / NAMES[i])
+        grid.answers[i] = grid.working(i, worker)
+        worker.node["share-moments"] = True
+        grid.come(i)
+    assert drive(grid, book)() == []
+    standardized = FEDERATION.standardize()
+    assert book.recipe.schema == replace(given.schema, feature_scaling=standardized.schema.feature_scaling)
+    simulated = simulate(given.algorithm, given.task, standardized, rounds(3, 2, key=given.key), key=given.key)
+    assert_same(book.state.params, simulated.params)
+
+
 def test_a_node_that_went_away_sends_its_update_when_it_is_back(tmp_path):
     given, grid = recipe("SCAFFOLD", num_rounds=3), Loopback(tmp_path)
     book = make_book(tmp_path / "run", given, TERMS)
@@ -198,7 +214,7 @@ def test_a_client_speaks_through_its_newest_node(tmp_path):
     given, grid = recipe("FedAvg", num_rounds=2), Loopback(tmp_path)
     book = make_book(tmp_path / "run", given, TERMS)
     grid.answers[3] = grid.answers[0]
-    introduced, _ = grid.answers[3]("query", {"protocol": PROTOCOL}, {})
+    introduced, _ = grid.answers[3]("query", agreed(given), {})
     grid.answers[0] = lambda task, about, arrays: (introduced if task == "query" else {"silent": True}, {})
     for i in range(3):
         grid.come(i)

@@ -23,14 +23,16 @@ from typer.testing import CliRunner
 
 from personax import arrivals, simulate
 from personax.cli import app
+from personax.data.schema import Schema
 from personax.experiment.config import load
 from personax.flower import channel
 from personax.flower.arrays import to_arrays, to_tree
 from personax.flower.channel import PROTOCOL, WorkerFailed, ask, private_folder, receive, send, socket_of
 from personax.flower.node import read_node
 from personax.flower.template import PACKAGE, write_app
-from personax.flower.worker import Worker, limits_of, read_samples
+from personax.flower.worker import Worker, limits_of, samples_of
 from personax.live.messages import Layout
+from personax.live.recipe import make_recipe
 from personax.schedules import persafl_delays
 from tests.live.parts import FEDERATION, NAMES, assert_same, data_of, make_book, recipe
 
@@ -135,20 +137,20 @@ def worker_of(folder):
 
 def test_a_worker_starts_once_serves_and_survives_its_own_death(node):
     folder, told = node
-    hello = {"protocol": PROTOCOL, "task": "query", "node": told}
+    hello = {**agreed(recipe()), "task": "query", "node": told}
     found = []
     threads = [threading.Thread(target=lambda: found.append(ask(folder, hello, {})[0])) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [{"name": "anna", "id": None, "input_shape": [4], "input_dtype": "float32"}] * 3
+    assert found == [{"name": "anna", "id": None}] * 3
     (first,) = worker_of(folder)
     assert stat.S_IMODE(socket_of(folder).stat().st_mode) & 0o077 == 0
     os.kill(first, signal.SIGKILL)
     assert ask(folder, hello, {})[0] == found[0]
     assert worker_of(folder) != [first]
-    with pytest.raises(WorkerFailed, match="The protocols differ: 1 here and 0 at the server"):
+    with pytest.raises(WorkerFailed, match="The protocols differ: 2 here and 0 at the server"):
         ask(folder, {**hello, "protocol": 0}, {})
     ask(folder, {**hello, "node": {**told, "idle-minutes": 0.001}}, {})
     until = time.monotonic() + 10
@@ -237,6 +239,48 @@ def test_what_a_worker_refuses(tmp_path):
     assert "gone.npz" in worker.answer({**about, "node": gone}, arrays)[0]["error"]
 
 
+def named(names=("a", "b", "c", "d"), classes=("cat", "dog", "eel"), **more):
+    """The recipe of samples with these columns and classes."""
+    given = recipe("FedAvg")
+    return make_recipe(given.config, Schema((4,), "float32", names, classes), **more)
+
+
+def node_with(path, header, labels):
+    x = np.arange(4.0 * len(labels)).reshape(len(labels), 4)
+    rows = [",".join([*map(str, row), label]) for row, label in zip(x, labels, strict=True)]
+    path.write_text("\n".join([",".join([*header, "label"]), *rows]) + "\n")
+    return {"name": path.stem, "data": str(path)}
+
+
+def test_a_nodes_file_is_read_as_the_recipe_describes_it(tmp_path, caplog):
+    """Columns and classes by name; what does not fit is named on the node, and the server learns only that."""
+    hello = {**agreed(named()), "task": "query"}
+    fits = node_with(tmp_path / "anna.csv", "dcba", ["eel", "dog"] * 5)
+    worker = Worker(tmp_path / "anna")
+    assert worker.answer({**hello, "node": fits}, {})[0] == {"name": "anna", "id": None}
+    (samples,) = worker.samples.values()
+    assert set(samples.y) <= {1, 2} and (samples.x[:, 0] - samples.x[:, 3] == 3).all()
+    for header, labels, said in (("abcd", ["cow"] * 5, "unknown label 'cow'"), ("abce", ["cat"] * 5, "no column 'd'")):
+        worker = Worker(tmp_path / "bert")
+        odd = node_with(tmp_path / "bert.csv", header, labels)
+        for task in ("query", "train"):
+            answer = worker.answer({**hello, "task": task, "node": odd, "id": 0, "update": 0, "version": 0}, {})[0]
+            assert "not what the recipe describes. Its worker.log" in answer["error"] and said not in answer["error"]
+        assert said in caplog.text
+
+
+def test_a_node_sends_moments_if_its_owner_allows_it(tmp_path):
+    hello = {**agreed(named(fits_scaling=True)), "task": "query"}
+    node = node_with(tmp_path / "anna.csv", "abcd", ["cat", "dog"] * 5)
+    refused = Worker(tmp_path / "anna").answer({**hello, "node": node}, {})[0]
+    assert "`share_moments`" in refused["error"] and "moments" not in refused
+    worker = Worker(tmp_path / "anna")
+    found = worker.answer({**hello, "node": {**node, "share-moments": True}}, {})[0]["moments"]
+    (samples,) = worker.samples.values()
+    np.testing.assert_allclose(found["features"]["total"], samples.x.sum(axis=0))
+    assert found["features"]["count"] == len(samples.x) and found["targets"] is None
+
+
 def test_an_update_that_is_not_finite_is_not_uploaded(tmp_path):
     given = recipe("FedAvg", lr=1e200)
     book = make_book(tmp_path / "run", given)
@@ -307,11 +351,11 @@ def test_a_server_does_not_override_what_a_nodes_owner_says(tmp_path, monkeypatc
 def test_a_partition_is_a_part_of_the_recipes_data(tmp_path):
     write_app(tmp_path / "app")
     path = tmp_path / "app" / PACKAGE / "recipe.toml"
-    parts = [read_samples({"recipe": str(path), "partition-id": i}) for i in range(3)]
+    parts = [samples_of({"recipe": str(path), "partition-id": i}) for i in range(3)]
     assert all(part.num_clients == 1 and part.test_x is not None for part in parts)
     assert len({len(part.x) for part in parts}) > 1
     with pytest.raises(ValueError, match="below the recipe's 3 clients, got 3"):
-        read_samples({"recipe": str(path), "partition-id": 3})
+        samples_of({"recipe": str(path), "partition-id": 3})
 
 
 # The app that is written

@@ -10,14 +10,15 @@ import numpy as np
 
 from personax.data.datasets import synthetic
 from personax.data.federation import Federation
-from personax.experiment.build import Outputs, resolve
+from personax.data.schema import Schema, numbered
+from personax.experiment.build import resolve
 from personax.experiment.config import Terms, parse
 from personax.live.book import Book
 from personax.live.certificates import Revocations, read_credentials
 from personax.live.client import Habits, LiveClient
 from personax.live.connection import Connection
 from personax.live.journal import Journal
-from personax.live.recipe import Limits, Spec, make_recipe
+from personax.live.recipe import Limits, make_recipe
 from personax.live.service import run_service
 
 NAMES = ("anna", "bert", "cleo")
@@ -46,8 +47,8 @@ def recipe(name="FedAsync", num_rounds=4, cohort_size="all", federation=FEDERATI
         "evaluation": {"every": 1},
         "algorithms": {name: entry},
     }
-    spec = Spec(federation.x.shape[1:], str(federation.x.dtype), Outputs("classification", 3))
-    return make_recipe(resolve(parse(table), baselines=False), spec)
+    schema = Schema(federation.x.shape[1:], str(federation.x.dtype), classes=numbered(3))
+    return make_recipe(resolve(parse(table), baselines=False), schema)
 
 
 def data_of(i, federation=FEDERATION):

@@ -13,14 +13,15 @@ import numpy as np
 from personax import simulate
 from personax.data.datasets import synthetic
 from personax.data.federation import Federation
-from personax.experiment.build import Outputs, resolve
+from personax.data.schema import Schema, numbered
+from personax.experiment.build import resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.config import load
 from personax.experiment.folders import Folder
 from personax.live import certificates
 from personax.live.demo import Parts
 from personax.live.journal import read_lines
-from personax.live.recipe import Spec, make_recipe
+from personax.live.recipe import make_recipe
 from personax.schedules import Schedule
 
 CONFIG = """
@@ -141,7 +142,7 @@ class Faulty:
             round_ends=np.zeros(num_updates, bool),
         )
         config = resolve(load(self.folder / "config.toml"), baselines=False)
-        recipe = make_recipe(config, Spec((4,), "float32", Outputs("classification", 3)))
+        recipe = make_recipe(config, Schema((4,), "float32", classes=numbered(3)))
         with jax.enable_x64(False):  # as in the processes
             simulated = simulate(recipe.algorithm, recipe.task, self.federation, table, key=recipe.key)
         trees, _ = read_model(Folder(self.folder / "run").model("APFL"))

@@ -47,8 +47,7 @@ def mallory(running):
 @contextlib.contextmanager
 def joined(running, name):
     connection = running.connect(name, patience=2.0)
-    spec = running.book.recipe.spec
-    connection.next_update = connection.register(spec.input_shape, spec.input_dtype, "test").next_update
+    connection.next_update = connection.register(running.book.recipe.digest).next_update
     try:
         yield connection
     finally:
@@ -99,7 +98,7 @@ def cannot_enter(running, shown, patience=0.5):
     connection = Connection(running.address, shown, patience=patience, call_seconds=2.0)
     try:
         with pytest.raises((Unreachable, RefusedByServer)) as caught:
-            connection.register(running.book.recipe.spec.input_shape, running.book.recipe.spec.input_dtype, "test")
+            connection.register(running.book.recipe.digest)
         return caught.value
     finally:
         connection.close()
@@ -376,7 +375,7 @@ def test_a_norm_far_beyond_the_others_is_clipped_where_that_is_wanted(tmp_path):
 def test_who_asks_too_often_must_wait(authority, tmp_path):
     with serving(tmp_path, recipe(), Terms(num_clients=3, rate=5.0, max_streams=2), authority) as slow:
         connection = slow.connect("mallory", patience=0.3)
-        connection.register(slow.book.recipe.spec.input_shape, slow.book.recipe.spec.input_dtype, "test")
+        connection.register(slow.book.recipe.digest)
         ask = wire.Ask(run=connection.run, have=slow.book.version)
         with pytest.raises(grpc.RpcError) as caught:
             for _ in range(30):
@@ -389,7 +388,7 @@ def test_who_asks_too_often_must_wait(authority, tmp_path):
             for update in range(30):
                 connection.send(f"x-{update}", update, slow.book.version, encoded(slow))
         other = slow.connect("anna")
-        other.register(slow.book.recipe.spec.input_shape, slow.book.recipe.spec.input_dtype, "test")
+        other.register(slow.book.recipe.digest)
         other.close()
         connection.close()
 
@@ -398,7 +397,7 @@ def test_a_slow_rate_lets_an_upload_in(authority, tmp_path):
     """A budget of less than two requests: the stream and its first upload are one."""
     with serving(tmp_path, recipe(), Terms(num_clients=3, rate=0.9), authority) as slow:
         connection = slow.connect("mallory")
-        connection.register(slow.book.recipe.spec.input_shape, slow.book.recipe.spec.input_dtype, "test")
+        connection.register(slow.book.recipe.digest)
         assert connection.send("x", 0, slow.book.version, encoded(slow)).outcome == "applied"
         connection.close()
 
@@ -407,7 +406,7 @@ def test_streams_of_one_client_are_counted(tmp_path, authority):
     given = recipe("FedAvg")
     with serving(tmp_path, given, Terms(num_clients=3, rate=1e5, max_streams=2), authority) as waiting:
         connection = waiting.connect("mallory")
-        connection.register(given.spec.input_shape, given.spec.input_dtype, "test")
+        connection.register(given.digest)
         ask = wire.Ask(run=connection.run, have=0, wait_seconds=2.0)  # the round begins with three clients
         held = [connection.calls["Fetch"](ask, timeout=10) for _ in range(2)]
         time.sleep(0.3)
@@ -423,7 +422,7 @@ def test_more_connections_give_a_client_no_more_streams(tmp_path, authority):
     with serving(tmp_path, given, Terms(num_clients=5, rate=1e5, max_streams=2), authority) as waiting:
         made = [waiting.connect("mallory") for _ in range(12)]
         for connection in made:
-            connection.register(given.spec.input_shape, given.spec.input_dtype, "test")
+            connection.register(given.digest)
         ask = wire.Ask(run=made[0].run, have=0, wait_seconds=1.0)
         held = [connection.calls["Fetch"](ask, timeout=10) for connection in made]
         codes = []

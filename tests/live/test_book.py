@@ -303,13 +303,14 @@ def test_counts_beside_the_delta_must_be_counts(tmp_path):
 
 
 def recipe_of_aruba():
-    from personax.experiment.build import Outputs, resolve
+    from personax.data.schema import Schema, numbered
+    from personax.experiment.build import resolve
     from personax.experiment.config import parse
-    from personax.live.recipe import Spec, make_recipe
+    from personax.live.recipe import make_recipe
 
     entry = {"recipe": "aruba", "num_steps": 1, "server": {"kind": "asynchronous"}}
     table = {"seeds": 1, "model": {"kind": "logistic_regression"}, "algorithms": {"ARUBA": entry}}
-    return make_recipe(resolve(parse(table), baselines=False), Spec((4,), "float64", Outputs("classification", 3)))
+    return make_recipe(resolve(parse(table), baselines=False), Schema((4,), "float64", classes=numbered(3)))
 
 
 def test_numbers_of_clients_are_their_own(tmp_path):

@@ -18,17 +18,20 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from personax import personalize
+from personax.data import datasets
+from personax.data.federation import Federation
 from personax.data.locks import Taken, sole_user
 from personax.evaluation.scoring import Scoring
 from personax.experiment.config import Terms
 from personax.experiment.records import read_results
 from personax.live import wire
-from personax.live.client import Habits, LiveClient, personalize_only, read_data, take_part
+from personax.live.client import Habits, LiveClient, personalize_only, take_part
 from personax.live.connection import RefusedByServer, Unreachable
 from personax.live.journal import read_lines
 from personax.live.messages import ALIGNMENT, Collector, Layout, Mismatch, checksum, checksum_of, pieces
 from personax.live.recipe import Limits, Refused, read_recipe
 from personax.live.results import open_run, write_results
+from personax.live.samples import conformed
 from personax.live.server import Address, serve
 from personax.live.visits import compiled_visit
 from personax.report import write_report
@@ -276,7 +279,7 @@ def test_no_name_that_a_server_sends_is_imported(change, monkeypatch):
 
 def test_a_recipe_that_makes_no_sense_is_refused():
     given = recipe()
-    for text in ("nonsense", "{}", '{"config": {}, "spec": {}}', "x" * 100_000):
+    for text in ("nonsense", "{}", '{"config": {}, "spec": {}}', "x" * 2_000_000):
         with pytest.raises(Refused):
             read_recipe(text, given.layout_text(), Limits())
     other = json.dumps({"down": given.down.describe(), "up": [["delta.w", [3], "float32"]]})
@@ -287,13 +290,17 @@ def test_a_recipe_that_makes_no_sense_is_refused():
 def test_registration_says_what_does_not_match(tmp_path):
     with serving(tmp_path / "run", recipe()) as running:
         connection = running.connect("anna")
-        with pytest.raises(RefusedByServer, match=r"must be float32 of shape \(4,\), got float32 of \(8, 8\)"):
-            connection.register((8, 8), "float32", "test")
-        hello = wire.Hello(protocol=7, input_shape=(4,), input_dtype="float32")
-        with pytest.raises(grpc.RpcError, match=f"speaks protocol {wire.PROTOCOL}, anna speaks 7"):
-            connection.calls["Register"](hello, timeout=5.0, metadata=connection.metadata)
         with pytest.raises(RefusedByServer, match="Register again"):
             connection.fetch()
+        assert not connection.register("another schema").registered and not running.book.ledger.seats
+        wide = Federation.from_clients([(np.ones((5, 8, 8)), np.arange(5) % 3)])
+        client = LiveClient(connection, wide, tmp_path / "anna", Limits(), Habits(), lambda text: None)
+        with pytest.raises(ValueError, match=r"must have 4 numbers \(shape \(4,\)\), got 64 \(shape \(8, 8\)\)"):
+            client.enter()
+        assert not running.book.ledger.seats and not running.service.seen
+        hello = wire.Hello(protocol=7)
+        with pytest.raises(grpc.RpcError, match=f"speaks protocol {wire.PROTOCOL}, anna speaks 7"):
+            connection.calls["Register"](hello, timeout=5.0, metadata=connection.metadata)
         connection.close()
 
 
@@ -431,14 +438,20 @@ def test_a_file_of_samples_becomes_a_client(tmp_path):
     rows = np.column_stack([x, y])
     header = ",".join([*(f"f{i}" for i in range(x.shape[1])), "label"])
     np.savetxt(tmp_path / "mine.csv", rows, delimiter=",", header=header, comments="", fmt=["%f"] * x.shape[1] + ["%d"])
-    found = read_data(tmp_path / "mine.csv")
-    assert len(found.x) + len(found.test_x) == len(x) and found.num_clients == 1
+    found = conformed(datasets.read_client(tmp_path / "mine.csv"), recipe(), print)
+    assert len(found.x) + len(found.test_x) == len(x) and found.num_clients == 1 and found.x.dtype == x.dtype
 
 
 def messages():
     upload = wire.UploadHeader(run="r", id="ünïcode", version=3, num_samples=0.1, checksum=2**64 - 1)
     numbers = wire.Numbers(last=True, numbers={"APFL": {"loss": 0.1, "worst": np.inf}})
-    return [upload, wire.UploadHeader(), wire.Hello(protocol=3, input_shape=(28, 28)), wire.Ask(have=-1), numbers]
+    return [
+        upload,
+        wire.UploadHeader(),
+        wire.Hello(protocol=4, features=wire.ClientMoments(3, [0.1], [2.0])),
+        wire.Ask(have=-1),
+        numbers,
+    ]
 
 
 @pytest.mark.parametrize("message", messages(), ids=lambda message: type(message).__name__)
