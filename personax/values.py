@@ -412,7 +412,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     ' Did you mean `mnist`?'
     """
     by_lower = {entry.lower(): entry for entry in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, 1)
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.5)
     return f" Did you mean `{by_lower[near[0]]}`?" if near else ""
 
 
