@@ -30,6 +30,7 @@ from personax.experiment.records import (
     EvaluationRecord,
     FederationRecord,
     RunRecord,
+    ScoreRecord,
     read_results,
 )
 from personax.experiment.summaries import citations_of, headline_of, machine
@@ -120,11 +121,11 @@ def federation_rows(
     return client_rows(score, seeds, found, [whose.names[int(i)] for i in positions.ravel()], own, diverged)
 
 
-def _evaluation_of(rows: pa.Table, score: str, scoring: Scoring, num_seeds: int, types: dict[str, str]) -> Evaluation:
-    """Return the evaluation whose clients' numbers these rows are; `types` are those of its metrics."""
-    own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score)
+def _evaluation_of(rows: pa.Table, score: ScoreRecord, scoring: Scoring, num_seeds: int) -> Evaluation:
+    """Return the evaluation whose clients' numbers these rows are."""
+    own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score.name)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
-    metrics = {name: column(name).astype(kind) for name, kind in types.items()}
+    metrics = {name: column(name).astype(float) for name in score.evaluations[-1].mean}
     counts = (column("num_samples"), column("num_train_samples"))
     return Evaluation(scoring, metrics, column("client"), *counts, 0, 0.0)
 
@@ -136,10 +137,6 @@ def write_part(folder: Folder, result: AlgorithmResult, provenance: Provenance) 
     record = {
         "provenance": provenance.table,
         "record": _PART.dump_python(result.record, mode="json"),
-        "types": {
-            score: {metric: np.asarray(values).dtype.name for metric, values in found.metrics.items()}
-            for score, found in result.scores.items()
-        },
         "files": {file: _sha256(path) for file, path in _files(folder, result.record).items()},
     }
     checkpoint.write_atomically(folder.part(name), checkpoint.seal(record))
@@ -161,13 +158,8 @@ def read_part(folder: Folder, training: Training, num_seeds: int) -> Part | None
             raise DamagedPart(f"{place} is damaged: it is not what was written there.")
     provenance = Provenance.from_table(table["provenance"])
     clients = pq.read_table(folder.part_clients(training.name))
-    known = {score.name for score in record.scores}
-    scorings = {name: scoring for name, scoring in training.scorings.items() if name in known}
-    # In the types that they were computed in, or their means would have other bits than in a run without a pause.
-    found = {
-        name: _evaluation_of(clients, name, scoring, num_seeds, table["types"][name])
-        for name, scoring in scorings.items()
-    }
+    scores = ((score, training.scorings[score.name]) for score in record.scores)
+    found = {score.name: _evaluation_of(clients, score, scoring, num_seeds) for score, scoring in scores}
     return Part(AlgorithmResult(record, found, clients), provenance)
 
 
@@ -194,7 +186,12 @@ def write_run(
 
     `baselines` name the scores of local training and FedAvg.
     """
-    found = {name: one for result in results for name, one in result.scores.items()}
+    # In 64 bits, as `clients.parquet` has them: a result that was read back gives the same table.
+    found = {
+        name: replace(one, metrics={metric: np.asarray(values, float) for metric, values in one.metrics.items()})
+        for result in results
+        for name, one in result.scores.items()
+    }
     algorithms = {name: result.record.name for result in results for name in result.scores}
     comparison = Comparison(found, *baselines, algorithms)
     record = RunRecord(
