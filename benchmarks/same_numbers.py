@@ -50,7 +50,7 @@ COMPILES_FASTER = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"  
 GROUPS = ("demo", "recipes", "live")
 RENAMED = {"protocol": "scoring", "mix": "personal_number"}  # fields of records, from the old name to the new
 UNTIMELY = ("seconds", "started", "machine", "personax", "schema_version")  # keys of results.json that may differ
-COUNTED = "num_seeds"  # of an interval: records had none before schema version 3
+NEW = ("num_seeds", "num_lost")  # counts that records had not before schema version 3
 NUM_CLIENTS, NUM_ROUNDS, COHORT, NUM_EVENTS = 6, 3, 4, 12
 STEPS = {"num_steps": 2, "batch_size": 8}
 EPOCHS = {"num_epochs": 1, "batch_size": 8, "sampling": "shuffled"}
@@ -121,7 +121,7 @@ def numbers_of(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
     """All numbers of a JSON value by their path, written so that different bits read differently."""
     if isinstance(value, dict):
         for key, part in value.items():
-            if key not in UNTIMELY and key != COUNTED:
+            if key not in (*UNTIMELY, *NEW):
                 yield from numbers_of(part, f"{path}.{RENAMED.get(key, key)}")
     elif isinstance(value, list):
         for i, part in enumerate(value):

@@ -191,6 +191,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_sent(tmp_path):
         assert kept <= {"client.lock", "authority.txt"}  # no state, no model
 
 
+@pytest.mark.slow
 def test_a_scaling_is_fitted_from_the_moments_of_those_who_allow_it(tmp_path):
     """The server is killed after the first client's moments, and keeps them."""
     limits, factors = tmp_path / "limits.toml", np.array([1.0, 1000.0, 1.0, 0.01])

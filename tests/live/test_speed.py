@@ -17,6 +17,7 @@ def benchmark():
     return made
 
 
+@pytest.mark.slow
 def test_a_server_is_not_far_from_a_bare_echo(benchmark):
     """In short turns, while other tests run: a floor."""
     found = benchmark.measure(benchmark.SIZES["280 KB"], 0.4, 4)

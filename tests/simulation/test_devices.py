@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 RUN = """
 import json, os, sys
 import jax
@@ -66,6 +68,7 @@ def test_eight_devices_equal_one():
     finish(start(8), ["scaffold_async", "per_fedavg_hf", "pfedme", "apfl"])
 
 
+@pytest.mark.slow
 def test_two_processes_of_four_devices_equal_one():
     with socket.socket() as free:
         free.bind(("localhost", 0))
