@@ -50,7 +50,7 @@ COMPILES_FASTER = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"  
 GROUPS = ("demo", "recipes", "live")
 RENAMED = {"protocol": "scoring", "mix": "personal_number"}  # fields of records, from the old name to the new
 UNTIMELY = ("seconds", "started", "machine", "personax", "schema_version")  # keys of results.json that may differ
-NEW = ("num_seeds", "num_lost")  # counts that records had not before schema version 3
+NEW = ("num_seeds", "num_lost", "schema")  # fields that records lacked before schema version 3
 NUM_CLIENTS, NUM_ROUNDS, COHORT, NUM_EVENTS = 6, 3, 4, 12
 STEPS = {"num_steps": 2, "batch_size": 8}
 EPOCHS = {"num_epochs": 1, "batch_size": 8, "sampling": "shuffled"}
