@@ -37,7 +37,7 @@ MOST = {
     r"counts? the same": 2,
     r"so it flatters": 0,
     r"must be there, got|got none there": 6,
-    r"\bso many\b": 15,
+    r"\bso many\b": 14,
     r"\bof one's own\b|\bof ones own\b": 3,
     r"\bput together\b|\bput apart\b": 7,
     r"\bsays? (its|what|which|whether|who|where)\b": 31,

@@ -67,7 +67,7 @@ def join(
     folder: Annotated[Path | None, typer.Option(help="For the personal state; by default in the identity.")] = None,
     label: Annotated[str, typer.Option(help="The column of labels.")] = "label",
     shape: Annotated[str | None, typer.Option(help="The shape of a sample, such as 28x28.")] = None,
-    report: Annotated[int | None, typer.Option(min=1, help="Report test scores every so many updates.")] = None,
+    report: Annotated[int | None, typer.Option(min=1, help="Report test scores after every N updates.")] = None,
     limits: Annotated[Path | None, typer.Option(help="A TOML file: what you allow the server to ask for.")] = None,
     personalize_only: Annotated[bool, typer.Option("--personalize-only", help="No training.")] = False,
 ) -> None:
