@@ -48,8 +48,7 @@ def personal_of(run, name):
     """A client's personal state, as its own disk has it."""
     recipe = run.recipe
     own = jax.eval_shape(recipe.algorithm.objective.init_personal, recipe.params_shape)
-    sent = {recipe.uploads: recipe.params_shape, "extra": recipe.extra_shape}
-    return load(run.personal(name), {"personal": own, "upload": sent}).tree["personal"]
+    return load(run.personal(name), {"personal": own, "upload": recipe.up.vector_shapes}).tree["personal"]
 
 
 def assert_same_personal(run, simulated):
