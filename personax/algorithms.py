@@ -27,6 +27,7 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         require_objective(self.objective)
+        self.local.draws(self.objective)  # raises where batch sizes do not fit the objective's batches
 
 
 @RECIPES.register(
@@ -112,16 +113,18 @@ def per_fedavg(
     lr: StepSize | float,
     hvp: Hvp = HESSIAN_FREE,
     num_adapt_steps: int = 1,
+    curvature_on: Literal["own", "outer"] = "own",
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
     """Per-FedAvg: Fallah Algorithm 1; with several adaptation steps gMeta Algorithm 1.
 
-    `hvp` is `exact`, `first_order` or a difference of gradients (Hessian-free), see `px.curvature`.
+    `hvp` is `exact`, `first_order` or a difference of gradients (Hessian-free), see `px.curvature`. For the batches of
+    `curvature_on` see `Meta`.
 
     Departures from the paper: the Hessian-free default has a radius relative to the vector, see `RelativeDifference`.
     """
-    return Algorithm(Meta(adapt_lr, num_adapt_steps, hvp), Local(lr, **local), server)
+    return Algorithm(Meta(adapt_lr, num_adapt_steps, hvp, curvature_on), Local(lr, **local), server)
 
 
 @RECIPES.register(

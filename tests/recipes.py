@@ -27,6 +27,14 @@ SYNCHRONOUS = {
     ),
     "per_fedavg_hf": lambda s: personax.per_fedavg(adapt_lr=0.05 * s, lr=0.05 * s, query_share=0.3 * s, **STEPS),
     "gmeta": lambda s: personax.per_fedavg(adapt_lr=0.05 * s, lr=0.05 * s, num_adapt_steps=3, **STEPS),
+    "gmeta_printed": lambda s: personax.per_fedavg(
+        adapt_lr=0.05 * s,
+        lr=0.05 * s,
+        num_adapt_steps=2,
+        curvature_on="outer",
+        num_steps=3,
+        batch_size=personax.BatchSizes(4, adapt=(3, 2)),
+    ),
     "pfedme": lambda s: personax.pfedme(
         strength=2.0 * s, lr=0.05 * s, prox_lr=0.05 * s, server=personax.synchronous(0.7 * s), **STEPS
     ),

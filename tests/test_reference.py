@@ -11,6 +11,7 @@ import pytest
 
 import personax
 from personax import BatchSizes, Local, Meta, Moreau, asynchronous, synchronous
+from personax.client.sampling import widths
 from personax.fast.shared_products import shares_products
 from tests.reference import apfl, baselines, fallah, gmeta, network, persafl
 from tests.reference.problem import COUNTS, FEDERATION, TASK, W0, N, Samples, data, flat, grad, hvp, tree
@@ -18,6 +19,7 @@ from tests.simulation.options import grouped
 
 KEYS = jax.random.split(jax.random.key(3), 4)
 SIZES = BatchSizes(4, adapt=3, curvature=5)  # different, so that no role can stand for another
+SIZES_BY_STEP = BatchSizes(4, adapt=(3, 6, 2), curvature=(5, 1, 7))  # gMeta Remark 2
 TAU = 3
 
 
@@ -93,10 +95,17 @@ def per_fedavg(name, **local):
     return Case(algorithm, twin)
 
 
-def generalized_meta(name, num_adapt=3):
-    local = {"num_adapt_steps": num_adapt, "num_steps": TAU, "batch_size": SIZES}
-    twin = partial(gmeta.generalized_meta, update=GMETA[name], alpha=ALPHA, beta=BETA, tau=TAU, nu=num_adapt)
-    return Case(personax.per_fedavg(adapt_lr=ALPHA, lr=BETA, hvp=HVPS[name], **local), twin)
+def as_printed(name):
+    """Fallah's Algorithm 1, where the Hessian sees the outer batch."""
+    case = per_fedavg(name, curvature_on="outer")
+    return case._replace(twin=partial(case.twin, estimate=fallah.as_printed(FALLAH[name])))
+
+
+def generalized_meta(name, num_adapt=3, **options):
+    options = {"num_adapt_steps": num_adapt, "num_steps": TAU, "batch_size": SIZES, **options}
+    update = gmeta.on_outer(GMETA[name]) if options.get("curvature_on") == "outer" else GMETA[name]
+    twin = partial(gmeta.generalized_meta, update=update, alpha=ALPHA, beta=BETA, tau=TAU, nu=num_adapt)
+    return Case(personax.per_fedavg(adapt_lr=ALPHA, lr=BETA, hvp=HVPS[name], **options), twin)
 
 
 ADAPTS = {
@@ -140,9 +149,16 @@ CASES = {
     "Fallah (112)": per_fedavg("first-order"),
     "Fallah (119)-(121)": per_fedavg("Hessian-free"),
     "Fallah, relative radius, query share": per_fedavg("relative", query_share=0.3),
+    "Fallah Algorithm 1 as printed": as_printed("exact"),
+    "Fallah Algorithm 1 as printed, Hessian-free": as_printed("Hessian-free"),
     "gMeta Algorithm 2": generalized_meta("exact"),
     "gMeta Algorithm 3": generalized_meta("first-order"),
     "gMeta Algorithm 4": generalized_meta("Hessian-free"),
+    "gMeta Algorithm 2, Hessians on the outer batch": generalized_meta("exact", curvature_on="outer"),
+    "gMeta Algorithm 4, sizes by step": generalized_meta("Hessian-free", batch_size=SIZES_BY_STEP),
+    "gMeta Algorithm 2, sizes by step, shuffled": generalized_meta(
+        "exact", batch_size=SIZES_BY_STEP, sampling="shuffled", query_share=0.3
+    ),
     "APFL, fixed": mixture(0.3, "never", 0.3, lambda t: 0.3),
     "APFL, per round": mixture(0.3, "round", 0.3, lambda t: 0.3),
     "APFL, per step, decaying": mixture(
@@ -296,21 +312,33 @@ def test_the_problem_is_the_task():
 
 
 ON_NETWORK = {
-    **{f"{name}, one step": (per_fedavg(name), fallah, 2, 1) for name in ("exact", "first-order", "Hessian-free")},
-    **{f"{name}, two steps": (generalized_meta(name, 2), gmeta, 1, 2) for name in GMETA},
+    **{f"{name}, one step": (per_fedavg(name), fallah, 2) for name in ("exact", "first-order", "Hessian-free")},
+    **{f"{name}, two steps": (generalized_meta(name, 2), gmeta, 1) for name in GMETA},
+    "as printed": (as_printed("exact"), fallah, 2),
+    "Hessian-free, two steps, on the outer batch": (
+        generalized_meta("Hessian-free", 2, curvature_on="outer"),
+        gmeta,
+        1,
+    ),
+    "first-order, two steps, sizes by step": (
+        generalized_meta("first-order", 2),
+        gmeta,
+        BatchSizes(1, adapt=(1, 2)),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ON_NETWORK)
 def test_meta_gradients_of_a_network_in_shared_products_agree_with_the_twin(name, monkeypatch):
     """A nonconvex loss, in whole visits, with batches that are small enough for a span."""
-    case, twins, size, num_adapt = ON_NETWORK[name]
+    case, twins, size = ON_NETWORK[name]
     monkeypatch.setattr(twins, "grad", network.grad)
     monkeypatch.setattr(twins, "hvp", network.hvp)
     case = case._replace(algorithm=replace(case.algorithm, local=replace(case.algorithm.local, batch_size=size)))
     key, schedule = KEYS[0], rounds(KEYS[0])
     params = network.tree(network.W0)
-    assert shares_products(network.TASK.loss, params, (2 * num_adapt + 1) * size)
+    draws = case.algorithm.local.draws(case.algorithm.objective)
+    assert shares_products(network.TASK.loss, params, sum(widths(draws)[draw.role] for draw in draws))
     result = personax.simulate(case.algorithm, network.TASK, FEDERATION, schedule, key=key, params=params)
     twin = case.twin(network.W0, schedule, Samples(key, case.algorithm.local))
     assert_agree({"w": network.flat(result.params)}, twin)
@@ -335,6 +363,9 @@ def test_the_network_is_the_task_and_is_not_convex():
         ("Fallah (8)", "Fallah (112)", "Fallah (119)-(121)"),
         ("gMeta Algorithm 2", "gMeta Algorithm 3", "gMeta Algorithm 4"),
         ("Fallah (8)", "gMeta Algorithm 2"),
+        ("Fallah (8)", "Fallah Algorithm 1 as printed", "Fallah Algorithm 1 as printed, Hessian-free"),
+        ("gMeta Algorithm 2", "gMeta Algorithm 2, Hessians on the outer batch"),
+        ("gMeta Algorithm 4", "gMeta Algorithm 4, sizes by step"),
         ("Fallah (112)", "gMeta Algorithm 3"),
         ("APFL, fixed", "APFL, per round", "APFL, per step, decaying", "APFL, per step, projected"),
     ],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from personax.client.optimizers import Optimizer
-from personax.client.sampling import ROLES, BatchSizes, ClientRows, Draw, Sampling, draw_rows, gather
+from personax.client.sampling import ROLES, BatchSizes, ClientRows, Draw, Sampling, draw_rows, gather, widths
 from personax.client.step_sizes import StepSize, require_step_size, step_size_at
 from personax.data.federation import ClientData
 from personax.fast.backends import reads_batches_together
@@ -64,7 +64,7 @@ class Local:
         return self.batch_size if isinstance(self.batch_size, BatchSizes) else BatchSizes(self.batch_size)
 
     def size_of(self, role: str) -> int:
-        """The batch size of a role."""
+        """The size of the batch of a role that draws one."""
         return self.sizes.of(role)
 
     def steps_of(self, count: Any) -> Any:
@@ -79,7 +79,8 @@ class Local:
         counts = objective.roles().items()
         most = MAX_DRAWS // len(ROLES)
         require(lambda num: num <= most, "batches of one role", max(num for _, num in counts), f"be at most {most}")
-        return tuple(Draw(role, index, self.size_of(role)) for role, num in counts for index in range(num))
+        sizes = {role: self.sizes.each(role, num) for role, num in counts}
+        return tuple(Draw(role, index, size) for role in sizes for index, size in enumerate(sizes[role]))
 
 
 class LocalOptions(TypedDict, total=False):
@@ -240,8 +241,9 @@ def _read(
     stored = jax.lax.optimization_barrier((data.x[rows], data.y[rows])) if at_once else ()
     batches: dict[str, Batch] = {}
     row = first = 0
-    for role, num in Counter(draw.role for draw in draws).items():
-        size = draws[first].size
+    num_batches = Counter(draw.role for draw in draws)
+    for role, size in widths(draws).items():
+        num = num_batches[role]
         here = slice(row, row + num * size)
         if at_once:
             x, y = (leaf[here] for leaf in stored)

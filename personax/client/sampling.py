@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from personax.data.federation import ClientData, Federation
 from personax.keys import draw_key, dropout_key, epoch_key, run_stream, typed_key, visit_key
@@ -23,19 +24,44 @@ ROLES = ("outer", "adapt", "curvature")
 @BATCH_SIZES.register()
 @value
 class BatchSizes:
-    """A batch size for each role; `adapt` and `curvature` default to `outer`."""
+    """A batch size for each role; `adapt` and `curvature` default to `outer`.
+
+    Each of these two may have one size for each adaptation step: D_{i,0}, D_{i,1}, ... of gMeta Remark 2. All batches
+    of a role then have as many rows as its largest, the surplus with weight 0.
+
+    >>> BatchSizes(40, adapt=(10, 20)).each("adapt", 2)
+    (10, 20)
+    """
 
     outer: Static[int]
-    adapt: Static[int | None] = None
-    curvature: Static[int | None] = None
+    adapt: Static[int | tuple[int, ...] | None] = None
+    curvature: Static[int | tuple[int, ...] | None] = None
 
     def __post_init__(self) -> None:
         for role in ROLES:
-            require_count(f"batch_size.{role}", getattr(self, role))
+            sizes = getattr(self, role)
+            is_several = isinstance(sizes, tuple) and role != "outer"
+            if sizes == () or np.ndim(sizes) > is_several:
+                must = "one size" if role == "outer" else "one size, or a tuple with one for each adaptation step"
+                raise ValueError(f"`batch_size.{role}` must be {must}, got {sizes}.")
+            for size in sizes if is_several else (sizes,):
+                require_count(f"batch_size.{role}", size)
 
     def of(self, role: str) -> int:
-        """The size of this role's batches."""
-        return getattr(self, role) or self.outer
+        """The size of the batch of a role that draws one."""
+        return self.each(role, 1)[0]
+
+    def each(self, role: str, num: int) -> tuple[int, ...]:
+        """The sizes of this role's `num` batches."""
+        sizes = getattr(self, role) or self.outer
+        if not isinstance(sizes, tuple):
+            return (sizes,) * num
+        if num not in (0, len(sizes)):
+            raise ValueError(
+                f"`batch_size.{role}` has {len(sizes)} sizes, and there are {num} batches of this role. "
+                "Give one size, or one for each adaptation step."
+            )
+        return sizes[:num]
 
 
 class Draw(NamedTuple):
@@ -64,15 +90,26 @@ def draw_rows(
     query_share: Scalar | None = None,
 ) -> tuple[Array, Array, Array]:
     """For each of `steps`: rows and weights (0 for filler) of its batches in a row, and a dropout key for each."""
-    sizes = [draw.size for draw in draws]
+    sizes, width_of = [draw.size for draw in draws], widths(draws)
+    num_rows = [width_of[draw.role] for draw in draws]
     codes = jnp.array([len(ROLES) * draw.number + ROLES.index(draw.role) for draw in draws], jnp.uint32)
     start, count = map(jnp.stack, zip(*(_part(client, draw.role, query_share) for draw in draws), strict=True))
     batch = partial(_draw, visit_key(stream, client.id, client.update), sampling, max(sizes))
     batches_of_step = jax.vmap(batch, in_axes=(None, 0, 0, 0, 0))
     batches = jax.vmap(batches_of_step, in_axes=(0, None, None, None, None))
     rows, weight, keys = batches(steps.astype(jnp.int32), codes, jnp.array(sizes, jnp.int32), start, count)
-    in_a_row = lambda leaf: jnp.concatenate([leaf[:, i, :size] for i, size in enumerate(sizes)], axis=1)
+    if num_rows != sizes:
+        weight *= (np.arange(max(sizes)) < np.array(sizes)[:, None])[None]
+    in_a_row = lambda leaf: jnp.concatenate([leaf[:, i, :num] for i, num in enumerate(num_rows)], axis=1)
     return in_a_row(rows), in_a_row(weight), keys
+
+
+def widths(draws: tuple[Draw, ...]) -> dict[str, int]:
+    """By role, in the order of the draws, the size of the largest batch: the number of rows of each."""
+    found: dict[str, int] = {}
+    for draw in draws:
+        found[draw.role] = max(found.get(draw.role, 0), draw.size)
+    return found
 
 
 def _draw(

@@ -20,7 +20,6 @@ import pydantic.dataclasses
 
 from personax.algorithms import Algorithm
 from personax.client.local import first_extra
-from personax.client.sampling import ROLES
 from personax.data.schema import Schema
 from personax.experiment.build import Training, make_training, task_of
 from personax.experiment.config import (
@@ -231,7 +230,7 @@ def _check_limits(recipe: Recipe, limits: Limits) -> None:
     if limits.objectives is not None and name not in limits.objectives:
         allowed = ", ".join(limits.objectives)
         raise Refused(f"The server's objective is {name}, which this client does not allow (it allows {allowed}).")
-    largest = max(algorithm.local.size_of(role) for role in ROLES)
+    largest = max(draw.size for draw in algorithm.local.draws(algorithm.objective))
     scorings = recipe.training.scorings.values()
     largest = max(largest, *(scoring.batch_size for scoring in scorings))
     if largest > limits.max_batch:

@@ -1,9 +1,10 @@
 """Per-FedAvg and its generalization: an initialization that adapts well on each client."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from personax.curvature import Hvp, exact, require_hvp
 from personax.fast.backends import unroll_length
@@ -11,7 +12,7 @@ from personax.fast.shared_products import Span, shares_products
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
 from personax.typing import Batch, Batches, LossFn, Params
-from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, value
+from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, require_one_of, value
 
 
 @OBJECTIVES.register(
@@ -36,13 +37,17 @@ class Meta:
     `hvp=exact` is gMeta's Algorithm 2; `first_order` is (31), Algorithm 3, Fallah (112), and draws no curvature
     batches; `finite_difference` is (35)-(36), Algorithm 4, Fallah (120)-(121).
 
-    Departures from the paper: none. (Fallah's two-stage text under (8) and its Algorithm 1 print D' for the Hessian
-    too; (8) itself has D''.)
+    With `curvature_on="outer"` every Hessian is that of the outer batch, and no curvature batches are drawn: Fallah's
+    two-stage text under (8) and the last line of the inner loop of its Algorithm 1 print D' for the Hessian. The
+    lemmas are about (8), with independent batches, and no theorem covers this reading.
+
+    Departures from the paper: none.
     """
 
     adapt_lr: float
     num_adapt_steps: Static[int] = 1
     hvp: Hvp = exact
+    curvature_on: Static[Literal["own", "outer"]] = "own"
 
     federated = True
     is_plain = False
@@ -61,6 +66,7 @@ class Meta:
         require_nonnegative("adapt_lr", self.adapt_lr, "For plain averaging use `fedavg(...)`.")
         require_count("num_adapt_steps", self.num_adapt_steps, least=0)
         require_hvp(self.hvp)
+        require_one_of("curvature_on", self.curvature_on, ("own", "outer"))
 
     def default_scoring(self) -> dict[str, Any]:
         return {"model": "adapted", "num_steps": self.num_adapt_steps, "lr": float(self.adapt_lr)}
@@ -72,6 +78,8 @@ class Meta:
         return replace(self, hvp=exact)
 
     def theorem(self, theorems: Theorems[Answer]) -> Answer:
+        if self.hvp.needs_batch and self.curvature_on == "outer":
+            return theorems.none()
         return theorems.meta(float(self.adapt_lr), self.num_adapt_steps, not self.hvp.needs_batch)
 
     def citations(self) -> tuple[str, ...]:
@@ -79,7 +87,7 @@ class Meta:
         return ("fallah2020", "jamali2025") if several else ("fallah2020",)
 
     def roles(self) -> dict[str, int]:
-        num_curvature = self.num_adapt_steps if self.hvp.needs_batch else 0
+        num_curvature = self.num_adapt_steps if self.hvp.needs_batch and self.curvature_on == "own" else 0
         return {"adapt": self.num_adapt_steps, "outer": 1, "curvature": num_curvature}
 
     def gradient(
@@ -100,6 +108,9 @@ class Meta:
         def pull_back(d: Params, at: tuple[Params, Batch]) -> tuple[Params, None]:
             return objective.descent_step(d, self.hvp(loss, at[0], d, at[1]), self.adapt_lr), None
 
+        if self.curvature_on == "outer":
+            repeat = lambda leaf: jnp.broadcast_to(leaf, (self.num_adapt_steps, *leaf.shape[1:]))
+            batches = {**batches, "curvature": jax.tree.map(repeat, batches["outer"])}
         steps = (path, batches["curvature"])
         unroll = unroll_length(self.num_adapt_steps)
         return jax.lax.scan(pull_back, direction, steps, reverse=True, unroll=unroll)[0], memory
@@ -112,6 +123,7 @@ class Meta:
         direction = span.gradient(path.pop(), ("outer", 0))
         if self.hvp.needs_batch:
             for index in reversed(range(self.num_adapt_steps)):
-                bend = span.curvature(self.hvp, path[index], direction, ("curvature", index))
+                name = ("outer", 0) if self.curvature_on == "outer" else ("curvature", index)
+                bend = span.curvature(self.hvp, path[index], direction, name)
                 direction = direction.plus(-self.adapt_lr, bend)
         return span.vector(direction)

@@ -1,6 +1,7 @@
 """Bounds of gMeta 2025 (any number nu of adaptation steps, any adapt_lr) as functions of its constants.
 
-Batches by role, one size for each: D_{i,0..nu-1} is `adapt`, D_{i,nu} is `outer`, D'_{i,0..nu-1} is `curvature`.
+Batches by role, with one size or one for each step: D_{i,0..nu-1} is `adapt`, D_{i,nu} is `outer`, D'_{i,0..nu-1} is
+`curvature`.
 The convergence of Theorem 8 is that of Fallah (111) with these numbers: `fallah.stationarity_bound`.
 """
 
@@ -42,23 +43,28 @@ def iterate_error(constants: Constants, adapt_lr: float, num_adapt_steps: int, s
         h'_l  = 2 (1 + a^2 L^2) h'_{l-1} + 2 a^2 sigma_G^2 / D             h'_1  = a^2 sigma_G^2 / D
         h''_l = 8 (1 + 8 a^4 L^4) h''_{l-1} + 64 a^4 m_4(D)                h''_1 = a^4 m_4(D)
 
-    with m_4 of `mean_of_fourth`; (77), (82), (86), whose solutions (20)-(22) are. The paper calls w~_l unbiased; it is
-    so for l = 1 only.
+    where D is the size of batch l - 1 and m_4 is `mean_of_fourth`; (77), (82), (86), whose solutions (20)-(22) are. The
+    paper calls w~_l unbiased; it is so for l = 1 only.
     """
-    _check(adapt_lr, num_adapt_steps)
-    size, a, steps = sizes.of("adapt"), adapt_lr, adapt_lr * constants.smoothness
-    sigma = a * constants.gradient_noise
-    fourth = a**4 * mean_of_fourth(constants.gradient_noise, constants.gradient_kurtosis, size)
-    h = IterateError(0.0, 0.0, 0.0)
-    for step in range(num_adapt_steps):
+    return _iterate_errors(constants, adapt_lr, num_adapt_steps, sizes)[-1]
+
+
+def _iterate_errors(constants: Constants, adapt_lr: float, nu: int, sizes: BatchSizes) -> list[IterateError]:
+    """The errors of w_0, ..., w_nu."""
+    _check(adapt_lr, nu)
+    c, steps, sigma = constants, adapt_lr * constants.smoothness, adapt_lr * constants.gradient_noise
+    found = [IterateError(0.0, 0.0, 0.0)]
+    for step, size in enumerate(sizes.each("adapt", nu)):
+        h, fourth = found[-1], adapt_lr**4 * mean_of_fourth(c.gradient_noise, c.gradient_kurtosis, size)
         # The first step starts without an error, which leaves out the factors that adding two costs.
         twice, eight = (1, 1) if step == 0 else (2, 64)
-        h = IterateError(
+        error = IterateError(
             (1 + steps) * h.first + sigma / np.sqrt(size),
             2 * (1 + steps**2) * h.second + twice * sigma**2 / size,
             8 * (1 + 8 * steps**4) * h.fourth + eight * fourth,
         )
-    return h
+        found.append(error)
+    return found
 
 
 def mean_of_fourth(noise: float, kurtosis: float, size: int) -> float:
@@ -83,12 +89,11 @@ def exact_error(constants: Constants, adapt_lr: float, num_adapt_steps: int, siz
     Hessians are applied only to vectors independent of them (given the iterates), and for those d and d' hold.
     Loose: the bias does not contain sigma_G / sqrt(D_nu), because the outer batch is unbiased given the iterates.
     """
-    _check(adapt_lr, num_adapt_steps)
     c, a, nu = constants, adapt_lr, num_adapt_steps
-    growth, h = 1 + a * c.smoothness, iterate_error(constants, a, nu, sizes)
-    outer_first, outer_second, outer_fourth = _outer(c, h, sizes.of("outer"))
-    second, fourth = _hessian_product_errors(c, a, nu, sizes)
-    earlier = sum(iterate_error(c, a, step, sizes).first for step in range(1, nu))
+    growth, h = 1 + a * c.smoothness, _iterate_errors(constants, a, nu, sizes)
+    outer_first, outer_second, outer_fourth = _outer(c, h[nu], sizes.of("outer"))
+    second, fourth = _hessian_product_errors(c, a, h, sizes)
+    earlier = sum(error.first for error in h[1:nu])
     drift = c.gradient_bound * a * c.hessian_lipschitz * growth ** max(nu - 1, 0) * earlier
     bias = growth**nu * outer_first + drift + np.sqrt(second * outer_second)
     mean_square = 3 * growth ** (2 * nu) * outer_second + 3 * c.gradient_bound**2 * second
@@ -104,7 +109,6 @@ def first_order_error(constants: Constants, adapt_lr: float, num_adapt_steps: in
     Loose where adapt_lr is small: |P g - g| <= ((1 + aL)^nu - 1) |g| for the product P of the nu factors, with a minus
     where the paper has a plus. So the truth, like Fallah's Lemma H.1, vanishes with adapt_lr, and this does not.
     """
-    _check(adapt_lr, num_adapt_steps)
     c, h = constants, iterate_error(constants, adapt_lr, num_adapt_steps, sizes)
     outer_first, outer_second, _ = _outer(c, h, sizes.of("outer"))
     dropped = c.gradient_bound * ((1 + adapt_lr * c.smoothness) ** num_adapt_steps + 1)
@@ -126,15 +130,13 @@ def hessian_free_error(
     from grad F_i^HF; the proof bounds, and this bounds, the one from grad F_i. (163) uses its hypothesis on
     |E[d~ - d]| as one on E|d~ - d|; read as the latter the induction holds. Loose in delta, as Fallah's Lemma H.2 is.
     """
-    _check(adapt_lr, num_adapt_steps)
     require_positive("radius", radius)
     c, a, nu = constants, adapt_lr, num_adapt_steps
-    steps, curvature = a * c.smoothness, sizes.of("curvature")
-    first, second, _ = _outer(c, iterate_error(c, a, nu, sizes), sizes.of("outer"))
-    for step in range(1, nu + 1):
-        h = iterate_error(c, a, nu - step, sizes)
-        noise = c.gradient_noise / np.sqrt(curvature) + c.smoothness * h.first
-        squared = c.gradient_noise**2 / curvature + 2 * c.smoothness**2 * h.second
+    steps, errors = a * c.smoothness, _iterate_errors(c, a, nu, sizes)
+    first, second, _ = _outer(c, errors[nu], sizes.of("outer"))
+    for h, size in reversed(list(zip(errors[:nu], sizes.each("curvature", nu), strict=True))):
+        noise = c.gradient_noise / np.sqrt(size) + c.smoothness * h.first
+        squared = c.gradient_noise**2 / size + 2 * c.smoothness**2 * h.second
         first = (1 + steps) * first + a / radius * noise
         second = 3 * (1 + steps**2) * second + 1.5 * (a / radius) ** 2 * squared
     powers = sum((1 + steps) ** (nu + step - 1) for step in range(nu))
@@ -170,21 +172,22 @@ def meta_spread(constants: Constants, adapt_lr: float, num_adapt_steps: int) -> 
     return (1 + steps) ** (2 * nu) * c.gradient_spread + products
 
 
-def _hessian_product_errors(constants: Constants, adapt_lr: float, nu: int, sizes: BatchSizes) -> tuple[float, float]:
+def _hessian_product_errors(
+    constants: Constants, adapt_lr: float, h: list[IterateError], sizes: BatchSizes
+) -> tuple[float, float]:
     """`d_nu` and `d'_nu`, (25)-(26): second and fourth moments of the error of the product of the nu factors."""
-    c, a, size = constants, adapt_lr, sizes.of("curvature")
-    growth = 1 + a * c.smoothness
-    noise, fourth_noise = c.hessian_noise**2 / size, mean_of_fourth(c.hessian_noise, c.hessian_kurtosis, size)
-    if nu == 0:
-        return 0.0, 0.0
-    second, fourth = a**2 * noise, a**4 * fourth_noise
-    for step in range(2, nu + 1):
-        h = iterate_error(c, a, step - 1, sizes)
-        fresh = noise + c.hessian_lipschitz**2 * h.second
-        fresh_fourth = fourth_noise + c.hessian_lipschitz**4 * h.fourth
-        second = 2 * second * (growth + a * np.sqrt(noise)) ** 2 + 2 * a**2 * growth ** (2 * step - 2) * fresh
+    c, a, growth = constants, adapt_lr, 1 + adapt_lr * constants.smoothness
+    second = fourth = 0.0
+    for step, size in enumerate(sizes.each("curvature", len(h) - 1)):
+        noise, fourth_noise = c.hessian_noise**2 / size, mean_of_fourth(c.hessian_noise, c.hessian_kurtosis, size)
+        if step == 0:
+            second, fourth = a**2 * noise, a**4 * fourth_noise
+            continue
+        fresh = noise + c.hessian_lipschitz**2 * h[step].second
+        fresh_fourth = fourth_noise + c.hessian_lipschitz**4 * h[step].fourth
+        second = 2 * second * (growth + a * np.sqrt(noise)) ** 2 + 2 * a**2 * growth ** (2 * step) * fresh
         kept = growth**4 + a**4 * fourth_noise
-        fourth = 64 * fourth * kept + 64 * a**4 * growth ** (4 * step - 4) * fresh_fourth
+        fourth = 64 * fourth * kept + 64 * a**4 * growth ** (4 * step) * fresh_fourth
     return second, fourth
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from personax import Algorithm, Erm, Local, Meta, synchronous
 from personax.client.sampling import (
     ROLES,
     BatchSizes,
@@ -283,7 +284,44 @@ def test_batch_sizes_default_to_the_outer_one():
     assert jax.tree.leaves(BatchSizes(8, 3)) == []
 
 
+def test_batch_sizes_by_adaptation_step():
+    """gMeta Remark 2: D_{i,0}, D_{i,1}, ... and D'_{i,0}, D'_{i,1}, ..."""
+    sizes = BatchSizes(8, adapt=(3, 5), curvature=2)
+    local, meta = Local(0.1, num_steps=1, batch_size=sizes), Meta(0.1, 2)
+    draws = local.draws(meta)
+    assert draws == (
+        Draw("adapt", 0, 3),
+        Draw("adapt", 1, 5),
+        Draw("outer", 0, 8),
+        Draw("curvature", 0, 2),
+        Draw("curvature", 1, 2),
+    )
+    assert len(local.draws(Erm())) == 1  # sizes of roles that are not drawn do not matter
+    for num in (1, 3):
+        message = rf"`batch_size.adapt` has 2 sizes, and there are {num} batches of this role. Give one size, or one"
+        with pytest.raises(ValueError, match=message):
+            Algorithm(Meta(0.1, num), local, synchronous())
+
+
+@each_sampling
+def test_rows_beyond_the_size_of_a_batch_are_filler(sampling):
+    """Batches of a role have as many rows as its largest; the others see what they see alone."""
+    draws = (Draw("adapt", 0, 4), Draw("adapt", 1, 12), Draw("outer", 0, 4))
+    first, second, outer = np.split(rows_of(7, None, sampling, draws=draws), [12, 24], axis=1)
+    assert outer.shape[1] == 4 and (first[:, 4:] == -1).all()
+    for rows, draw in ((first[:, :4], draws[0]), (second, draws[1]), (outer, draws[2])):
+        np.testing.assert_array_equal(rows, rows_of(7, None, sampling, draws=(draw,)))
+
+
 @pytest.mark.parametrize(("sizes", "role"), [((0,), "outer"), ((2, 0), "adapt"), ((2, 1, 1.5), "curvature")])
 def test_batch_sizes_are_whole_numbers(sizes, role):
     with pytest.raises(ValueError, match=f"`batch_size.{role}` must be a whole number of at least 1, got {sizes[-1]}"):
         BatchSizes(*sizes)
+
+
+def test_batch_sizes_by_adaptation_step_are_a_tuple_of_whole_numbers():
+    with pytest.raises(ValueError, match=r"`batch_size.adapt` must be a whole number of at least 1, got 0"):
+        BatchSizes(4, (3, 0))
+    for sizes in ((), [3, 2], ((1, 2),)):
+        with pytest.raises(ValueError, match=r"`batch_size.curvature` must be one size, or a tuple with one for each"):
+            BatchSizes(4, 3, sizes)

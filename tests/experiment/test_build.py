@@ -376,6 +376,14 @@ def test_step_sizes_and_batch_sizes_from_tables():
     assert algorithm_of("fedavg", num_steps=1, **written) == px.fedavg(num_steps=1, **values)
 
 
+def test_the_batch_of_the_hessian_and_sizes_by_adaptation_step():
+    """Fallah's Algorithm 1 as printed, and gMeta Remark 2."""
+    options = {"lr": 0.1, "num_steps": 1, "adapt_lr": 0.1, "num_adapt_steps": 2, "curvature_on": "outer"}
+    made = px.per_fedavg(**options, batch_size=px.BatchSizes(4, adapt=(3, 2)))
+    sizes = {"kind": "BatchSizes", "outer": 4, "adapt": [3, 2]}
+    assert algorithm_of("per_fedavg", **options, batch_size=sizes) == made
+
+
 # Data
 
 CUTS = [

@@ -64,9 +64,10 @@ def batches_of(objective, batches, sizes=(6, 8, 5)):
     + [(name, 2, hvp) for name in TASKS if name != "classification" for hvp in HVPS[::3]],
     ids=str,
 )
-def test_the_meta_gradient_in_a_span_is_the_plain_one(name, num_adapt_steps, hvp):
+@pytest.mark.parametrize("curvature_on", ["own", "outer"])
+def test_the_meta_gradient_in_a_span_is_the_plain_one(name, num_adapt_steps, hvp, curvature_on):
     task, params, batches = setting(name)
-    objective = personax.Meta(0.3, num_adapt_steps, hvp)
+    objective = personax.Meta(0.3, num_adapt_steps, hvp, curvature_on)
     given = batches_of(objective, batches)
     assert shares_products(task.loss, params, sum(batch.weight.size for batch in given.values()))
     found, truth = (

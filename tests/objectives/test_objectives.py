@@ -94,6 +94,21 @@ def test_each_role_of_meta_uses_its_own_batch():
     np.testing.assert_allclose(found["w"], factors[0] @ factors[1] @ problems[2].gradient(adapted), rtol=1e-10)
 
 
+@pytest.mark.parametrize("num_adapt_steps", [1, 2])
+@pytest.mark.parametrize("hvp", [personax.curvature.exact, personax.curvature.finite_difference(1e-3)], ids=str)
+def test_every_hessian_can_be_that_of_the_outer_batch(num_adapt_steps, hvp):
+    """Fallah's Algorithm 1 as printed: no curvature batches, (I - a H(D')) in front of grad f(w~, D')."""
+    rng = np.random.default_rng(0)
+    adapt, outer = ((rng.normal(size=(6, 3)), rng.normal(size=6)) for _ in range(2))
+    meta = personax.Meta(0.2, num_adapt_steps, hvp, curvature_on="outer")
+    assert meta.roles() == {"adapt": num_adapt_steps, "outer": 1, "curvature": 0}
+    batches = {"adapt": stacked(whole(*adapt), num_adapt_steps), "outer": stacked(whole(*outer), 1)}
+    found, _ = meta.gradient(TASK.loss, {"w": W}, (), Visit({"w": W}, (), Clock(0, 0, 1), 0.1), batches)
+    adapted = quadratic(*adapt).descend(W, 0.2, num_adapt_steps)
+    factor = np.linalg.matrix_power(np.eye(3) - 0.2 * quadratic(*outer).hessian, num_adapt_steps)
+    np.testing.assert_allclose(found["w"], factor @ quadratic(*outer).gradient(adapted), rtol=1e-8)
+
+
 def test_the_proximal_gradient():
     found, _ = direction(personax.Proximal(0.7), anchor={"w": V})
     np.testing.assert_allclose(found["w"], Q.gradient(W) + 0.7 * (W - V), rtol=1e-12)
@@ -293,6 +308,7 @@ def test_the_personal_model_of_a_mixture_stays_in_the_ball():
 
 BAD = [
     (lambda: personax.Meta(-0.1), "`adapt_lr` must not be negative, got -0.1"),
+    (lambda: personax.Meta(0.1, curvature_on="adapt"), "`curvature_on` must be one of 'own', 'outer', got 'adapt'"),
     (lambda: personax.Meta(0.1, -1), "`num_adapt_steps` must be a whole number of at least 0, got -1"),
     (lambda: personax.Proximal(-1.0), "`strength` must not be negative"),
     (lambda: personax.Moreau(0.0, 0.1, 5), "`strength` must be positive, got 0.0"),

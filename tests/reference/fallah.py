@@ -28,6 +28,11 @@ def hessian_free(radius):
     return estimate
 
 
+def as_printed(estimate):
+    """Algorithm 1 and the text under (8): D' for the Hessian too."""
+    return lambda w, alpha, D, D1, D2: estimate(w, alpha, D, D1, D1)
+
+
 def constant(delta):
     return lambda v: delta
 

@@ -42,6 +42,11 @@ def local_update_hf(delta):
     return update
 
 
+def on_outer(update):
+    """Every Hessian on D_nu: for nu = 1 Fallah's Algorithm 1 as printed."""
+    return lambda w, alpha, beta, nu, D, D_prime: update(w, alpha, beta, nu, D, [D[nu]] * nu)
+
+
 def generalized_meta(w, schedule, samples, update, *, alpha, beta, tau, nu):
     """Algorithm 1, with `update` in line 7."""
     for A_k in cohorts(schedule):  # 1, 2

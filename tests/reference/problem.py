@@ -92,7 +92,8 @@ class Samples:
 
     def rows(self, i, update, step, role="outer", draw=0):
         """The rows of `FEDERATION.x`, without the filler."""
-        size, how = self.local.size_of(role), (self.local.sampling, self.local.query_share)
+        sizes, how = getattr(self.local.sizes, role), (self.local.sampling, self.local.query_share)
+        size = sizes[draw] if isinstance(sizes, tuple) else self.local.size_of(role)
         rows = np.asarray(_batch_indices(self.key, i, update, step, role, size, draw, *how))
         return rows[rows >= 0]
 

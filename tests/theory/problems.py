@@ -64,7 +64,7 @@ class Draws(NamedTuple):
 def every_draw(num_adapt_steps, sizes):
     """All outcomes of the batches of one meta gradient, and their probabilities."""
     counts = {"adapt": num_adapt_steps, "outer": 1, "curvature": num_adapt_steps}
-    shape = [(role, sizes.of(role)) for role in ROLES for _ in range(counts[role])]
+    shape = [(role, size) for role in ROLES for size in sizes.each(role, counts[role])]
     firsts = np.array(list(itertools.product(*(range(size + 1) for _, size in shape))))
     probability = np.prod([binom.pmf(firsts[:, i], size, 0.5) for i, (_, size) in enumerate(shape)], axis=0)
     pairs = np.stack([firsts, np.array([size for _, size in shape]) - firsts], axis=-1).astype(float)

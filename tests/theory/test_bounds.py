@@ -52,6 +52,22 @@ def test_gmeta_lemmas_6_10_and_11_bound_the_estimators(num_steps, estimator, see
     assert_within(found, errors_of(gmeta, estimator, radius, constants, adapt_lr, num_steps, SIZES[num_steps]))
 
 
+BY_STEP = BatchSizes(2, adapt=(1, 3), curvature=(3, 1))
+
+
+@each_estimator
+@few
+@given(seed=seeds, share=st.floats(0.01, 2), radius=st.floats(0.01, 1))
+def test_gmetas_lemmas_bound_the_estimators_with_a_size_for_each_step(estimator, seed, share, radius):
+    """gMeta Remark 2."""
+    x, y, w = random_waves(seed)
+    constants = wave_constants(x)
+    adapt_lr = share / constants.smoothness
+    objective, truth = Meta(adapt_lr, 2, hvp_of(estimator, radius)), meta_gradient(w, x[0], y[0], adapt_lr, 2)
+    found = moments(objective, w, x[0], y[0], every_draw(2, BY_STEP), truth)
+    assert_within(found, errors_of(gmeta, estimator, radius, constants, adapt_lr, 2, BY_STEP))
+
+
 @each_estimator
 @few
 @given(seed=seeds, share=shares, radius=st.floats(0.01, 1))
@@ -322,6 +338,35 @@ def test_formulas_of_gmeta_against_the_closed_forms():
     s1 = 3 * (1 + (a * L) ** 2) * outer + 3 * a**2 / (2 * 0.2**2) * (sG**2 / 2 + 2 * L**2 * h1.second)
     s2 = 3 * (1 + (a * L) ** 2) * s1 + 3 * a**2 / (2 * 0.2**2) * sG**2 / 2
     np.testing.assert_allclose(hf.mean_square, 2 * s2 + 2 * q2**2)
+
+
+def test_formulas_of_gmeta_with_a_size_for_each_step():
+    """(20)-(26), (33), (39) and (40) of two steps, with D_0 = 5, D_1 = 3, D_2 = 7, D'_0 = 2, D'_1 = 4."""
+    B, L, rho, sG, sH, kG, kH, *_ = (getattr(SOME, f) for f in SOME.__dataclass_fields__)
+    a, delta, sizes = 0.8, 0.2, BatchSizes(7, adapt=(5, 3), curvature=(2, 4))
+    g, two, eight = 1 + a * L, 2 + 2 * a**2 * L**2, 8 + 64 * a**4 * L**4
+    m4 = lambda sigma, kappa, size: (kappa + 3 * (size - 1) * sigma**4) / size**3
+    h1, h2 = a * sG / 5**0.5, a * sG * (1 / 3**0.5 + g / 5**0.5)
+    s1, s2 = a**2 * sG**2 / 5, a**2 * sG**2 * two / 5 + 2 * a**2 * sG**2 / 3
+    f1, f2 = a**4 * m4(sG, kG, 5), a**4 * m4(sG, kG, 5) * eight + 64 * a**4 * m4(sG, kG, 3)
+    np.testing.assert_allclose(gmeta.iterate_error(SOME, a, 2, sizes), (h2, s2, f2))
+    outer, outer4 = sG**2 / 7 + L**2 * s2, m4(sG, kG, 7) + L**4 * f2
+    d1, e1 = a**2 * sH**2 / 2, a**4 * m4(sH, kH, 2)
+    d2 = 2 * d1 * (g + a * sH / 4**0.5) ** 2 + 2 * a**2 * g**2 * (sH**2 / 4 + rho**2 * s1)
+    e2 = 64 * e1 * (g**4 + a**4 * m4(sH, kH, 4)) + 64 * a**4 * g**4 * (rho**4 * f1 + m4(sH, kH, 4))
+    bias = g**2 * (sG / 7**0.5 + L * h2) + B * a * rho * g * h1 + np.sqrt(d2 * outer)
+    mean_square = 3 * g**4 * outer + 3 * B**2 * d2 + 6 * np.sqrt(2 * e2 * outer4)
+    np.testing.assert_allclose(gmeta.exact_error(SOME, a, 2, sizes), (bias, mean_square))
+    np.testing.assert_allclose(
+        gmeta.first_order_error(SOME, a, 2, sizes).mean_square, 2 * outer + 2 * B**2 * (g**2 + 1) ** 2
+    )
+    p1 = g * (sG / 7**0.5 + L * h2) + a / delta * (sG / 4**0.5 + L * h1)
+    p2, q2 = g * p1 + a / delta * sG / 2**0.5, a * rho * delta * B**2 * (g + g**2)
+    r1 = 3 * (1 + (a * L) ** 2) * outer + 1.5 * (a / delta) ** 2 * (sG**2 / 4 + 2 * L**2 * s1)
+    r2 = 3 * (1 + (a * L) ** 2) * r1 + 1.5 * (a / delta) ** 2 * sG**2 / 2
+    np.testing.assert_allclose(gmeta.hessian_free_error(SOME, a, 2, sizes, delta), (p2 + q2, 2 * r2 + 2 * q2**2))
+    with pytest.raises(ValueError, match=r"`batch_size.adapt` has 2 sizes, and there are 3 batches"):
+        gmeta.exact_error(SOME, a, 3, sizes)
 
 
 def test_formulas_of_persafl():
