@@ -93,19 +93,22 @@ class InverseSqrt:
 @STEP_SIZES.register()
 @value
 class StronglyConvex:
-    """`16 / (mu (t + a))` with t = 1, 2, ... the iterate that the step makes: APFL Theorem 2.
+    """`scale / (mu (t + a))` with t = 1, 2, ... the iterate that the step makes: APFL Theorems 2 and 7.
 
-    mu is `strong_convexity`; a is `offset`, in the theorem max(128 L / mu, num_steps).
+    mu is `strong_convexity`; a is `offset`: max(128 L / mu, num_steps) in Theorem 2, and max(64 L / mu, num_steps) with
+    the `scale` 8 in Theorem 7.
     """
 
     strong_convexity: float
     offset: float
     clock: Static[ClockName] = "step"
+    scale: float = 16.0
 
     def __post_init__(self) -> None:
         require_positive("strong_convexity", self.strong_convexity)
         require_nonnegative("offset", self.offset)
+        require_positive("scale", self.scale)
         require_one_of("clock", self.clock, ("step", "round"))
 
     def __call__(self, clock: Clock) -> Scalar:
-        return 16 / (self.strong_convexity * (clock.ticks(self.clock) + 1 + self.offset))
+        return self.scale / (self.strong_convexity * (clock.ticks(self.clock) + 1 + self.offset))

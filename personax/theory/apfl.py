@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from personax.client.step_sizes import StronglyConvex
 from personax.values import require, require_count, require_nonnegative, require_positive
 
 
@@ -84,10 +85,13 @@ def gain_over_local(risk: Risk, mix: float, constant: float, lower_constant: flo
         + 2 (1 - m)^2 (shared)
 
     It is (2) minus the lower bound L_{D_i}(h_i*) + C_2 sqrt((d + log(1/delta)) / m_i) of the local model's risk on the
-    distributions that are worst for it. `constant` is C_1, `lower_constant` C_2.
+    distributions that are worst for it. `constant` is the C of Theorem 1, `lower_constant` is C_2.
 
-    Departures from the paper: 4 m^2 C_1, where the corollary prints 2 m^2 C_1 with the C_1 of a Theorem 1 that has
-    2 C_1 in this place; with one C_1 for both, only the 4 follows.
+    Departures from the paper: 4 m^2 C_1 follows from (2), where the corollary has 2 m^2 C_1. It only says that some C_1
+    exists, and with twice the C of Theorem 1 it holds as printed. Its probability 1 - delta does not follow: two
+    events of probability 1 - delta leave 1 - 2 delta, and the lower bound of learning theory that it cites has
+    probability delta, not 1 - delta. Of the two constant functions, the empirically best is the worse one with
+    probability below 1/2 for every distribution, so that 1 - delta > 1/2 leaves only C_2 = 0, with which it holds.
     """
     local = risk.local_risk + lower_constant * np.sqrt(risk.complexity / risk.num_samples)
     return risk_bound(risk, mix, constant) - local
@@ -147,8 +151,31 @@ def least_mix(setting: MixtureSetting) -> float:
     return float(max(1 - 1 / factor, 1 - 1 / (factor * np.sqrt(setting.strong_convexity))))
 
 
+def step_size(setting: MixtureSetting) -> StronglyConvex:
+    """`eta_t = 16 / (mu (t + a))`, `a = max(128 kappa, tau)`: the step size of Theorems 2, 4, 5 and 6.
+
+    The step of E.1.3 from one weight to the next, `(1 - mu eta_t / 8) p_t / eta_t <= p_{t-1} / eta_{t-1}`,
+    is false for t + a > 2.62. The surplus is at most mu p_t / 16, and f_i - f_i* >= mu |v - v_i*|^2 / 2 outweighs it in
+    Theorem 5, whose constant 4/3 becomes 8/5, and in Theorem 2 for b > 1/8.
+    """
+    return StronglyConvex(setting.strong_convexity, max(128 * setting.condition, setting.num_local_steps))
+
+
+def step_size_of_any_mix(setting: MixtureSetting) -> StronglyConvex:
+    """`eta_t = 8 / (mu (t + a))`, `a = max(64 kappa, tau)`: the step size of Theorem 7.
+
+    E.1.3's inequality is false here, too, with 1 - mu eta_t / 4 for its first factor; b > 1/4 outweighs it.
+    """
+    offset = max(64 * setting.condition, setting.num_local_steps)
+    return StronglyConvex(setting.strong_convexity, offset, scale=8.0)
+
+
 def personal_terms(setting: MixtureSetting, mix: float) -> dict[str, float]:
-    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses and sampled clients: Theorem 2."""
+    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses and sampled clients: Theorem 2.
+
+    With a bounded domain its proof, and those of Theorems 4 to 7, take the mixture of projections for the projection
+    of the mixture: of 3 and -1 on [-1, 1], half each, the former is 0, the latter 1. Without one this step is right.
+    """
     s, away = setting, _away(mix)
     mu, kappa, b, steps, tau = s.strong_convexity, s.condition, s.share, s.num_steps, s.num_local_steps
     spread = s.total_diversity / s.cohort_size
@@ -165,6 +192,11 @@ def personal_terms_nonconvex(setting: MixtureSetting, mix: float, squared_diamet
     """Terms of (1/T) sum_t |grad f_i(v_i(t))|^2 with full gradients of all clients: Theorem 3.
 
     `squared_diameter` bounds |w - w'|^2 over the domain, D_W in the theorem (Lemma 8 writes D_W^2 for it).
+
+    False as printed where iterates reach the boundary: its proof, and that of Theorem 8, use <g, P> >= |g|^2 for a
+    projected step P, where Ghadimi 2016 has <g, P> >= |P|^2. Counterexample: f(v) = v + 1 on [-1, 1], m = 1, from v =
+    -1: the gradient is 1 for ever, and every term goes to 0. It stands where the projection never acts. Both
+    theorems also need tau <= sqrt(T) (Lemma 10) and losses that are not negative.
     """
     s, away = setting, _away(mix)
     level, steps, tau, n = s.smoothness, s.num_steps, s.num_local_steps, s.num_clients
@@ -179,7 +211,10 @@ def personal_terms_nonconvex(setting: MixtureSetting, mix: float, squared_diamet
 
 
 def global_terms_of_all(setting: MixtureSetting) -> dict[str, float]:
-    """Terms of E[F(w)] - F* for strongly convex losses with all clients in every round: Theorem 4."""
+    """Terms of E[F(w)] - F* for strongly convex losses with all clients in every round: Theorem 4.
+
+    Departures from the paper: see `global_terms`.
+    """
     s = setting
     return _global_terms(s, s.total_diversity / s.num_clients, s.num_clients)
 
@@ -200,7 +235,12 @@ def personal_terms_of_all(setting: MixtureSetting, mix: float) -> dict[str, floa
 def global_terms(setting: MixtureSetting) -> dict[str, float]:
     """Terms of E[F(w)] - F* for strongly convex losses and sampled clients: Theorem 6, (24).
 
-    Remark 5 draws O(sqrt(1/KT)) from it for tau = sqrt(T/K); the terms give O(1/KT).
+    Remark 5 draws O(sqrt(1/KT)) from it for tau = sqrt(T/K), which is true; the terms give O(1/KT).
+
+    Departures from the paper: `noise` is sigma^2 / (mu K T), where Theorems 4 and 6 print sigma^2 / (n T) and
+    sigma^2 / (K T). The last sum of their proofs, (1/S_T) sum_t p_t eta_t sigma^2 / K, has the 1/mu of eta_t, and no
+    constant replaces it: for one client with f = mu w^2 / 2 from w = 0, E[F] - F* is 0.82 sigma^2 / (mu T) after 10^5
+    steps.
     """
     s = setting
     return _global_terms(s, 2 * s.total_diversity / s.cohort_size, s.cohort_size)
@@ -219,7 +259,10 @@ def personal_terms_of_any_mix(setting: MixtureSetting, mix: float, gradient_boun
 
 
 def global_terms_nonconvex(setting: MixtureSetting) -> dict[str, float]:
-    """Terms of (1/T) sum_t |grad F(w(t))|^2 with full gradients of all clients: Theorem 8."""
+    """Terms of (1/T) sum_t |grad F(w(t))|^2 with full gradients of all clients: Theorem 8.
+
+    False as printed where iterates reach the boundary of a bounded domain, see `personal_terms_nonconvex`.
+    """
     s = setting
     drift = s.num_local_steps**2 * s.total_diversity / (s.num_clients * s.num_steps)
     return {"optimisation": s.smoothness / float(np.sqrt(s.num_steps)), "local_drift": drift}
@@ -232,7 +275,7 @@ def _global_terms(s: MixtureSetting, spread: float, num: int) -> dict[str, float
         "start": s.strong_convexity / steps**3,
         "local_drift": drift / steps**2,
         "late_drift": drift * float(np.log(steps)) / steps**3,
-        "noise": s.noise**2 / (num * steps),
+        "noise": s.noise**2 / (s.strong_convexity * num * steps),
     }
 
 

@@ -4,6 +4,7 @@ Batches by role: D is `adapt`, D' is `outer`, D'' is `curvature`. All need adapt
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,10 +28,10 @@ def exact_error(constants: Constants, adapt_lr: float, sizes: BatchSizes) -> Est
         bias         2 alpha L sigma_G / sqrt(D)
         mean square  12 [B^2 + sigma_G^2 (1/D' + (alpha L)^2/D)] [1 + sigma_H^2 alpha^2/(4 D'')] - 12 B^2
 
-    Its proof's (30b), E|mean of D'' Hessians - Hess f|^2 <= sigma_H^2/D'', is false in the spectral norm: of
-    Hessians drawn from I, -I, diag(1, -1), diag(-1, 1) the mean of two has 3/4 where (30b) has 1/2. The lemma
-    stands, because the Hessians are only ever applied to vectors that they are independent of, and for those it holds.
-    The bias is loose in D: measured it falls as 1/D where f is smooth, the bound as 1/sqrt(D).
+    Its proof's (30b), E|mean of D'' Hessians - Hess f|^2 <= sigma_H^2/D'', is true in the Frobenius norm and false in
+    the spectral norm: of Hessians drawn from I, -I, diag(1, -1), diag(-1, 1) the mean of two has 3/4 where (30b) has
+    1/2. The lemma stands, because the Hessians are only ever applied to vectors that they are independent of, and for
+    those it holds. The bias is loose in D: measured it falls as 1/D where f is smooth, the bound as 1/sqrt(D).
     """
     _check(constants, adapt_lr)
     c = constants
@@ -147,6 +148,70 @@ def largest_local_lr(meta_smoothness: float, num_local_steps: int) -> float:
     return 1 / (10 * num_local_steps * meta_smoothness)
 
 
+class Drift(NamedTuple):
+    """Bounds of E|w_i - w| and E|w_i - w|^2, in the mean over clients; w is the mean of their iterates w_i."""
+
+    first: float
+    second: float
+
+
+def client_drift(
+    training: RoundTraining,
+    step: int,
+    meta_smoothness: float,
+    estimator: EstimatorError,
+    meta_spread: float,
+    split: float | None = None,
+) -> Drift:
+    """The distance between clients that start together after `step` local steps t, for any beta: Proposition F.1.
+
+        first   2 beta t (1 + 2 beta L_F)^(t-1) (sigma_F + gamma_F)
+        second  4 beta^2 (1 + 1/phi) t (1 + phi + 16 (1 + 1/phi) beta^2 L_F^2)^(t-1) (2 sigma_F^2 + gamma_F^2)
+
+    (57a), (57b), for any phi = `split` > 0; by default 1 / (2 tau), as in Corollary F.2. Departures from the paper:
+    none.
+    """
+    require_count("step", step, least=0)
+    require_positive("split", split)
+    if step == 0:
+        return Drift(0.0, 0.0)
+    lr, phi = training.local_lr, 1 / (2 * training.num_local_steps) if split is None else split
+    noise, spread = estimator.mean_square, meta_spread
+    first = 2 * lr * step * (1 + 2 * lr * meta_smoothness) ** (step - 1) * (np.sqrt(noise) + spread)
+    growth = 1 + phi + 16 * (1 + 1 / phi) * (lr * meta_smoothness) ** 2
+    second = 4 * lr**2 * (1 + 1 / phi) * step * growth ** (step - 1) * (2 * noise + spread**2)
+    return Drift(float(first), float(second))
+
+
+def client_drift_of_small_steps(
+    training: RoundTraining, step: int, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
+) -> Drift:
+    """`4 beta t (sigma_F + gamma_F)` and `35 beta^2 t tau (2 sigma_F^2 + gamma_F^2)`: Corollary F.2, (58).
+
+    For t <= tau and beta <= 1 / (10 tau L_F). Departures from the paper: none.
+    """
+    require_count("step", step, least=0)
+    _check_local_lr(training, meta_smoothness)
+    tau = training.num_local_steps
+    require(lambda v: v <= tau, "step", step, f"be at most the {tau} local steps", error=NotCovered)
+    first = 4 * training.local_lr * step * (np.sqrt(estimator.mean_square) + meta_spread)
+    second = 35 * training.local_lr**2 * step * tau * (2 * estimator.mean_square + meta_spread**2)
+    return Drift(float(first), second)
+
+
+def training_for(accuracy: float, cohort_size: int, num_clients: int) -> RoundTraining:
+    """`tau = epsilon^(-1/2)`, `K = epsilon^(-3/2)` and `beta = epsilon`, rounded up: Corollary 4.6, gMeta Remark 9.
+
+    What remains of E|grad F|^2 besides the bias is O(epsilon) with all clients in every round, `stationarity_bound`.
+
+    Departures from the paper: with sampled clients it is O(sqrt(epsilon)), where both papers have O(epsilon) there,
+    too: the counterexample of `noise_floor` keeps about beta tau / 2 = sqrt(epsilon) / 2.
+    """
+    require(lambda v: (v > 0) & (v < 1), "accuracy", accuracy, "lie strictly between 0 and 1")
+    tau, rounds = (int(np.ceil(accuracy**power * (1 - 1e-9))) for power in (-0.5, -1.5))
+    return RoundTraining(accuracy, tau, rounds, cohort_size, num_clients)
+
+
 def noise_floor(
     training: RoundTraining, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
 ) -> float:
@@ -159,11 +224,14 @@ def noise_floor(
     in as appendix H says.
 
     Departures from the paper: the last term, which (108) lacks. (99) and (105) treat the mean iterate of a cohort as
-    independent of who is in the cohort, which it is at t = 0 only. Counter-example: two clients, one of them a round,
-    f_i(w) = (w - c_i)^2 / 2 with c_i = -1, 1, adapt_lr = 0, exact gradients, w_0 = 0, so that F(w_0) = F*. In the
-    long run E|grad F|^2 is about beta tau / 2, where (111) has 4 beta (1 + 280 beta tau (tau - 1)) with the true
-    L_F = gamma_F = 1: too small at tau = 20, beta = 5e-6; with the paper's L_F = 4 and gamma_F^2 = 192 it is so at
-    tau = 20000, beta = 5e-13. With all clients in every round (q = 0) or one local step the theorem stands as printed.
+    independent of who is in the cohort, which it is at t = 0 only. Counterexample, with every assumption of Theorem
+    4.5: two clients, one of them a round, f_i(w) = sqrt(1 + w^2) + w and - w, exact gradients, w_0 = 0, so that F(w_0)
+    = F*. B = 2, L = gamma_G = 1, gamma_H = 0. In the long run E|grad F|^2 is about beta tau F''(0) F_i'(0)^2 / 2; (111)
+    has 4 beta L_F gamma_F^2 (1 + 280 beta L_F tau (tau - 1)), which is too small at tau = 20000, beta = 5e-13 for
+    alpha = 0.01 and 0.1 with the paper's L_F and gamma_F. The ratio grows with tau where beta tau^2 stays the same, so
+    that no constant factor helps. Hence with sampled clients beta tau must be O(epsilon), which takes K =
+    O(epsilon^(-2)) rounds: Corollary 4.6 and gMeta Remark 9 leave O(sqrt(epsilon)), see `training_for`. With all
+    clients in every round (q = 0) or one local step the theorem stands as printed.
 
     Proof: write S for the cohort's mean gradient minus grad F, both at the mean iterate w of all clients, and v for
     the cohort's. Given the iterates S has mean 0 and mean square at most q gamma_F^2, and E<grad F(v), S> =

@@ -5,6 +5,7 @@ to 1 / (Q sqrt(L T)), with Q local steps a visit, T server updates and L the smo
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,10 +73,11 @@ def moreau_error(constants: Constants, strength: float, tolerance: float, batch_
 
     Departures from the paper: (26) has the bias without sigma_g / sqrt(b). (C21) replaces the batch's gradient at theta
     by the mean one, but theta was computed from that batch; and (C23) bounds the norm of a mean of differences of
-    gradients by that of differences of points. Counter-example: one client, batches of one of two equally likely
-    losses, (w^2 + 2 w) / 2 and 3 (w^2 - 2 w) / 2, lambda = 21, nu = 0: at w = 7/15 the mean estimate is 0 and the
-    gradient -7/115, while (26) says that there is no bias. Hence Theorem 3 depends on the batch size, as pFedMe's rate
-    does. Loose in b: measured the bias falls as 1/b, the bound as 1/sqrt(b).
+    gradients by that of differences of points. Counterexample, with bounded variance: one client, batches of one of
+    two equally likely losses with the gradients c(w) + 1 and 3 c(w) - 3, where c clips w to [-1, 1]; lambda = 21 and
+    nu = 0. At w = 7/15 the mean estimate is 0 and the gradient -7/115, while (26) says that there is no bias. Hence
+    Theorem 3 depends on the batch size, as pFedMe's rate does. Loose in b: measured the bias falls as 1/b, the bound
+    as 1/sqrt(b).
 
     Proof: the inner problem is (lambda - L)-strongly convex, and its gradient at the exact theta is that batch's noise
     there, of which theta is independent; at the found one it is at most nu. So the two are at most
@@ -86,6 +88,26 @@ def moreau_error(constants: Constants, strength: float, tolerance: float, batch_
     factor = strength / (strength - constants.smoothness)
     noise = constants.gradient_noise**2 / BatchSizes(batch_size).outer
     return EstimatorError(factor * (tolerance + np.sqrt(noise)), 2 * factor**2 * (tolerance**2 + noise))
+
+
+def num_prox_steps(constants: Constants, strength: float, tolerance: float, initial_norm: float) -> int:
+    """The number of steps of size `1 / (lambda + L)` that bring the inner gradient norm to nu = `tolerance`: section 3.
+
+        log(g / nu) / log((lambda + L) / (2 L)), rounded up
+
+    with g = `initial_norm`, that of the batch's gradient at w; the paper: O((lambda + L) / (lambda - L) log(1 / nu)).
+    Each step multiplies the gradient by I minus its size times a Hessian between lambda - L and lambda + L, hence its
+    norm by at most 2 L / (lambda + L); attained where the loss curves down by L.
+    """
+    _check_strength(strength, constants.smoothness)
+    require_positive("tolerance", tolerance)
+    require_positive("initial_norm", initial_norm)
+    if initial_norm <= tolerance:
+        return 0
+    if constants.smoothness == 0:
+        return 1
+    per_step = np.log((strength + constants.smoothness) / (2 * constants.smoothness))
+    return int(np.ceil(np.log(initial_norm / tolerance) / per_step))
 
 
 def moreau_spread(constants: Constants, strength: float) -> float:
@@ -191,19 +213,81 @@ def persafl_moreau_bound(
         4 sqrt(L_c) (F(w^0) - f*) / sqrt(T) + 8 sqrt(L_c) s / sqrt(T) + 144 L_c (1 + Q) (tau^2 + 1) s / T + 4 Q mu_c^2,
         s = sigma_c^2 + gamma_c^2, for T >= 288 L_c (Q + 7) (tau + 1)^3 and lambda >= 7 L.
 
-    Departures from the paper: mu_c has the noise that Lemma 6 lacks (`moreau_error`). Counter-example: the client of
+    Departures from the paper: mu_c has the noise that Lemma 6 lacks (`moreau_error`). Counterexample: the client of
     `moreau_error` from w^0 = 7/15, Q = 1, no staleness: the printed bound goes to 0 as T grows, but the mean of w^t
     stays where the mean estimate vanishes, and E|grad F|^2 is at least (7/115)^2 for ever. Further, the first term is
     printed with w^t for w^0, the third with gamma_g for the gamma_c that (C62) has, and the condition with
-    (tau + 1)^2, where (C61) needs tau (tau + 1)^2 to be small against T.
+    (tau + 1)^2, with which the proof does not go through: (C61) needs tau (tau + 1)^2 to be small against T.
     """
     level = moreau_smoothness(constants, strength)
     error = moreau_error(constants, strength, tolerance, batch_size)
     noise = error.mean_square + moreau_spread(constants, strength) ** 2
     steps = training.num_local_steps
-    _check_num_updates(training, 288 * level * (steps + 7) * (training.staleness + 1) ** 3)
+    _check_num_updates(training, _least_num_moreau_updates(level, steps, training.staleness))
     stale = _staleness_term(training, level, 144 * (1 + steps), noise)
     return _first_terms(training, initial_gap, level, noise) + stale + 4 * steps * error.bias**2
+
+
+class Budget(NamedTuple):
+    """A run that reaches an accuracy: server updates T, batch size b and the tolerance nu of the inner problem."""
+
+    num_updates: int
+    batch_size: int
+    tolerance: float = 0.0
+
+
+def meta_budget(
+    accuracy: float, initial_gap: float, constants: Constants, adapt_lr: float, num_local_steps: int, staleness: int
+) -> Budget:
+    """`T = O(epsilon^(-2))` and `b = O(1 / epsilon)`, with which Theorem 2 has at most epsilon: Corollary 1.
+
+    Half of epsilon goes to the bias, 4 Q mu_b^2. Departures from the paper: the constants, which it leaves open.
+    """
+    require_positive("accuracy", accuracy)
+    level, bias = meta_smoothness(constants, adapt_lr), meta_error(constants, adapt_lr, 1).bias
+    size = _at_least(8 * num_local_steps * bias**2 / accuracy)
+    one = ArrivalTraining(1, num_local_steps, staleness)
+    error = meta_error(constants, adapt_lr, size)
+    first = _first_terms(one, initial_gap, level, error.mean_square + meta_spread(constants, adapt_lr) ** 2)
+    moved = meta_gradient_bound(constants, adapt_lr) ** 2 + error.mean_square
+    stale = _staleness_term(one, level, 20 * num_local_steps, moved)
+    return Budget(_at_least(_num_updates(first, stale, accuracy / 2), 64 * level), size)
+
+
+def moreau_budget(
+    accuracy: float, initial_gap: float, constants: Constants, strength: float, num_local_steps: int, staleness: int
+) -> Budget:
+    """`T = O(epsilon^(-2))`, `nu = O(epsilon^(1/2))` and `b = O(1 / epsilon)`: Corollary 3, corrected.
+
+    With these the corrected Theorem 3 has at most epsilon, half of which is 4 Q mu_c^2, and half of mu_c nu's.
+
+    Departures from the paper: the batch size, which it says the accuracy does not depend on; the noise that Lemma 6
+    lacks needs it, as in pFedMe. And the constants, which it leaves open.
+    """
+    require_positive("accuracy", accuracy)
+    level, factor = moreau_smoothness(constants, strength), strength / (strength - constants.smoothness)
+    tolerance = np.sqrt(accuracy / (8 * num_local_steps)) / (2 * factor)
+    size = _at_least((constants.gradient_noise / tolerance) ** 2)
+    one = ArrivalTraining(1, num_local_steps, staleness)
+    noise = moreau_error(constants, strength, tolerance, size).mean_square + moreau_spread(constants, strength) ** 2
+    first = _first_terms(one, initial_gap, level, noise)
+    stale = _staleness_term(one, level, 144 * (1 + num_local_steps), noise)
+    least = _least_num_moreau_updates(level, num_local_steps, staleness)
+    return Budget(_at_least(_num_updates(first, stale, accuracy / 2), least), size, float(tolerance))
+
+
+def _num_updates(first: float, stale: float, most: float) -> float:
+    """The T with `first / sqrt(T) + stale / T = most`."""
+    root = (first + np.sqrt(first**2 + 4 * stale * most)) / (2 * most)
+    return float(root**2)
+
+
+def _at_least(*numbers: float) -> int:
+    return max(1, *(int(np.ceil(number)) for number in numbers))
+
+
+def _least_num_moreau_updates(level: float, num_local_steps: int, staleness: int) -> float:
+    return 288 * level * (num_local_steps + 7) * (staleness + 1) ** 3
 
 
 def _first_terms(training: ArrivalTraining, initial_gap: float, smoothness: float, noise: float) -> float:

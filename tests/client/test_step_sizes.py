@@ -117,6 +117,7 @@ def test_step_sizes_can_be_traced_and_their_numbers_swept(formula, name):
         (lambda: InverseSqrt(1.0, "epoch"), "`clock`"),
         (lambda: StronglyConvex(0.0, 1.0), "`strong_convexity` must be positive"),
         (lambda: StronglyConvex(1.0, -1.0), "`offset` must not be negative"),
+        (lambda: StronglyConvex(1.0, 1.0, scale=0.0), "`scale` must be positive"),
         (lambda: StronglyConvex(1.0, 1.0, "epoch"), "`clock`"),
         (lambda: require_step_size("prox_lr", -0.5, "Use less."), "`prox_lr` must be positive, got -0.5. Use less."),
         (lambda: require_step_size("lr", float("inf")), "`lr` must be positive, got inf"),

@@ -109,6 +109,17 @@ def test_every_hessian_can_be_that_of_the_outer_batch(num_adapt_steps, hvp):
     np.testing.assert_allclose(found["w"], factor @ quadratic(*outer).gradient(adapted), rtol=1e-8)
 
 
+def test_no_theorem_covers_a_hessian_on_the_outer_batch():
+    """The lemmas have independent batches; without a Hessian there is no such batch."""
+
+    class Named:
+        meta, none = (lambda self, *of: "meta"), (lambda self: "none")
+
+    exact, first_order = personax.curvature.exact, personax.curvature.first_order
+    found = [personax.Meta(0.1, 1, hvp, on).theorem(Named()) for hvp in (exact, first_order) for on in ("own", "outer")]
+    assert found == ["meta", "none", "meta", "meta"]
+
+
 def test_the_proximal_gradient():
     found, _ = direction(personax.Proximal(0.7), anchor={"w": V})
     np.testing.assert_allclose(found["w"], Q.gradient(W) + 0.7 * (W - V), rtol=1e-12)

@@ -183,6 +183,15 @@ def floor_by_local_steps():
     return Orders(order(steps, [long_run(lr, n) for n in steps]), order(steps, bound))
 
 
+def floor_by_accuracy():
+    """What Corollary 4.6's choice leaves where one of two clients trains a round; as printed the power is 1."""
+    accuracies = np.array([1e-8, 1e-10, 1e-12])
+    trainings = [fallah.training_for(accuracy, 1, 2) for accuracy in accuracies]
+    bound = [fallah.noise_floor(training, 1.0, EstimatorError(0.0, 0.0), 1.0) for training in trainings]
+    found = [long_run(training.local_lr, training.num_local_steps) for training in trainings]
+    return Orders(order(accuracies, found), order(accuracies, bound))
+
+
 def looseness(num_federations=40):
     """Median over random waves of bound / truth, by lemma: (bias, mean square) or one number."""
     rows = {}
@@ -260,6 +269,7 @@ MEASURED = {
     "floor of exact, adapt_lr": lambda: floor_by_adapt_lr(True),
     "excess stationarity, staleness": excess_by_staleness,
     "floor of client sampling, local steps": floor_by_local_steps,
+    "floor of Corollary 4.6, accuracy": floor_by_accuracy,
 }
 
 

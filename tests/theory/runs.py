@@ -1,9 +1,12 @@
 """Runs whose moments are known exactly: clients in one dimension whose gradient estimates are linear in the model."""
 
 import itertools
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
+from numpy.polynomial import chebyshev
+from numpy.polynomial.polynomial import polymul
 
 from personax.client.sampling import BatchSizes
 from personax.theory import Constants, fallah, gmeta, persafl
@@ -61,6 +64,43 @@ def long_run(lr, num_steps):
     keep = np.exp(np.arange(num_steps + 1) * np.log1p(-lr))
     variance = (1 - keep[-1]) / (1 + keep[-1])
     return (keep[:-1] ** 2 * variance + (1 - keep[:-1]) ** 2).mean()
+
+
+def root_meta_gradient(adapt_lr):
+    """grad F_i(w) of f_i(w) = sqrt(1 + w^2) - s w, where s is -1 or 1: B = 2, L = gamma_G = 1, gamma_H = 0."""
+    slope = lambda s, w: w / np.sqrt(1 + w**2) - s
+    return lambda s, w: (1 - adapt_lr * (1 + w**2) ** -1.5) * slope(s, w - adapt_lr * slope(s, w))
+
+
+ROOT_CONSTANTS = Constants(
+    gradient_bound=2.0, smoothness=1.0, hessian_lipschitz=1.5 * 1.25**-2.5, gradient_spread=1.0
+)  # 3 w (1 + w^2)^(-5/2) is largest at w = 1/2
+
+
+def long_run_of(gradient, lr, num_steps, degree=8):
+    """`long_run` of any two clients s = -1, 1 that mirror each other, for a small `lr * num_steps`.
+
+    A round adds a function of w, here a polynomial in u = w / R for a range of 12 deviations; so the moments of u after
+    many rounds solve E[(u + d(u))^j] = E[u^j].
+    """
+    slope, curvature = gradient(1, 0.0), (gradient(1, 1e-4) - gradient(1, -1e-4)) / 2e-4
+    reach = 12 * np.sqrt(lr * num_steps * slope**2 / (2 * curvature))
+    nodes = chebyshev.chebpts1(2 * degree + 1)
+    fitted = lambda values: chebyshev.cheb2poly(chebyshev.chebfit(nodes, values, degree))
+    rises, seen = np.zeros((degree + 1, degree + 1)), 0.0
+    for s in (-1, 1):
+        moved = np.zeros(len(nodes))
+        for _ in range(num_steps):
+            at = reach * nodes + moved
+            seen = seen + ((gradient(-1, at) + gradient(1, at)) / 2) ** 2 / (2 * num_steps)
+            moved = moved - lr * gradient(s, at)
+        change, power = fitted(moved / reach), np.ones(1)
+        for i in range(1, degree + 1):
+            power = polymul(power, change)[: degree + 1]
+            for j in range(i, degree + 1):  # the term of u^(j - i) d(u)^i in (u + d(u))^j - u^j
+                rises[j, j - i :] += comb(j, i) * np.pad(power, (0, degree + 1 - len(power)))[: degree + 1 - (j - i)]
+    moments = np.linalg.solve(rises[1:, 1:], -rises[1:, 0])
+    return fitted(seen) @ np.concatenate([[1.0], moments])
 
 
 def asynchronous_stationarity(clients, training, local_lr):

@@ -19,6 +19,7 @@ EXPECTED = {
     "floor of exact, adapt_lr": (4, 2),
     "excess stationarity, staleness": (1, 2),
     "floor of client sampling, local steps": (1, 1),
+    "floor of Corollary 4.6, accuracy": (0.5, 0.5),
 }
 
 
