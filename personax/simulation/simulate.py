@@ -13,6 +13,7 @@ from personax.data.federation import Federation
 from personax.fast.backends import wave_overhead
 from personax.fast.backends import wave_width as largest_width
 from personax.fast.flops import operations_of
+from personax.fast.passes import optimized
 from personax.fast.precision import Precision, products_in
 from personax.keys import typed_key
 from personax.schedules import Schedule
@@ -125,6 +126,7 @@ def plan_run(
     devices = execution.devices
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
+    task = optimized(task, execution.passes)
     program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh)
     overhead = overhead_of(algorithm, task, federation, num_seeds)
     ahead = tracker is None and stream is None
