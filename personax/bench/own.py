@@ -80,10 +80,10 @@ class Lstm(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        x = linen.Embed(NUM_TOKENS, 8)(x)
+        hidden: Any = linen.Embed(NUM_TOKENS, 8)(x)
         for _ in range(2):
-            x = linen.RNN(linen.OptimizedLSTMCell(self.width))(x)
-        return linen.Dense(self.num_outputs)(x[:, -1])
+            hidden = linen.RNN(linen.OptimizedLSTMCell(self.width))(hidden)
+        return linen.Dense(self.num_outputs)(hidden[:, -1])
 
 
 class Transformer(linen.Module):
