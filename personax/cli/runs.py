@@ -1,6 +1,5 @@
 """Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,9 +19,9 @@ from personax.experiment.checkpoint import write_atomically
 from personax.experiment.config import STARTER, Config, choose_algorithm, load_run
 from personax.experiment.folders import Folder, readable_slug, refuse_used
 from personax.experiment.loggers import Events
-from personax.experiment.records import RunRecord, read_results
+from personax.experiment.records import TUNING, RunRecord, TuningRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
-from personax.experiment.tuning import tune
+from personax.experiment.tuning import best_trials, show_score, split_seed, tune
 from personax.report import write_report
 from personax.values import check_names
 
@@ -31,7 +30,7 @@ Fresh = Annotated[
     list[str] | None,
     typer.Option("--fresh", metavar="NAME", help="Train this algorithm from the beginning; `all`: all of them."),
 ]
-Tune = Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")]
+Tune = Annotated[bool, typer.Option("--tune", help="First pick step sizes and strengths on validation data.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder, too.")]
 
 
@@ -136,16 +135,32 @@ def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) 
     """Tune a resolved configuration if that is wanted, then run it in a new folder."""
     path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_used(path)
-    trials = []
+    found = None
     if tuned:
-        err.print("Tuning on validation data cut from the clients' training data.", highlight=False)
-        config, trials = tune(config, lambda text: err.print(f"  {text}", highlight=False))
+        config, found = _tune(config)
     work = prepare(config)  # before `start`, so that a configuration that cannot be run leaves no folder
     folder = start(config, path)
-    if trials:
-        content = json.dumps([trial._asdict() for trial in trials], indent=1)
-        write_atomically(folder.root / "tuning.json", content.encode())
+    if found is not None:
+        write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
     _show_run(folder, _finish(folder, tensorboard, work))
+
+
+def _tune(config: Config) -> tuple[Config, TuningRecord]:
+    """Tune a resolved configuration and print the scores on validation data."""
+    err.print(
+        f"Tuning on validation data: {config.tune.share:.0%} of each client's training data, drawn with split seed "
+        f"{split_seed(config)}. Test data are not looked at.",
+        highlight=False,
+    )
+    with err.status("Tuning") as status:
+        tuned, found = tune(config, lambda text: err.print(text, highlight=False), status.update)
+    for one in found.algorithms:
+        typer.echo(f"{one.algorithm}, on validation data ({len(one.trials)} trials):")
+        columns = list(one.trials[0].options)
+        values = lambda options, columns=columns: [str(options[name]) for name in columns]
+        rows = [[*values(trial.options), show_score(trial, one.metric), mark] for trial, mark in best_trials(one)]
+        print_table((*columns, one.metric, ""), rows)
+    return tuned, found
 
 
 def _finish(folder: Folder, tensorboard: bool, work: Work | None = None, fresh: Sequence[str] = ()) -> RunRecord:

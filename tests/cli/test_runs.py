@@ -1,7 +1,6 @@
 """The command line: what it prints where, and how it ends."""
 
 import io
-import json
 import os
 import re
 import shutil
@@ -26,10 +25,11 @@ from personax.data.datasets.sources import SOURCES, Archive, Package
 from personax.data.locks import sole_user
 from personax.experiment.build import resolve
 from personax.experiment.catalog import CATALOG
-from personax.experiment.config import dump, load, load_run
+from personax.experiment.config import TuneSection, dump, load, load_run
 from personax.experiment.folders import Folder
-from personax.experiment.records import read_results
+from personax.experiment.records import TUNING, read_results
 from personax.experiment.runs import start
+from personax.experiment.tuning import show_score
 from personax.reproduce import EXPERIMENTS
 from personax.simulation.results import NonFiniteUpdate
 from tests.data.test_fetch import cifar_like, cifar_tar, closed_address, serving, source
@@ -329,14 +329,21 @@ def test_tune_writes_what_was_tried_and_what_was_chosen(small, place):
     words = ("--set", f"tune={{lr=[0.1, {HUGE}]}}", "--tune", "-o", str(place / "tuned"))
     ended = personax("run", str(small), "--algorithm", "FedAvg", *words)
     assert ended.exit_code == 0, ended.stderr
-    trials = json.loads((place / "tuned" / "tuning.json").read_text())
-    assert [(trial["options"], trial["score"] is None) for trial in trials] == [
+    found = TUNING.validate_json((place / "tuned" / "tuning.json").read_bytes())
+    (tuned,) = found.algorithms
+    assert [(trial.options, trial.score is None) for trial in tuned.trials] == [
         ({"lr": 0.1}, False),
         ({"lr": HUGE}, True),
     ]
+    assert read_results(place / "tuned").tuning == found
     config = load(place / "tuned" / "config.toml")
-    assert config.algorithms["FedAvg"].options["lr"] == 0.1 and config.tune == {}
-    assert "Tuning on validation data cut from the clients' training data.\n  FedAvg: lr = 0.1\n" in ended.stderr
+    assert config.algorithms["FedAvg"].options["lr"] == 0.1 and config.tune == TuneSection()
+    said = " ".join(ended.stderr.split())
+    assert "Tuning on validation data: 20% of each client's training data, drawn with split seed 0." in said
+    assert f"FedAvg: lr = 0.1 (accuracy {show_score(tuned.trials[0], 'accuracy')})" in said
+    rows = [" ".join(line.split()) for line in ended.stdout.splitlines()]
+    assert f"0.1 {show_score(tuned.trials[0], 'accuracy')} chosen, own options" in rows
+    assert f"{HUGE} diverged" in rows
 
 
 def test_report_of_one_run_and_of_several(done, place):
@@ -404,7 +411,10 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
         ),
         (("compare", "{small}", "--set", "data.path=gone.csv"), "Error: gone.csv must be a file, got none there."),
         (("compare", "{small}", "--set", "model.kind=cnn2"), "Error: The model and its parameters must take"),
-        (("compare", "{small}", "--tune"), "Error: There is nothing to tune. Add a table `[tune]`"),
+        (
+            ("compare", "{small}", "--tune", "--set", "tune.mix=[0.1]"),
+            "Error: `tune.mix` is an option of none of FedAvg, ARUBA, Local. Remove it.",
+        ),
         (("compare", "{small}", "--out", "{done}"), "Error: {done} has a run already. Continue it with"),
         (("compare", "{small}", "--tune", "--out", "{done}"), "Error: {done} has a run already."),
         (("run", "{small}"), "has 2 algorithms. Choose one with --algorithm: FedAvg, ARUBA."),
