@@ -21,7 +21,7 @@ def main() -> None:
     given = load(None, ["schedule.num_rounds=2000", "split.num_held_out=0"])
     only = replace(given, algorithms={"FedAvg": given.algorithms["FedAvg"]})
     config = resolve(only, baselines=False)
-    with tempfile.TemporaryDirectory() as place, Bars(Console(stderr=True)) as bars:
+    with tempfile.TemporaryDirectory() as place, Bars(Console(stderr=True), ["FedAvg"]) as bars:
         folder = start(config, Path(place) / "run")
         begin = time.perf_counter()
         record = execute(folder, bars)

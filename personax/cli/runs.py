@@ -12,7 +12,7 @@ from personax.cli.errors import plain_errors
 from personax.cli.imports import announce_run, load_and_announce
 from personax.cli.options import ConfigFile, Out, Overrides
 from personax.cli.progress import Bars
-from personax.evaluation.scores import ScoreRow, show
+from personax.evaluation.scores import ScoreRow, explain_columns, explain_scores, show
 from personax.experiment import citations, divergence, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
@@ -22,7 +22,7 @@ from personax.experiment.loggers import Events
 from personax.experiment.records import TUNING, RunRecord, TuningRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
 from personax.experiment.tuning import best_trials, show_score, split_seed, tune
-from personax.report import write_report
+from personax.report import verdict, write_report
 from personax.values import check_names
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -167,13 +167,14 @@ def _finish(folder: Folder, tensorboard: bool, work: Work | None = None, fresh: 
     """Train what is left of a run; its results."""
     with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
         listeners = [Events(folder.root / "tensorboard")] if tensorboard else []
-        with Bars(err) as bars:
+        work = work or prepare(load_run(folder.config))
+        with Bars(err, list(work.config.algorithms)) as bars:
             return execute(folder, bars, listeners=listeners, work=work, fresh=fresh)
 
 
 def _show_run(folder: Folder, record: RunRecord) -> None:
     """Print the results of a run, and write its report. If all its algorithms diverged, exit with status 1."""
-    _print_results(record)
+    _print_results(folder, record)
     typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
     sentences = divergence.warnings(record)
     if any(divergence.has_numbers(algorithm, len(record.seeds)) for algorithm in record.algorithms):
@@ -183,15 +184,16 @@ def _show_run(folder: Folder, record: RunRecord) -> None:
     raise ValueError("\n".join(["All algorithms diverged.", *sentences]))
 
 
-def _print_results(record: RunRecord) -> None:
-    """Print the table of the headline metric, and below it what each row measures."""
+def _print_results(folder: Folder, record: RunRecord) -> None:
+    """Print the table of the headline metric, and below it the verdict, the columns and the protocol of each score."""
     diverged = {one.name: divergence.describe(one.divergences) for one in record.algorithms if one.divergences}
-    rows = [_cells(row, diverged.get(row.algorithm, "")) for row in record.table if row.metric == record.headline]
+    of_metric = [row for row in record.table if row.metric == record.headline]
+    rows = [_cells(row, diverged.get(row.algorithm, "")) for row in of_metric]
     columns = [title for title in rows[0] if not title.startswith("over ")]  # to fit into 80 characters
     print_table(columns, [[row[title] for title in columns] for row in rows])
-    for algorithm in record.algorithms:
-        for score in algorithm.scores:
-            typer.echo(f"{score.name}: {score.words}")
+    described = [(score.name, score.words) for algorithm in record.algorithms for score in algorithm.scores]
+    for line in (*filter(None, [verdict(folder.root)]), *explain_columns(of_metric), *explain_scores(described)):
+        typer.echo(line)
 
 
 def _cells(row: ScoreRow, diverged: str) -> dict[str, str]:
