@@ -245,11 +245,6 @@ def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSect
     return dataclasses.replace(entry, options={**shared, **entry.options})
 
 
-def option_names(name: str, entry: AlgorithmSection) -> list[str]:
-    """The options that the recipe of an entry takes."""
-    return list(RECIPES.parameters(recipe_table(name, entry), f"algorithms.{name}"))
-
-
 def recipe_table(name: str, entry: AlgorithmSection) -> dict[str, Any]:
     """The table of a recipe: a registered name, or an import. Its options are those of the entry."""
     where = f"algorithms.{name}"

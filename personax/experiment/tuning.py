@@ -149,7 +149,8 @@ def _tune_one(config: Config, plan: Study, name: str, search: OptionSearch, prog
             break
         search = wider
         progress(f"{len(search.choices)} combinations beyond the edge")
-        trials += _try_all(config, plan, name, search.choices)[2]
+        _, found, more = _try_all(config, plan, name, search.choices)
+        metric, trials = metric or found, [*trials, *more]
     best = best_trial(trials, metric)
     return TunedAlgorithm(
         algorithm=name,
@@ -181,7 +182,10 @@ def _warnings(name: str, search: OptionSearch, best: TrialRecord | None) -> list
 def _try_all(
     config: Config, plan: Study, name: str, choices: Sequence[Options]
 ) -> tuple[Scoring, str, list[TrialRecord]]:
-    """Train and score every choice of options: by which scoring (of the first), by which metric, and how well."""
+    """Train and score every choice of options: by which scoring (of the first) and metric, and how well.
+
+    If all diverge, the metric is empty.
+    """
     entry = config.algorithms[name]
     trainings = [make_training(name, with_options(name, entry, options)) for options in choices]
     found = evaluations(config, plan, trainings)
@@ -197,7 +201,9 @@ def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> l
     """Train algorithms on a federation of `validation_of` and score each by its first scoring; None if it diverged."""
     run = (plan.task, plan.federation)
     schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients)
-    ends = run_all([training.algorithm for training in trainings], *run, schedules, plan.keys)
+    execution = Execution(config.schedule.cohort_chunk, on_nonfinite="skip", precision=config.precision)
+    algorithms = [training.algorithm for training in trainings]
+    ends = run_all(algorithms, *run, schedules, plan.keys, execution=execution)
     return [
         None if end is None else evaluate(training.algorithm, *run, end, _scoring(training), key=plan.keys)
         for training, end in zip(trainings, ends, strict=True)
@@ -214,8 +220,8 @@ def _trial(options: Options, found: Evaluation, metric: str) -> TrialRecord:
     of_seeds = np.asarray(found.mean(metric), float)
     if not np.isfinite(of_seeds).all():
         return TrialRecord(options, None, [], None)
-    loss = float(np.mean(found.mean("loss"))) if "loss" in found.metrics else None
-    return TrialRecord(options, float(of_seeds.mean()), of_seeds.tolist(), loss)
+    loss = float(np.mean(found.mean("loss"))) if "loss" in found.metrics else np.inf
+    return TrialRecord(options, float(of_seeds.mean()), of_seeds.tolist(), loss if np.isfinite(loss) else None)
 
 
 def best_trial(trials: Sequence[TrialRecord], metric: str) -> TrialRecord | None:
@@ -239,6 +245,7 @@ def run_all(
     keys: Array,
     side_by_side: bool = True,
     monitor: Monitor = Monitor(),
+    execution: Execution = Execution(on_nonfinite="skip"),
 ) -> list[Snapshot | None]:
     """Return the end of each algorithm's run with all seeds; None where it diverged.
 
@@ -255,8 +262,7 @@ def run_all(
             here = places[begin : begin + most]
             swept = [algorithms[place] for place in here for _ in keys]
             run = (swept if len(here) > 1 else swept[0], task, federation, schedules(swept[0]) * len(here))
-            skips = Execution(on_nonfinite="skip")
-            end = simulate(*run, key=jnp.tile(keys, len(here)), monitor=monitor, execution=skips).snapshot
+            end = simulate(*run, key=jnp.tile(keys, len(here)), monitor=monitor, execution=execution).snapshot
             for number, place in enumerate(here):
                 own = end.of_seeds(number * len(keys), (number + 1) * len(keys))
                 ends[place] = None if np.any(own.state.faults.num) else own

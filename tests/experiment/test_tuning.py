@@ -354,7 +354,7 @@ def test_a_recipe_that_diverges_everywhere_is_tried_with_smaller_numbers(data):
     (tuned,) = tune(with_tune(config, num_extensions=0))[1].algorithms
     assert tuned.chosen == tuned.before == {"lr": HUGE / 4} and len(tuned.trials) == 3
     (tuned,) = tune(with_tune(config, num_extensions=3))[1].algorithms
-    assert tuned.chosen["lr"] < HUGE / 12 and tuned.of(tuned.chosen).score is not None
+    assert tuned.chosen["lr"] < HUGE / 12 and tuned.of(tuned.chosen).score is not None and tuned.metric == "accuracy"
 
 
 def test_the_validation_split_has_a_seed_which_is_recorded(data):
