@@ -9,7 +9,7 @@ TEXTS = (".py", ".md", ".toml", ".jinja")
 PAGES = [path for path in ROOT.rglob("*") if path.suffix in TEXTS]
 PAGES += [*(ROOT.parent / "docs").glob("*.md"), *ROOT.parent.glob("*.md")]
 OPENINGS = re.compile(r"(What|How|Whether|Where|Who|Which)\b")
-MOST_OPENINGS = 162
+MOST_OPENINGS = 160
 PHRASES = {
     r"made anew|\banew\b": "recomputed, again",
     r"stands? still|standing still": "skips the step",
@@ -30,7 +30,7 @@ PHRASES = {
 MOST = {
     r"made anew|\banew\b": 9,
     r"stands? still|standing still": 3,
-    r"\btold\b|\bis said\b|\bare said\b": 21,
+    r"\btold\b|\bis said\b|\bare said\b": 22,
     r"\bgo(es)? on\b|\bgoing on\b": 14,
     r"\bof whom\b": 0,
     r"\bone by one\b": 17,
