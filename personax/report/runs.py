@@ -16,18 +16,19 @@ from personax.experiment.divergence import describe
 from personax.experiment.records import AlgorithmRecord, RunRecord, ScoreRecord, read_results
 from personax.report.clients import Clients
 
-# Told apart under the common colour blindnesses; the second of a pair is for dark pages.
+# Distinguishable in normal vision and with the common forms of color blindness, also from the two grays
+# (tests/report/test_colors.py). The second of a pair is for dark pages.
 PALETTE = (
-    ("#0072b2", "#4fa8e0"),
-    ("#d55e00", "#f0813a"),
-    ("#009e73", "#2fbf95"),
-    ("#b8589a", "#d98fc0"),
-    ("#b07a00", "#e6ac2e"),
-    ("#3a9fd6", "#8cd0f5"),
-    ("#882255", "#c76a98"),
-    ("#7f7f1f", "#b9b950"),
+    ("#0b62c4", "#5aa9ff"),
+    ("#d1570a", "#ff8b3d"),
+    ("#b1274e", "#ff3b89"),
+    ("#769d76", "#89ebb1"),
+    ("#623b62", "#894ed8"),
+    ("#009dd8", "#008976"),
+    ("#143b00", "#627600"),
+    ("#140089", "#ffff4e"),
 )
-GREYS = {"local": ("#6b7280", "#9aa3af"), "global": ("#4b5563", "#c3c9d1")}
+GREYS = {"local": ("#6b7280", "#9aa3af"), "global": ("#1c2128", "#f4f6f8")}
 DASHES = {"local": ("dash", "longdash"), "global": ("dot", "dashdot"), "": ("solid", "dashdot", "longdash")}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon", "star")
 NEEDED = ("algorithm", "score", "seed", "client", "name")

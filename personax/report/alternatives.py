@@ -1,0 +1,79 @@
+"""Figures as text: the numbers of a view as a small table, and one sentence for those who cannot see it."""
+
+from collections.abc import Sequence
+from html import unescape
+from math import isfinite
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+HEADS = ("", "first", "lowest", "highest", "last")
+
+
+class ViewNumbers(NamedTuple):
+    """The numbers of a view: for each line or group of bars where it begins, its extremes, and where it ends."""
+
+    caption: str
+    rows: list[list[str]]
+
+
+class Point(NamedTuple):
+    """A number of a line, and where it is."""
+
+    y: float
+    x: float
+
+    def __str__(self) -> str:
+        return f"{_shown(self.y)} at {_shown(self.x)}"
+
+
+def numbers_of(view: go.Figure) -> ViewNumbers:
+    """The numbers of a view; lines without any are left out."""
+    across, up = (_title(axis) for axis in (view.layout.xaxis, view.layout.yaxis))
+    rows = []
+    for name, points in _lines(view):
+        low, high = min(points), max(points)
+        rows.append([name, *map(str, (points[0], low, high, points[-1]))])
+    return ViewNumbers(f"{up}, against {across}" if up and across else up or across, rows)
+
+
+def sentence(view: go.Figure) -> str:
+    """The end of each line of a view in one sentence; empty if there are no numbers."""
+    ends = {name: points[-1].y for name, points in _lines(view)}
+    if not ends:
+        return ""
+    order = sorted(ends, key=lambda name: -ends[name])
+    if len(order) == 1:
+        return f"The last number is {_shown(ends[order[0]])}."
+    best, last = order[0], order[-1]
+    return f"At the end the highest is {best} with {_shown(ends[best])}, the lowest {last} with {_shown(ends[last])}."
+
+
+def _lines(view: go.Figure) -> list[tuple[str, list[Point]]]:
+    """The finite points of each trace by its name; bands have none."""
+    found = []
+    for trace in view.data:
+        if trace.hoverinfo == "skip":
+            continue
+        points = [
+            Point(float(y), float(x)) for x, y in zip(_list(trace.x), _list(trace.y), strict=True) if _known(x, y)
+        ]
+        if points:
+            found.append((unescape(trace.name or "clients"), points))
+    return found
+
+
+def _list(values: Sequence[Any] | None) -> Sequence[Any]:
+    return () if values is None else values
+
+
+def _known(*numbers: Any) -> bool:
+    return all(number is not None and isfinite(number) for number in numbers)
+
+
+def _title(axis: Any) -> str:
+    return unescape(axis.title.text or "")
+
+
+def _shown(number: float) -> str:
+    return f"{number:.4g}".replace("-", "\N{MINUS SIGN}")
