@@ -22,6 +22,10 @@ class Folder(NamedTuple):
         return self.root / "results.json"
 
     @property
+    def tuning(self) -> Path:
+        return self.root / "tuning.json"
+
+    @property
     def clients(self) -> Path:
         return self.root / "clients.parquet"
 

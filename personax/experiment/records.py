@@ -2,6 +2,7 @@
 
     config.toml       the resolved configuration; running it again gives the same numbers
     results.json      a `RunRecord`
+    tuning.json       a `TuningRecord`, if the configuration was tuned; `results.json` includes it
     metrics.jsonl     one line for each evaluation, written during the run
     clients.parquet   one row for each client, seed and score at the end of a run; without numbers if the seed diverged
     checkpoints/      the last two states of each algorithm
@@ -127,6 +128,44 @@ class AlgorithmRecord:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class TrialRecord:
+    """One choice of options and its score on validation data: None if a seed diverged."""
+
+    options: dict[str, Any]  # by dotted names: `lr`, `objective.strength`
+    score: float | None  # the mean over seeds
+    of_seeds: Numbers  # empty if a seed diverged
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class TunedAlgorithm:
+    """The search for the options of one algorithm: everything that was tried, in order, and what was chosen."""
+
+    algorithm: str
+    search: Literal["grid", "random"]
+    num_combinations: int  # that the search began with; a random one tries a part of them
+    metric: str
+    words: str  # the model that was scored, and how
+    before: dict[str, Any]  # the algorithm's own values of these options
+    chosen: dict[str, Any]
+    trials: list[TrialRecord]
+    warnings: list[str]  # such as a chosen value at the edge of those that were tried
+
+    def of(self, options: dict[str, Any]) -> TrialRecord | None:
+        """The trial of these options, if there was one."""
+        return next((trial for trial in self.trials if trial.options == options), None)
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class TuningRecord:
+    """`tuning.json`: a search on validation data, which was cut from the clients' training data."""
+
+    share: float  # of each client's training data
+    seed: int  # of the validation split
+    seeds: list[int]  # of the runs
+    algorithms: list[TunedAlgorithm]
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class FederationRecord:
     """The data in words and numbers."""
 
@@ -156,9 +195,11 @@ class RunRecord:
     local_baseline: str | None  # the scores that stand for local training and for the global model of all
     global_baseline: str | None
     table: list[ScoreRow]  # of each metric in turn
+    tuning: TuningRecord | None = None
 
 
 RUN = TypeAdapter(RunRecord)
+TUNING = TypeAdapter(TuningRecord)
 
 
 def read_results(folder: Path) -> RunRecord:

@@ -26,6 +26,7 @@ from personax.experiment.provenance import Provenance
 from personax.experiment.records import (
     RUN,
     SCHEMA_VERSION,
+    TUNING,
     AlgorithmRecord,
     EvaluationRecord,
     FederationRecord,
@@ -208,6 +209,7 @@ def write_run(
         local_baseline=baselines[0],
         global_baseline=baselines[1],
         table=[row for metric in comparison.metrics for row in comparison.rows(metric)],
+        tuning=TUNING.validate_json(folder.tuning.read_bytes()) if folder.tuning.exists() else None,
     )
     clients = pa.concat_tables([one.clients for one in results], promote_options="default")
     known = _known(folder, clients)

@@ -10,6 +10,9 @@ import pytest
 import personax as px
 from personax.experiment.build import build, make_schedules, make_training, resolve
 from personax.experiment.config import AlgorithmSection, dump, parse
+from personax.experiment.folders import Folder
+from personax.experiment.records import RUN, TUNING, TrialRecord, TunedAlgorithm, TuningRecord, read_results
+from personax.experiment.runs import execute, start
 from personax.experiment.tuning import Trial, run_all, tune, validation_of, with_best_options, with_options
 from tests.experiment.test_config import refused
 from tests.test_contract import assert_close
@@ -208,3 +211,32 @@ def test_scores_that_options_implied_follow_them_and_others_do_not():
     assert make_training("A", followed).scorings == {"A": px.Scoring("adapted", 3, 0.7)}
     assert make_training("B", stayed).scorings == {"B": px.Scoring("adapted", lr=0.3)}
     assert followed.options == {**config.algorithms["A"].options, **options} and dump(config)
+
+
+FOUND = TuningRecord(
+    share=0.2,
+    seed=0,
+    seeds=[0, 1],
+    algorithms=[
+        TunedAlgorithm(
+            algorithm="A",
+            search="grid",
+            num_combinations=2,
+            metric="accuracy",
+            words="the shared model as it is",
+            before={"lr": 0.1},
+            chosen={"lr": 0.3},
+            trials=[TrialRecord({"lr": 0.1}, 0.5, [0.4, 0.6]), TrialRecord({"lr": 0.3}, None, [])],
+            warnings=["The largest `lr` diverged."],
+        )
+    ],
+)
+
+
+def test_the_results_of_a_tuned_run_include_the_search(data, tmp_path):
+    folder = start(config_of(data, {}), tmp_path / "run")
+    folder.tuning.write_bytes(TUNING.dump_json(FOUND))
+    assert execute(folder).tuning == FOUND == read_results(folder.root).tuning
+    assert execute(Folder(folder.root)).tuning == FOUND  # a finished run is not written again
+    assert RUN.validate_json(folder.results.read_bytes()).tuning.algorithms[0].of({"lr": 0.1}).of_seeds == [0.4, 0.6]
+    assert FOUND.algorithms[0].of({"lr": 1.0}) is None
