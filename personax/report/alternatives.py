@@ -22,9 +22,10 @@ class Point(NamedTuple):
 
     y: float
     x: float
+    name: str  # of x
 
     def __str__(self) -> str:
-        return f"{_shown(self.y)} at {_shown(self.x)}"
+        return f"{_shown(self.y)} at {self.name}"
 
 
 def numbers_of(view: go.Figure) -> ViewNumbers:
@@ -38,28 +39,33 @@ def numbers_of(view: go.Figure) -> ViewNumbers:
 
 
 def sentence(view: go.Figure) -> str:
-    """The end of each line of a view in one sentence; empty if there are no numbers."""
-    ends = {name: points[-1].y for name, points in _lines(view)}
-    if not ends:
+    """The ends of the lines of a view in one sentence, or the extremes of bars and points; empty without numbers."""
+    found = _lines(view)
+    if not found:
         return ""
-    order = sorted(ends, key=lambda name: -ends[name])
-    if len(order) == 1:
-        return f"The last number is {_shown(ends[order[0]])}."
-    best, last = order[0], order[-1]
-    return f"At the end the highest is {best} with {_shown(ends[best])}, the lowest {last} with {_shown(ends[last])}."
+    along = all(trace.type == "scatter" and "lines" in (trace.mode or "lines") for trace in view.data)
+    tops = {name: points[-1] if along else max(points) for name, points in found}
+    best, last = max(tops, key=lambda name: tops[name]), min(tops, key=lambda name: tops[name])
+    if not along:
+        return f"The highest number is {tops[best]}" + (f", of {best}." if len(tops) > 1 else ".")
+    if len(tops) == 1:
+        return f"The last number is {tops[best]}."
+    return (
+        f"At the end the highest is {best} with {_shown(tops[best].y)}, the lowest {last} with {_shown(tops[last].y)}."
+    )
 
 
 def _lines(view: go.Figure) -> list[tuple[str, list[Point]]]:
     """The finite points of each trace by its name; bands have none."""
-    found = []
+    axis, found = view.layout.xaxis, []
+    names = dict(zip(_list(axis.tickvals), map(unescape, _list(axis.ticktext)), strict=False))
     for trace in view.data:
         if trace.hoverinfo == "skip":
             continue
-        points = [
-            Point(float(y), float(x)) for x, y in zip(_list(trace.x), _list(trace.y), strict=True) if _known(x, y)
-        ]
+        pairs = [(x, y) for x, y in zip(_list(trace.x), _list(trace.y), strict=True) if _known(x, y)]
+        points = [Point(float(y), float(x), names.get(x, _shown(x))) for x, y in pairs]
         if points:
-            found.append((unescape(trace.name or "clients"), points))
+            found.append((unescape(trace.name or "points"), points))
     return found
 
 

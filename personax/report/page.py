@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from personax.experiment.divergence import warnings
-from personax.report import figures, tables
+from personax.report import classes, figures, tables
 from personax.report.document import (
     Block,
     Bullets,
@@ -45,6 +45,9 @@ def _sections(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Seq
     yield from drawn(
         "clients", "Client by client", figures.distribution(scores, metrics), figures.changes(scores, metrics)
     )
+    by_class = list(classes.figures(runs, scores))
+    if by_class:
+        yield PageSection("classes", "Class by class", list(classes.tables(runs, scores)), by_class)
     yield from drawn("mixing", "Mixing weights", *figures.mixing(runs, scores))
     yield from drawn("activity", "Staleness and activity", *figures.activity(runs, scores))
     yield from drawn("stationarity", "Stationarity", figures.stationarity(runs, scores))

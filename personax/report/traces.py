@@ -92,6 +92,19 @@ def sorted_line(look: Look, label: str, clients: Sorted, metric: str) -> go.Scat
     )
 
 
+def dots(look: Look, label: str, at: Sequence[tuple[float, float]], hover: str, texts: Sequence[str]) -> go.Scatter:
+    """Points without a line; `texts` describe them."""
+    return go.Scatter(
+        x=tidy([x for x, _ in at]),
+        y=tidy([y for _, y in at]),
+        name=text(label),
+        mode="markers",
+        marker={"color": look.colour, "symbol": look.symbol, "size": 9},
+        customdata=[text(one) for one in texts],
+        hovertemplate=_hover(hover),
+    )
+
+
 def signed_bars(clients: Sorted, metric: str) -> list[go.Bar]:
     """Differences of clients in order, those that gain and those that lose in colours of their own."""
     lost, won = ("below", "above") if higher_is_better(metric) else ("above", "below")

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 import pytest
 from jinja2 import UndefinedError
 
+from personax.report.alternatives import sentence
 from personax.report.document import (
     TEMPLATES,
     Bullets,
@@ -104,13 +105,20 @@ def test_every_figure_has_its_numbers_as_text():
     figure = Figure("f", "Title", "Words.", "A line and bars.", [go.Figure([line, band, bars], layout)])
     page = document("name", Facts({}), [PageSection("s", "Section", figures=[figure])], "source")
     words = page[page.index("<figure>") : page.index("</figure>")]
-    alt = "A line and bars. At the end the highest is bars with 70, the lowest a &lt; b with 2.5."
+    alt = "A line and bars. The highest number is 70 at 2, of bars."
     assert f"role='img' aria-label='{alt}'" in words
     table = re.search(r"<details class='numbers' id='numbers-f'>(.*)</details>", words, re.DOTALL).group(1)
     cells = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[dh].*?</t[dh]>", table)]
     assert cells[:5] == ["", "first", "lowest", "highest", "last"] and "loss, against round" in table
     assert cells[5:10] == ["a &lt; b", "4 at 0", "−1 at 1", "4 at 0", "2.5 at 3"]
     assert cells[10:] == ["bars", "30 at 1", "30 at 1", "70 at 2", "70 at 2"]
+
+
+def test_the_words_for_those_who_cannot_see_a_figure_name_the_ends():
+    lines = [go.Scatter(x=[0, 9], y=[1, end], name=name) for name, end in (("A", 3.0), ("B", -0.5))]
+    assert sentence(go.Figure(lines)) == "At the end the highest is A with 3, the lowest B with −0.5."
+    assert sentence(go.Figure(lines[:1])) == "The last number is 3 at 9."
+    assert sentence(go.Figure()) == ""
 
 
 def test_a_page_runs_no_script_but_its_own():

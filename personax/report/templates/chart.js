@@ -274,12 +274,16 @@ const Chart = (() => {
         straight(left, y, right, y, line);
         make("text", { x: left - 6, y: y + size * 0.35, "text-anchor": "end", fill: soft }, svg, label(value));
       }
-      const room = Math.max(2, Math.floor((right - left) / (size * 5.5)));
-      for (const value of this.ticks("x", this.range("x"), room)) {
+      const { tickvals, ticktext } = this.axis("x");
+      const named = value => (ticktext ? plain(ticktext[tickvals.indexOf(value)]).slice(0, 18) : label(value));
+      const longest = Math.max(4, ...(ticktext || []).map(text => Math.min(plain(text).length, 18)));
+      const room = Math.max(2, Math.floor((right - left) / (size * (0.6 * longest + 2))));
+      const values = this.ticks("x", this.range("x"), room), every = Math.ceil(values.length / (room + 1));
+      values.forEach((value, at) => {
         const x = this.x.at(value);
         straight(x, top, x, bottom, line);
-        make("text", { x, y: bottom + size + 5, "text-anchor": "middle", fill: soft }, svg, label(value));
-      }
+        if (at % every === 0) make("text", { x, y: bottom + size + 5, "text-anchor": "middle", fill: soft }, svg, named(value));
+      });
       if (this.axis("y").zeroline && this.y.low < 0 && this.y.high > 0)
         straight(left, this.y.at(0), right, this.y.at(0), ink, { "stroke-width": 1.5 });
       straight(left, bottom, right, bottom, soft);
