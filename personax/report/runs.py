@@ -44,12 +44,14 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One run folder."""
+    """One run folder, as it was given."""
 
+    folder: Path
     label: str
     record: RunRecord
     config: str
     clients: pa.Table
+    is_live: bool  # on real machines, so that it cannot be run again
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +160,7 @@ def _read(folder: Path) -> ReportedRun:
     missing = [name for name in (*NEEDED, record.headline) if name not in table.column_names]
     if missing:
         raise ValueError(f"{clients} is not what a run writes: it has no column {missing[0]!r}. Run it again.")
-    return ReportedRun(record.name, record, text, table)
+    return ReportedRun(folder, record.name, record, text, table, (folder / "live.json").exists())
 
 
 def _distinct(names: list[str], second: list[str]) -> list[str]:

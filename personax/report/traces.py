@@ -100,7 +100,7 @@ def dots(look: Look, label: str, at: Sequence[tuple[float, float]], hover: str, 
         name=text(label),
         mode="markers",
         marker={"color": look.colour, "symbol": look.symbol, "size": 9},
-        customdata=[text(one) for one in texts],
+        customdata=[escape(one) for one in texts],
         hovertemplate=_hover(hover),
     )
 
