@@ -30,7 +30,8 @@ class Point(NamedTuple):
 
 def numbers_of(view: go.Figure) -> ViewNumbers:
     """The numbers of a view; lines without any are left out."""
-    across, up = (_title(axis) for axis in (view.layout.xaxis, view.layout.yaxis))
+    layout: Any = view.layout
+    across, up = (_title(axis) for axis in (layout.xaxis, layout.yaxis))
     rows = []
     for name, points in _lines(view):
         low, high = min(points), max(points)
@@ -57,7 +58,8 @@ def sentence(view: go.Figure) -> str:
 
 def _lines(view: go.Figure) -> list[tuple[str, list[Point]]]:
     """The finite points of each trace by its name; bands have none."""
-    axis, found = view.layout.xaxis, []
+    layout: Any = view.layout
+    axis, found = layout.xaxis, []
     names = dict(zip(_list(axis.tickvals), map(unescape, _list(axis.ticktext)), strict=False))
     for trace in view.data:
         if trace.hoverinfo == "skip":

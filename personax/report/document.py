@@ -43,7 +43,7 @@ class Swatch(NamedTuple):
 class TableCell(NamedTuple):
     """A cell of a table: its text, a class of the style sheet, small lines below it, a warning.
 
-    `mark` is "better" or "worse" where that is certain.
+    `mark` is "better" or "worse" where that is certain; `share` is drawn as a bar.
     """
 
     text: str
@@ -52,6 +52,7 @@ class TableCell(NamedTuple):
     flag: str = ""
     mark: str = ""
     swatch: Swatch | None = None
+    share: float | None = None
 
 
 class Row(NamedTuple):

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import plotly.graph_objects as go
 
 from personax.evaluation.scores import higher_is_better
-from personax.experiment.records import EvaluationRecord
-from personax.report.clients import MOST_POINTS, Sorted, thinned
+from personax.experiment.records import EvaluationRecord, ScoreRecord
+from personax.report.clients import MOST_POINTS, Clients, Sorted, thinned
 from personax.report.focus import focus, is_logarithmic
-from personax.report.runs import ReportedRun, Score, algorithm_labels
-from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, steps, thin_line
+from personax.report.runs import Look, ReportedRun, Score, algorithm_labels
+from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, spread_lines, steps, thin_line
 from personax.report.words import ROLES, is_share
 
 AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
@@ -43,6 +43,21 @@ class Figure:
     choices: dict[str, list[str]] = field(default_factory=dict)
 
 
+class Drawn(Protocol):
+    """The facts of a score that its curves need: a run that has not ended has no more."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def look(self) -> Look: ...
+    @property
+    def record(self) -> ScoreRecord: ...
+    @property
+    def clients(self) -> Clients | None: ...
+    @property
+    def diverged(self) -> str: ...
+
+
 class CurveView(NamedTuple):
     """Curves of one metric against one axis; `outside` are those outside the part that it opens at, if it does."""
 
@@ -51,7 +66,7 @@ class CurveView(NamedTuple):
     logarithmic: bool
 
 
-def learning_curves(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
+def learning_curves(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
     """Means over clients along the runs, with bands over seeds; they open at the part where methods differ."""
     views = [_curves(scores, metric, axis) for metric, axis in product(metrics, AXES)]
     words = (
@@ -73,7 +88,7 @@ def learning_curves(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
     return Figure("curves", "Learning curves", words, alt, [view.drawn for view in views], choices)
 
 
-def _curves(scores: Sequence[Score], metric: str, axis: str) -> CurveView:
+def _curves(scores: Sequence[Drawn], metric: str, axis: str) -> CurveView:
     """The curves of one metric."""
     (title, at), traces = AXES[axis], []
     for score in scores:
@@ -90,19 +105,21 @@ def _curves(scores: Sequence[Score], metric: str, axis: str) -> CurveView:
     return CurveView(view, None if found is None else [unescape(name) for name in found.outside], logarithmic)
 
 
-def _shorten(view: go.Figure, lines: Sequence[go.Scatter]) -> bool:
+def _shorten(view: go.Figure, lines: Sequence[Any]) -> bool:
     """Make the time axis logarithmic if it would otherwise hide short runs, such as asynchronous ones."""
     logarithmic = is_logarithmic([line.x[-1] or 0.0 for line in lines])
     if logarithmic:
-        view.update_xaxes(type="log", title={"text": f"{view.layout.xaxis.title.text}, logarithmic"})
+        layout: Any = view.layout
+        view.update_xaxes(type="log", title={"text": f"{layout.xaxis.title.text}, logarithmic"})
     return logarithmic
 
 
-def distribution(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
+def distribution(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
     """The numbers of single clients, sorted."""
     views = []
     for metric in metrics:
-        found = [(score, score.clients.sorted(metric, _points(scores))) for score in scores]
+        having = ((score, score.clients) for score in scores)
+        found = [(score, clients.sorted(metric, _points(scores))) for score, clients in having if clients is not None]
         traces = [sorted_line(score.look, score.label, numbers, metric) for score, numbers in found if numbers]
         views.append(figure(traces, IN_ORDER, f"{metric}{_percent(metric)}").update_xaxes(range=IN_FULL))
     words = (
@@ -111,6 +128,22 @@ def distribution(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
     )
     alt = f"Sorted {metrics[0]} of every client, one curve for each of {_many(scores)}."
     return Figure("clients", "How clients differ", words, alt, views, {"metric": list(metrics)})
+
+
+def deciles(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
+    """The spread of the clients along the runs, one score at a time."""
+    views = []
+    for metric, score in product(metrics, scores):
+        found = [one for one in score.record.evaluations if metric in one.mean]
+        found = [found[i] for i in thinned(len(found))]
+        ends = {"mean": "mean", "worst tenth": "worst_decile", "best tenth": "best_decile"}
+        numbers = {name: [getattr(one, end)[metric] for one in found] for name, end in ends.items()}
+        traces = spread_lines(score.look, score.label, [one.round for one in found], numbers, metric) if found else []
+        views.append(figure(traces, "round", f"{metric}{_percent(metric)}"))
+    words = "The mean over clients, and the means of the tenth of the clients at either end; averaged over seeds."
+    alt = f"The mean, the worst and the best tenth of the clients against rounds, for {_many(scores)}."
+    choices = {"metric": list(metrics), "score": [score.label for score in scores]}
+    return Figure("deciles", "How far apart clients are", words, alt, views, choices)
 
 
 def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
@@ -275,7 +308,7 @@ def _change(score: Score, role: str, scores: Sequence[Score], metric: str) -> So
     )
 
 
-def _points(scores: Sequence[Score]) -> int:
+def _points(scores: Sequence[Drawn]) -> int:
     """The number of clients that are drawn of each score: fewer of many scores, which keeps a page small."""
     return min(MOST_POINTS, max(LEAST_POINTS, ALL_POINTS // len(scores)))
 
@@ -292,5 +325,5 @@ def _percent(metric: str) -> str:
     return ", %" if is_share(metric) else ""
 
 
-def _many(scores: Sequence[Score]) -> str:
+def _many(scores: Sequence[Drawn]) -> str:
     return f"{len(scores)} score{'' if len(scores) == 1 else 's'}"

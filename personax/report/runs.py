@@ -110,7 +110,7 @@ def scores_of(runs: Sequence[ReportedRun]) -> list[Score]:
     ]
     num = Counter(score.name for _, _, score in found)
     in_run = Counter((run.label, score.name) for run, _, score in found)
-    looks, scores = _Looks(), []
+    looks, scores = Looks(), []
     for run, algorithm, score in found:
         name = f"{algorithm.name}: {score.name}" if in_run[run.label, score.name] > 1 else score.name
         label = f"{run.label}: {name}" if num[score.name] > in_run[run.label, score.name] else name
@@ -128,13 +128,14 @@ def algorithm_labels(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, Reporte
             yield f"{run.label}: {algorithm.name}" if num[algorithm.name] > 1 else algorithm.name, run, algorithm
 
 
-class _Looks:
+class Looks:
     """Hands out looks: greys to baselines, the palette to the others; dashes change when the colours are used up."""
 
     def __init__(self) -> None:
         self.num = {"local": count(), "global": count(), "": count()}
 
     def next(self, role: str) -> Look:
+        """The look of the next score of a role."""
         at, dashes = next(self.num[role]), DASHES[role]
         if role:
             return Look(GREYS[role][0], dashes[at % len(dashes)], f"{SYMBOLS[at % len(SYMBOLS)]}-open")

@@ -90,7 +90,7 @@ def facts(runs: Sequence[ReportedRun]) -> Table:
     return table("The runs", ("run", *titles), rows, "text")
 
 
-def _full_numbers(scores: Sequence[Score], metric: str) -> list[list[object]]:
+def _full_numbers(scores: Sequence[Score], metric: str) -> list[Sequence[object]]:
     """The rows of a metric with all their digits and with the ends of the intervals: for the CSV."""
     found = [(score.run.label, score.row(metric)) for score in scores]
     rows = [{"run": label, **_flattened(asdict(row))} for label, row in found if row is not None]

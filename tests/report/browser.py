@@ -62,13 +62,13 @@ class Browser:
         return json.loads(message)
 
     def open(self, path, width, scheme="light"):
-        """Open a page and wait until its figures are drawn."""
+        """Open a page, given by its path or address, and wait until its figures are drawn."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url="about:blank")
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         end = time.monotonic() + 15
         while not self.ask(
             f"document.readyState === 'complete' && {PLOTS}.every(p => p.querySelector('.stage > svg'))"
