@@ -19,9 +19,9 @@ from personax.experiment.runs import execute, start
 def main() -> None:
     """Print the share of a run that is neither compiling, training nor evaluating."""
     given = load(None, ["schedule.num_rounds=2000", "split.num_held_out=0"])
-    only = replace(given, algorithms={"FedAvg": given.algorithms["FedAvg"]}, tune={})
+    only = replace(given, algorithms={"FedAvg": given.algorithms["FedAvg"]})
     config = resolve(only, baselines=False)
-    with tempfile.TemporaryDirectory() as place, Bars(Console(stderr=True)) as bars:
+    with tempfile.TemporaryDirectory() as place, Bars(Console(stderr=True), ["FedAvg"]) as bars:
         folder = start(config, Path(place) / "run")
         begin = time.perf_counter()
         record = execute(folder, bars)

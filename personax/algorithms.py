@@ -12,7 +12,7 @@ from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Ob
 from personax.objectives.objective import require_objective
 from personax.server import Server, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
-from personax.values import RECIPES, value
+from personax.values import RECIPES, Tuned, TunedShare, value
 
 HESSIAN_FREE = relative_difference(1e-2)
 
@@ -35,7 +35,7 @@ class Algorithm:
     source="McMahan 2017, Algorithm 1",
     citations=("mcmahan2017",),
 )
-def fedavg(*, lr: StepSize | float, server: Server = synchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
+def fedavg(*, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
     """FedAvg: McMahan 2017.
 
     Departures from the paper: the mean over the cohort is uniform, as in the four papers, unless the server has
@@ -53,7 +53,11 @@ def fedavg(*, lr: StepSize | float, server: Server = synchronous(), **local: Unp
     citations=("li2020",),
 )
 def fedprox(
-    *, strength: float, lr: StepSize | float, server: Server = synchronous(), **local: Unpack[LocalOptions]
+    *,
+    strength: Tuned[float],
+    lr: Tuned[StepSize | float],
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
 ) -> Algorithm:
     """FedProx: Li 2020, Algorithm 2.
 
@@ -69,7 +73,7 @@ def fedprox(
 )
 def scaffold(
     *,
-    lr: StepSize | float,
+    lr: Tuned[StepSize | float],
     option: Literal[1, 2] = 1,
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
@@ -87,7 +91,7 @@ def scaffold(
     citations=("khodak2019",),
 )
 def aruba(
-    objective: Aruba = Aruba(), *, lr: float = 1.0, server: Server = synchronous(), **local: Unpack[LocalOptions]
+    objective: Aruba = Aruba(), *, lr: Tuned[float] = 1.0, server: Server = synchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
     """FedAvg with ARUBA's learned step sizes, which `lr` multiplies: Khodak 2019, Algorithm 2.
 
@@ -97,7 +101,9 @@ def aruba(
 
 
 @RECIPES.register(summary="Each client alone, nothing shared", source="A baseline without a paper of its own")
-def local_only(*, lr: StepSize | float, server: Server = synchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
+def local_only(
+    *, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]
+) -> Algorithm:
     """Each client trains alone; the server only determines when. Departures from the paper: none."""
     return Algorithm(LocalOnly(), Local(lr, **local), server)
 
@@ -109,8 +115,8 @@ def local_only(*, lr: StepSize | float, server: Server = synchronous(), **local:
 )
 def per_fedavg(
     *,
-    adapt_lr: float,
-    lr: StepSize | float,
+    adapt_lr: Tuned[float],
+    lr: Tuned[StepSize | float],
     hvp: Hvp = HESSIAN_FREE,
     num_adapt_steps: int = 1,
     curvature_on: Literal["own", "outer"] = "own",
@@ -134,9 +140,9 @@ def per_fedavg(
 )
 def pfedme(
     *,
-    strength: float,
-    lr: StepSize | float,
-    prox_lr: float,
+    strength: Tuned[float],
+    lr: Tuned[StepSize | float],
+    prox_lr: Tuned[float],
     num_prox_steps: int = 5,
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
@@ -156,8 +162,8 @@ def pfedme(
 )
 def apfl(
     *,
-    lr: StepSize | float,
-    mix: float = 0.01,
+    lr: Tuned[StepSize | float],
+    mix: TunedShare[float] = 0.01,
     update_mix: Literal["never", "round", "step"] = "round",
     radius: float | None = None,
     server: Server = synchronous(),
@@ -172,7 +178,9 @@ def apfl(
     source="PersA-FL 2023, Algorithms 1 and 2, Option A; after Xie 2019",
     citations=("toghani2023", "xie2019"),
 )
-def fedasync(*, lr: StepSize | float, server: Server = asynchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
+def fedasync(
+    *, lr: Tuned[StepSize | float], server: Server = asynchronous(), **local: Unpack[LocalOptions]
+) -> Algorithm:
     """FedAsync as PersA-FL states it, which adds deltas: Algorithms 1 and 2, Option A.
 
     Departures from the paper: none.
@@ -187,8 +195,8 @@ def fedasync(*, lr: StepSize | float, server: Server = asynchronous(), **local: 
 )
 def fedasync_mixing(
     *,
-    lr: StepSize | float,
-    mixing: float = 0.6,
+    lr: Tuned[StepSize | float],
+    mixing: TunedShare[float] = 0.6,
     strength: float = 0.0,
     discount: Discount = Polynomial(0.5),
     max_staleness: int | None = None,
@@ -210,9 +218,9 @@ def fedasync_mixing(
 )
 def fedbuff(
     *,
-    lr: StepSize | float,
+    lr: Tuned[StepSize | float],
     buffer_size: int = 10,
-    server_lr: float = 1.0,
+    server_lr: Tuned[float] = 1.0,
     discount: Discount = Polynomial(0.5),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
@@ -226,7 +234,7 @@ def fedbuff(
     citations=("toghani2023",),
 )
 def persafl(
-    objective: Objective, *, lr: StepSize | float, server: Server = asynchronous(), **local: Unpack[LocalOptions]
+    objective: Objective, *, lr: Tuned[StepSize | float], server: Server = asynchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
     """PersA-FL: Algorithms 1 and 2, Option B with `Meta` (PersA-FL-MAML) or Option C with `Moreau` (PersA-FL-ME).
 

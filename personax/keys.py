@@ -50,6 +50,7 @@ class HostStream(IntEnum):
     DIRECTIONS = 2**31 + 25  # projections of sliced distances
     SUBSETS = 2**31 + 26  # samples whose distance is measured
     INSPECTED_CLIENTS = 2**31 + 30  # clients that `inspect` measures
+    TRIALS = 2**31 + 34  # combinations of options that a random search tries
     LIVE_COHORTS = 2**31 + 64  # members of a live round (server version, journal entry)
     SYNTHETIC = 2**31 + 100  # model and samples of a synthetic client (client)
 

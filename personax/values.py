@@ -6,6 +6,9 @@ value: changing it does not recompile, and `vmap` can sweep over it.
 
 An *axis* is one table of kinds (all objectives, all partitions, ...). Each kind is registered next to its class or
 function. `Axis.make` builds one from a TOML table, as the annotations of its parameters ask for.
+
+`personax compare --tune` varies by default the parameters annotated `Tuned[...]` (a positive number, such as a step
+size) or `TunedShare[...]` (a number from 0 to 1).
 """
 
 import contextlib
@@ -37,8 +40,11 @@ import jax
 import numpy as np
 
 _STATIC = "static"
+_SCALE, _SHARE = "scale", "share"
 T = TypeVar("T")
 Static = Annotated[T, _STATIC]
+Tuned = Annotated[T, _SCALE]
+TunedShare = Annotated[T, _SHARE]
 
 
 @dataclass_transform(frozen_default=True)
@@ -292,8 +298,7 @@ def call(
 
 def construct(annotation: Any, item: Any, where: str) -> Any:
     """Build a parameter from TOML as its annotation asks for: a number or string as it is, a table by its `kind`."""
-    options = _alternatives(annotation)
-    axis = next((_AXES[one] for one in options if _is_hashable(one) and one in _AXES), None)
+    options, axis = _alternatives(annotation), axis_of(annotation)
     is_plain = any(one in (int, float, str, bool, Any) or get_origin(one) is Literal for one in options)
     if axis is not None and (isinstance(item, Mapping) or (isinstance(item, str) and not is_plain)):
         made, classes = axis.make(item, where), tuple(one for one in options if one in _NAMES)
@@ -317,6 +322,21 @@ def construct(annotation: Any, item: Any, where: str) -> Any:
         raise ConfigError(f"`{where}` must be one value, got the table {item!s:.80}. Change it.")
     _require_type(options, item, where)
     return Path(item) if Path in options and str not in options and isinstance(item, str) else item
+
+
+def axis_of(annotation: Any) -> Axis | None:
+    """The axis that a parameter with this annotation is built from, if it is from one."""
+    options = _alternatives(annotation)
+    return next((_AXES[one] for one in options if _is_hashable(one) and one in _AXES), None)
+
+
+def tuned_as(annotation: Any) -> Literal["scale", "share"] | None:
+    """Return how a parameter with this annotation is tuned by default, or None if it is not.
+
+    >>> tuned_as(Tuned[float]), tuned_as(TunedShare[float]), tuned_as(float)
+    ('scale', 'share', None)
+    """
+    return next((mark for mark in getattr(annotation, "__metadata__", ()) if mark in (_SCALE, _SHARE)), None)
 
 
 def _paired(entries: tuple[Any, ...] | None, items: list[Any]) -> list[tuple[Any, Any]]:

@@ -1,34 +1,39 @@
-"""Progress bars of a run, one for each algorithm: its speed, the time left and the latest numbers."""
+"""Progress bars of a run, one for each algorithm: its place among them, rounds, the time left, the latest score."""
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Column
+
+NARROW = 100  # columns of a terminal below which there is no bar beside the numbers
 
 
 class Bars:
-    """A `Watch` that draws progress bars on a terminal. Elsewhere it prints a line when an algorithm ends."""
+    """A `Watch` that draws progress bars on a terminal. Elsewhere it prints a line when an algorithm ends.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        plain = lambda field: TextColumn(f"{{task.{field}}}", markup=False)  # print names as they are
-        columns = (BarColumn(24), MofNCompleteColumn(), plain("fields[speed]"), TimeRemainingColumn())
+    `names` are the algorithms of the run, in order.
+    """
+
+    def __init__(self, console: Console, names: Sequence[str]) -> None:
+        self.console, self.names = console, list(names)
+        # Names are printed as they are, and cut off where the terminal is narrow.
+        plain = lambda field, **column: TextColumn(
+            f"{{task.{field}}}", markup=False, table_column=Column(no_wrap=True, **column)
+        )
         self.progress = Progress(
             SpinnerColumn(),
-            plain("description"),
-            *columns,
-            plain("fields[latest]"),
+            plain("fields[place]"),
+            plain("description", overflow="ellipsis", ratio=1),
+            *([] if console.width < NARROW else [BarColumn(16)]),
+            plain("fields[rounds]", justify="right"),
+            plain("fields[left]", justify="right"),
+            plain("fields[latest]", overflow="ellipsis", max_width=30),
             console=console,
             disable=not console.is_terminal,
+            expand=console.width < NARROW,
         )
         self.tasks: dict[str, TaskID] = {}
         self.begun: dict[str, tuple[float, int]] = {}
@@ -44,21 +49,40 @@ class Bars:
 
     def begin(self, name: str, num_rounds: int, done: int) -> None:
         self.tasks[name] = self.progress.add_task(
-            name, total=num_rounds, completed=done, speed="compiling", latest="" if not done else f"resumed at {done}"
+            name,
+            total=num_rounds,
+            completed=done,
+            place=f"{self.names.index(name) + 1}/{len(self.names)}",
+            rounds=f"round {done}/{num_rounds}",
+            left="compiling",
+            latest="" if not done else f"resumed at {done}",
         )
 
     def advance(self, name: str, done: int, latest: str) -> None:
-        now = time.monotonic()
+        now, task = time.monotonic(), self.progress.tasks[self.tasks[name]]
+        total = int(task.total or done)
         # The first chunk includes compilation, so the speed is measured from its end.
         since, first = self.begun.setdefault(name, (now, done)) if done else (now, done)
-        speed = f"{(done - first) / (now - since):.1f} rounds/s" if done > first else "compiling"
-        self.progress.update(self.tasks[name], completed=done, speed=speed, latest=latest)
+        left = duration((now - since) / (done - first) * (total - done)) + " left" if done > first else "compiling"
+        self.progress.update(task.id, completed=done, rounds=f"round {done}/{total}", left=left, latest=latest)
 
     def end(self, name: str, seconds: dict[str, float]) -> None:
         spent = ", ".join(f"{what} {took:.1f} s" for what, took in seconds.items())
-        self.progress.update(self.tasks[name], speed=spent)
+        self.progress.update(self.tasks[name], left=f"took {duration(sum(seconds.values()))}")
         if not self.console.is_terminal:
             self.console.print(f"{name}: {spent}", highlight=False)
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False)
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> duration(0.4), duration(75), duration(7500)
+    ('0 s', '1:15 min', '2:05 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"

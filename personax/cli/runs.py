@@ -1,6 +1,5 @@
 """Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,17 +12,17 @@ from personax.cli.errors import plain_errors
 from personax.cli.imports import announce_run, load_and_announce
 from personax.cli.options import ConfigFile, Out, Overrides
 from personax.cli.progress import Bars
-from personax.evaluation.scores import ScoreRow, show
+from personax.evaluation.scores import ScoreRow, explain_columns, explain_scores, show
 from personax.experiment import citations, divergence, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.config import STARTER, Config, choose_algorithm, load_run
 from personax.experiment.folders import Folder, readable_slug, refuse_used
 from personax.experiment.loggers import Events
-from personax.experiment.records import RunRecord, read_results
+from personax.experiment.records import TUNING, RunRecord, TuningRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
-from personax.experiment.tuning import tune
-from personax.report import write_report
+from personax.experiment.tuning import best_trials, show_score, split_seed, tune
+from personax.report import verdict, write_report
 from personax.values import check_names
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -31,7 +30,7 @@ Fresh = Annotated[
     list[str] | None,
     typer.Option("--fresh", metavar="NAME", help="Train this algorithm from the beginning; `all`: all of them."),
 ]
-Tune = Annotated[bool, typer.Option("--tune", help="Pick the options of [tune] on validation data first.")]
+Tune = Annotated[bool, typer.Option("--tune", help="First pick step sizes and strengths on validation data.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder, too.")]
 
 
@@ -136,29 +135,46 @@ def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) 
     """Tune a resolved configuration if that is wanted, then run it in a new folder."""
     path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_used(path)
-    trials = []
+    found = None
     if tuned:
-        err.print("Tuning on validation data cut from the clients' training data.", highlight=False)
-        config, trials = tune(config, lambda text: err.print(f"  {text}", highlight=False))
+        config, found = _tune(config)
     work = prepare(config)  # before `start`, so that a configuration that cannot be run leaves no folder
     folder = start(config, path)
-    if trials:
-        content = json.dumps([trial._asdict() for trial in trials], indent=1)
-        write_atomically(folder.root / "tuning.json", content.encode())
+    if found is not None:
+        write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
     _show_run(folder, _finish(folder, tensorboard, work))
+
+
+def _tune(config: Config) -> tuple[Config, TuningRecord]:
+    """Tune a resolved configuration and print the scores on validation data."""
+    err.print(
+        f"Tuning on validation data: {config.tune.share:.0%} of each client's training data, drawn with split seed "
+        f"{split_seed(config)}. Test data are not looked at.",
+        highlight=False,
+    )
+    with err.status("Tuning") as status:
+        tuned, found = tune(config, lambda text: err.print(text, highlight=False), status.update)
+    for one in found.algorithms:
+        typer.echo(f"{one.algorithm}, on validation data ({len(one.trials)} trials):")
+        columns = list(one.trials[0].options)
+        values = lambda options, columns=columns: [str(options[name]) for name in columns]
+        rows = [[*values(trial.options), show_score(trial, one.metric), mark] for trial, mark in best_trials(one)]
+        print_table((*columns, one.metric, ""), rows)
+    return tuned, found
 
 
 def _finish(folder: Folder, tensorboard: bool, work: Work | None = None, fresh: Sequence[str] = ()) -> RunRecord:
     """Train what is left of a run; its results."""
     with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
         listeners = [Events(folder.root / "tensorboard")] if tensorboard else []
-        with Bars(err) as bars:
+        work = work or prepare(load_run(folder.config))
+        with Bars(err, list(work.config.algorithms)) as bars:
             return execute(folder, bars, listeners=listeners, work=work, fresh=fresh)
 
 
 def _show_run(folder: Folder, record: RunRecord) -> None:
     """Print the results of a run, and write its report. If all its algorithms diverged, exit with status 1."""
-    _print_results(record)
+    _print_results(folder, record)
     typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
     sentences = divergence.warnings(record)
     if any(divergence.has_numbers(algorithm, len(record.seeds)) for algorithm in record.algorithms):
@@ -168,15 +184,16 @@ def _show_run(folder: Folder, record: RunRecord) -> None:
     raise ValueError("\n".join(["All algorithms diverged.", *sentences]))
 
 
-def _print_results(record: RunRecord) -> None:
-    """Print the table of the headline metric, and below it what each row measures."""
+def _print_results(folder: Folder, record: RunRecord) -> None:
+    """Print the table of the headline metric, and below it the verdict, the columns and the protocol of each score."""
     diverged = {one.name: divergence.describe(one.divergences) for one in record.algorithms if one.divergences}
-    rows = [_cells(row, diverged.get(row.algorithm, "")) for row in record.table if row.metric == record.headline]
+    of_metric = [row for row in record.table if row.metric == record.headline]
+    rows = [_cells(row, diverged.get(row.algorithm, "")) for row in of_metric]
     columns = [title for title in rows[0] if not title.startswith("over ")]  # to fit into 80 characters
     print_table(columns, [[row[title] for title in columns] for row in rows])
-    for algorithm in record.algorithms:
-        for score in algorithm.scores:
-            typer.echo(f"{score.name}: {score.words}")
+    described = [(score.name, score.words) for algorithm in record.algorithms for score in algorithm.scores]
+    for line in (*filter(None, [verdict(folder.root)]), *explain_columns(of_metric), *explain_scores(described)):
+        typer.echo(line)
 
 
 def _cells(row: ScoreRow, diverged: str) -> dict[str, str]:

@@ -9,7 +9,16 @@ from typing import Protocol
 import jax.numpy as jnp
 
 from personax.typing import Clock, ClockName, Scalar
-from personax.values import STEP_SIZES, Static, require, require_nonnegative, require_one_of, require_positive, value
+from personax.values import (
+    STEP_SIZES,
+    Static,
+    Tuned,
+    require,
+    require_nonnegative,
+    require_one_of,
+    require_positive,
+    value,
+)
 
 
 @STEP_SIZES.describes
@@ -39,7 +48,7 @@ def require_step_size(name: str, lr: "StepSize | Scalar | None", hint: str = "")
 class Decay:
     """`initial (1 - rate)^t`. APFL section 5: "at each iteration the learning rate is decreased by 1 %"."""
 
-    initial: float
+    initial: Tuned[float]
     rate: float
     clock: Static[ClockName] = "step"
 
@@ -57,7 +66,7 @@ class Decay:
 class InverseDecay:
     """`initial / (1 + rate t)`: the linear decay of Bottou 2012 that APFL section 5 names as its source."""
 
-    initial: float
+    initial: Tuned[float]
     rate: float
     clock: Static[ClockName] = "step"
 
@@ -78,7 +87,7 @@ class InverseSqrt:
     On the clock of local steps the root is of the local steps taken, this one included.
     """
 
-    scale: float = 1.0
+    scale: Tuned[float] = 1.0
     clock: Static[ClockName] = "round"
 
     def __post_init__(self) -> None:

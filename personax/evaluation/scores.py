@@ -237,6 +237,43 @@ class ScoreRow:
         }
 
 
+def explain_columns(rows: Sequence[ScoreRow]) -> list[str]:
+    """Explain the columns of a table of one metric, and warn if its intervals are of too few seeds."""
+    metric, num_seeds = rows[0].metric, max(row.mean.num_seeds for row in rows)
+    unit = ", in %" if is_share(metric) else ""
+    over = "; ± half of the 95 % interval over seeds" if num_seeds > 1 else ", of one seed"
+    words = [f"{metric}: mean over clients{unit}{over}.", "std: across clients."]
+    words.append("worst, best: mean of the tenth of the clients at either end.")
+    if any(row.better_than_local is not None or row.better_than_global is not None for row in rows):
+        words.append("> local, > global: clients that are better off than with local training, with FedAvg's model.")
+    return [" ".join(words), *few_seeds(rows)]
+
+
+def few_seeds(rows: Sequence[ScoreRow]) -> list[str]:
+    """A note if there are intervals over two seeds, which hardly limit the mean; else nothing.
+
+    The t-interval of two seeds is 12.7 standard errors to either side, of three 4.3, of five 2.8.
+    """
+    if not any(row.mean.num_seeds == 2 for row in rows):
+        return []
+    return [
+        "NOTE: two seeds are too few for an interval, which is then 12.7 standard errors wide to either side. Use at "
+        "least three; five have 2.8."
+    ]
+
+
+def explain_scores(described: Sequence[tuple[str, str]]) -> list[str]:
+    """One line for each protocol, with the names of the scores that it applies to.
+
+    >>> explain_scores([("A", "the shared model."), ("B", "the personal model."), ("C", "the shared model.")])
+    ['A, C: the shared model.', 'B: the personal model.']
+    """
+    names: dict[str, list[str]] = {}
+    for name, words in described:
+        names.setdefault(words, []).append(name)
+    return [f"{', '.join(scores)}: {words}" for words, scores in names.items()]
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Scores of algorithms on the same federation and seeds, beside local training and the global model.
@@ -275,11 +312,8 @@ class Comparison:
         width = max([len(name) + 6 for name in self.evaluations] + [len(row[""]) + 2 for row in rows])
         layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}".format
         lines = [layout(*rows[0], width=width), *(layout(*row.values(), width=width) for row in rows)]
-        measured: dict[str, list[str]] = {}
-        for name, found in self.evaluations.items():
-            measured.setdefault(found.scoring.describe(), []).append(name)
-        notes = [f"{', '.join(names)}: {words}" for words, names in measured.items()]
-        return "\n".join([*lines, "", "worst, best: the tenth of the clients at either end.", *notes])
+        notes = explain_scores([(name, found.scoring.describe()) for name, found in self.evaluations.items()])
+        return "\n".join([*lines, "", *explain_columns(self.rows(metric)), *notes])
 
     def _row(self, name: str, found: Evaluation, metric: str) -> ScoreRow:
         left = np.isfinite(np.atleast_1d(found.mean(metric)))

@@ -234,7 +234,7 @@ def _model(config: Config, num_outputs: int) -> Model:
 
 def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSection:
     """An entry with the shared options that its recipe takes."""
-    table = _recipe_table(name, entry)
+    table = recipe_table(name, entry)
     parameters = RECIPES.parameters(table, f"algorithms.{name}")
     check_names("local", config.local, ["lr", *_LOCAL])
     given = entry.options.keys() & {"num_steps", "num_epochs"}  # either replaces both
@@ -247,10 +247,10 @@ def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSect
 
 def option_names(name: str, entry: AlgorithmSection) -> list[str]:
     """The options that the recipe of an entry takes."""
-    return list(RECIPES.parameters(_recipe_table(name, entry), f"algorithms.{name}"))
+    return list(RECIPES.parameters(recipe_table(name, entry), f"algorithms.{name}"))
 
 
-def _recipe_table(name: str, entry: AlgorithmSection) -> dict[str, Any]:
+def recipe_table(name: str, entry: AlgorithmSection) -> dict[str, Any]:
     """The table of a recipe: a registered name, or an import. Its options are those of the entry."""
     where = f"algorithms.{name}"
     if isinstance(entry.recipe, str):
@@ -303,13 +303,13 @@ def make_training(name: str, entry: AlgorithmSection) -> Training:
     scorings = {
         score: call(Scoring, table, f"algorithms.{name}.scores.{score}") for score, table in entry.scores.items()
     }
-    recipe = _recipe_table(name, entry)
+    recipe = recipe_table(name, entry)
     return Training(name, recipe.get("path", recipe["kind"]), _algorithm(name, entry), scorings)
 
 
 def _algorithm(name: str, entry: AlgorithmSection) -> Algorithm:
     where = f"algorithms.{name}"
-    made = RECIPES.build(RECIPES.kind_of(_recipe_table(name, entry), where), entry.options, where)
+    made = RECIPES.build(RECIPES.kind_of(recipe_table(name, entry), where), entry.options, where)
     if not isinstance(made, Algorithm):
         raise ConfigError(f"`{where}` must be a recipe for an Algorithm (got {type(made).__name__}).")
     return made

@@ -151,6 +151,23 @@ class AlgorithmSection:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class TuneSection:
+    """`[tune]`: how `--tune` searches, and lists of values to try, by the (dotted) name of an option.
+
+    Without lists each recipe states what is tuned, around its own values. A grid tries every combination, a random
+    search `num_trials` of them; "auto" is a grid where it has at most that many. `seed` is that of the validation
+    split, by default `split.seed`, and `share` the part of each client's training data that is validated on.
+    """
+
+    search: Literal["auto", "grid", "random"] = "auto"
+    num_trials: Count = 12  # of each algorithm, before extensions
+    num_extensions: Natural = 3  # beyond the edge of the recipe's own values, while the best value is there
+    share: Share = 0.2
+    seed: Natural | None = None
+    options: dict[str, Annotated[list[Any], Field(min_length=1)]] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class Config:
     """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share.
 
@@ -172,7 +189,7 @@ class Config:
     evaluation: EvaluationSection = EvaluationSection()
     live: Terms | None = None
     local: dict[str, Any] = dataclasses.field(default_factory=dict)
-    tune: dict[str, Annotated[list[Any], Field(min_length=1)]] = dataclasses.field(default_factory=dict)
+    tune: TuneSection = TuneSection()
     algorithms: Annotated[dict[Name, AlgorithmSection], Field(min_length=1)] = dataclasses.field(default_factory=dict)
 
     @property
@@ -186,6 +203,7 @@ _CONFIG = TypeAdapter(Config)
 _SECTIONS = {"data": DATASETS, "partition": PARTITIONS, "model": MODELS}
 _OF_SECTION = {"data": ("kind", "standardize"), "partition": ("kind",), "model": ("kind",)}
 _OF_ENTRY = ("recipe", "scores")
+_OF_TUNE = ("search", "num_trials", "num_extensions", "share", "seed")
 _ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # what pydantic adds to places
 _ASSIGNMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'=])*)=(.*)""", re.DOTALL)
 
@@ -210,6 +228,8 @@ def parse(table: dict[str, Any]) -> Config:
     algorithms = table.get("algorithms", {})
     if isinstance(algorithms, dict):
         algorithms = {name: _with_options(entry, _OF_ENTRY) for name, entry in algorithms.items()}
+    if "tune" in table:
+        sections["tune"] = _with_options(_dotted(table["tune"]), _OF_TUNE)
     try:
         config = _CONFIG.validate_python({**table, **sections, "algorithms": algorithms})
     except ValidationError as error:
@@ -222,7 +242,7 @@ def dump(config: Config) -> str:
     """Write the configuration as TOML, including every default."""
     table = _without_none(dataclasses.asdict(config))
     of_section = lambda entry: {**{key: item for key, item in entry.items() if key != "options"}, **entry["options"]}
-    sections = {name: of_section(table[name]) for name in _SECTIONS if name in table}
+    sections = {name: of_section(table[name]) for name in (*_SECTIONS, "tune") if name in table}
     flat = {
         name: {"recipe": entry["recipe"], **entry["options"], "scores": entry["scores"]}
         for name, entry in table["algorithms"].items()
@@ -298,6 +318,16 @@ def _with_options(table: Any, own: tuple[str, ...]) -> Any:
     return {**{key: table[key] for key in own if key in table}, "options": options}
 
 
+def _dotted(table: Any, before: str = "") -> Any:
+    """A table without tables in it: their keys, after a dot, are keys of its own."""
+    if not isinstance(table, dict):
+        return table
+    flat = {}
+    for key, item in table.items():
+        flat |= _dotted(item, f"{before}{key}.") if isinstance(item, dict) else {before + key: item}
+    return flat
+
+
 def _without_none(item: Any) -> Any:
     if isinstance(item, dict):
         return {key: _without_none(entry) for key, entry in item.items() if entry is not None}
@@ -352,6 +382,8 @@ def _in_toml(loc: Sequence[Any]) -> list[str]:
     first, *rest = map(str, loc)
     if first in ("seeds", "schedule", "algorithms"):
         rest = [part for part in rest if not _ALTERNATIVE.fullmatch(part)]
+    if first == "tune" and rest[:1] == ["options"]:
+        rest = rest[1:]
     return [first, *rest]
 
 

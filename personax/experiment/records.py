@@ -148,6 +148,7 @@ class TrialRecord:
     options: dict[str, Any]  # by dotted names: `lr`, `objective.strength`
     score: float | None  # the mean over seeds
     of_seeds: Numbers  # empty if a seed diverged
+    loss: float | None  # on the same data: of equal scores the one with the lower loss is chosen
 
 
 @dataclass(frozen=True, config=_KNOWN)

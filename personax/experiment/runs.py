@@ -18,7 +18,7 @@ from personax.algorithms import Algorithm
 from personax.data.locks import taking_turns
 from personax.evaluation.classes import count_classes
 from personax.evaluation.evaluate import adaptation_curve, evaluate
-from personax.evaluation.scores import Evaluation, show
+from personax.evaluation.scores import Evaluation, is_share, show
 from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
@@ -478,8 +478,9 @@ def _append_metrics(folder: Folder, algorithm: str, histories: dict[str, list[Ev
 
 
 def _latest(found: dict[str, Evaluation]) -> str:
-    """The last numbers, for a progress bar: means over the seeds that have not diverged."""
+    """The last numbers with their metric, for a progress bar: means over the seeds that have not diverged."""
     if not found:
         return "diverged"
     metric = headline_of(list(next(iter(found.values())).metrics))
-    return ", ".join(f"{show(one.interval(metric).mean, metric)}" for one in found.values())
+    numbers = ", ".join(show(one.interval(metric).mean, metric) for one in found.values())
+    return f"{metric} {numbers}{' %' if is_share(metric) else ''}"

@@ -1,9 +1,8 @@
 """Tune options on validation data cut from the clients' training data, never on the data that is reported."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,95 +11,217 @@ import numpy as np
 from personax.algorithms import Algorithm
 from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
-from personax.evaluation.scores import higher_is_better
-from personax.experiment.build import Study, build, make_schedules, make_training, option_names, with_scores
-from personax.experiment.config import AlgorithmSection, Config, ConfigError
+from personax.evaluation.scores import Evaluation, higher_is_better, interval, show
+from personax.evaluation.scoring import Scoring
+from personax.experiment.build import Study, build, make_schedules, make_training, with_scores
+from personax.experiment.config import AlgorithmSection, Config, ConfigError, TuneSection
+from personax.experiment.records import TrialRecord, TunedAlgorithm, TuningRecord
+from personax.experiment.search import Options, OptionSearch, has_option, put, search_of, values_of
 from personax.experiment.summaries import headline_of
-from personax.fast.backends import runs_side_by_side
 from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import Snapshot
-from personax.simulation.simulate import simulate
+from personax.simulation.simulate import initial_params, simulate
 from personax.typing import Array, Task
 
 VALIDATION_SHARE = 0.2
+MOST_BYTES = 1 << 30  # of the clients' personal states in one sweep
+
+Notify = Callable[[str], None]
 
 
-class Trial(NamedTuple):
-    """One choice of options for one algorithm, and its mean score on validation data: none where it diverged."""
-
-    algorithm: str
-    options: dict[str, Any]
-    metric: str
-    score: float | None
+def silent(text: str) -> None:
+    """Ignore a message."""
 
 
-def tune(config: Config, notify: Callable[[str], None] = lambda text: None) -> tuple[Config, list[Trial]]:
-    """A resolved configuration with the best options of its `[tune]` table for each algorithm, and all that was tried.
+def tune(config: Config, notify: Notify = silent, progress: Notify = silent) -> tuple[Config, TuningRecord]:
+    """Return a resolved configuration with the best options that were found for each algorithm, and the search.
 
-    Each algorithm is trained, with all seeds, on 80 % of every client's training data and scored on the rest by its
-    first scoring. Test data and newcomers are not looked at.
+    Each algorithm is trained, with all seeds, on a part of every client's training data (by default 80 %) and scored on
+    the rest by its first scoring. Test data and newcomers are not looked at. `notify` is given one line for each
+    algorithm, and warnings; `progress` what is trained now.
     """
-    _check(config)
+    key = jax.random.key(split_seed(config))
+    searches = {name: search_of(config.tune, name, entry, key) for name, entry in config.algorithms.items()}
+    _check(config, searches)
     plan = build(config)
-    plan = plan._replace(federation=validation_of(plan.federation, jax.random.key(config.split.seed)))
-    trials: list[Trial] = []
-    entries = {}
-    for name, entry in config.algorithms.items():
-        found = _try_all(config, plan, name, entry)
-        entries[name] = with_best_options(name, entry, found, notify, may_diverge=config.on_nonfinite != "raise")
-        trials += found
-    return dataclasses.replace(config, algorithms=entries, tune={}), trials
+    plan = plan._replace(federation=validation_of(plan.federation, key, config.tune.share))
+    entries, found = dict(config.algorithms), []
+    for number, (name, search) in enumerate(searches.items(), 1):
+        if not search.choices:
+            continue
+        report = lambda text, name=name, number=number: progress(f"Tuning {number}/{len(searches)} {name}: {text}")
+        tuned = _tune_one(config, plan, name, search, report)
+        if all(trial.score is None for trial in tuned.trials) and config.on_nonfinite == "raise":
+            raise ConfigError(tuned.warnings[0])
+        notify(describe(tuned))
+        for text in tuned.warnings:
+            notify(f"Warning: {text}")
+        entries[name] = with_options(name, config.algorithms[name], tuned.chosen)
+        found.append(tuned)
+    record = TuningRecord(config.tune.share, split_seed(config), config.seed_list, found)
+    return dataclasses.replace(config, algorithms=entries, tune=TuneSection()), record
 
 
-def _check(config: Config) -> None:
-    if not config.tune:
-        raise ConfigError("There is nothing to tune. Add a table `[tune]` with lists, such as `lr = [0.01, 0.1]`.")
-    for option in config.tune:
-        if not any(option in option_names(name, entry) for name, entry in config.algorithms.items()):
+def split_seed(config: Config) -> int:
+    """The seed of the validation split."""
+    return config.split.seed if config.tune.seed is None else config.tune.seed
+
+
+def describe(tuned: TunedAlgorithm) -> str:
+    """One line: the options that were chosen, their score and that of the algorithm's own."""
+    chosen, own = tuned.of(tuned.chosen), tuned.of(tuned.before)
+    options = show_options(tuned.chosen)
+    if chosen is None or chosen.score is None:
+        return f"{tuned.algorithm}: {options}"
+    before = "" if own is None or own is chosen else f"; {show_score(own, tuned.metric)} with its own options"
+    return f"{tuned.algorithm}: {options} ({tuned.metric} {show_score(chosen, tuned.metric)}{before})"
+
+
+def best_trials(tuned: TunedAlgorithm, num: int = 5) -> list[tuple[TrialRecord, str]]:
+    """The best trials, best first, and the algorithm's own; with a word about these two."""
+    own = tuned.of(tuned.before)
+    words = lambda trial: [
+        *(["chosen"] if trial.options == tuned.chosen and trial.score is not None else []),
+        *(["own options"] if trial is own else []),
+    ]
+    return [
+        (trial, ", ".join(words(trial)))
+        for at, trial in enumerate(ranked(tuned.trials, tuned.metric))
+        if at < num or trial is own
+    ]
+
+
+def show_options(options: Options) -> str:
+    """Options for people.
+
+    >>> show_options({"lr": 0.1, "objective.strength": 3})
+    'lr = 0.1, objective.strength = 3'
+    """
+    return ", ".join(f"{name} = {item}" for name, item in options.items())
+
+
+def show_score(trial: TrialRecord, metric: str) -> str:
+    """The score of a trial for people."""
+    return "diverged" if trial.score is None else show(interval(trial.of_seeds), metric)
+
+
+def _check(config: Config, searches: dict[str, OptionSearch]) -> None:
+    for option in config.tune.options:
+        if not any(has_option(name, entry, option) for name, entry in config.algorithms.items()):
             raise ConfigError(f"`tune.{option}` is an option of none of {', '.join(config.algorithms)}. Remove it.")
-    for name, entry in config.algorithms.items():  # all combinations must make sense before the first is tried
-        for options in _grid(config, name, entry):
-            make_training(name, with_options(name, entry, options))
+    if not any(search.choices for search in searches.values()):
+        raise ConfigError(
+            "There is nothing to tune: the recipes do not state what to vary. Add lists to `[tune]`, such as "
+            "`lr = [0.01, 0.1]`."
+        )
+    for name, search in searches.items():  # all combinations must make sense before the first is tried
+        for options in search.choices:
+            make_training(name, with_options(name, config.algorithms[name], options))
 
 
-def validation_of(federation: Federation, key: Array) -> Federation:
+def validation_of(federation: Federation, key: Array, share: float = VALIDATION_SHARE) -> Federation:
     """The same clients, without their tests: a part of their training data takes the place."""
     train = Federation(federation.x, federation.y, federation.offsets, ids=federation.ids, names=federation.names)
-    return train.split_tests(VALIDATION_SHARE, key=key)
+    return train.split_tests(share, key=key)
 
 
-def _grid(config: Config, name: str, entry: AlgorithmSection) -> list[dict[str, Any]]:
-    """Every combination of the options that this recipe takes."""
-    names = [option for option in config.tune if option in option_names(name, entry)]
-    values = itertools.product(*(config.tune[name] for name in names))
-    return [dict(zip(names, chosen, strict=True)) for chosen in values] if names else []
-
-
-def with_options(name: str, entry: AlgorithmSection, options: dict[str, Any]) -> AlgorithmSection:
+def with_options(name: str, entry: AlgorithmSection, options: Options) -> AlgorithmSection:
     """The entry with other options, which scores that its own ones implied follow."""
     implied = entry == with_scores(name, dataclasses.replace(entry, scores={}))
-    chosen = dataclasses.replace(entry, options={**entry.options, **options})
+    changed: dict[str, Any] = dict(entry.options)
+    for option, item in options.items():
+        changed = put(changed, option, item)
+    chosen = dataclasses.replace(entry, options=changed)
     return with_scores(name, dataclasses.replace(chosen, scores={})) if implied else chosen
 
 
-def _try_all(config: Config, plan: Study, name: str, entry: AlgorithmSection) -> list[Trial]:
-    """Every choice of the options, trained and scored."""
-    choices = _grid(config, name, entry)
+def _tune_one(config: Config, plan: Study, name: str, search: OptionSearch, progress: Notify) -> TunedAlgorithm:
+    """Try the combinations of a search, then go beyond its edges for as long as the best is there."""
+    before = values_of(config.algorithms[name], name, list(search.ranges))
+    num_combinations = search.num_combinations
+    progress(f"{len(search.choices)} combinations")
+    scoring, metric, trials = _try_all(config, plan, name, search.choices)
+    for _ in range(config.tune.num_extensions):
+        best = best_trial(trials, metric)
+        wider = search.extended(search.smallest if best is None else best.options)
+        if not wider.choices:
+            break
+        search = wider
+        progress(f"{len(search.choices)} combinations beyond the edge")
+        trials += _try_all(config, plan, name, search.choices)[2]
+    best = best_trial(trials, metric)
+    return TunedAlgorithm(
+        algorithm=name,
+        search=search.how,
+        num_combinations=num_combinations,
+        metric=metric,
+        words=scoring.describe().replace("test data", "validation data"),
+        before=before,
+        chosen=before if best is None else best.options,
+        trials=trials,
+        warnings=_warnings(name, search, best),
+    )
+
+
+def _warnings(name: str, search: OptionSearch, best: TrialRecord | None) -> list[str]:
+    """Sentences about best values at an edge, or about a search without any."""
+    if best is None:
+        problem = f"`{name}` diverged with every choice of options. Add smaller step sizes to `[tune]`."
+        return [f"{problem} It keeps its own options."]
+    edges = {option: one.edge(best.options[option]) for option, one in search.ranges.items()}
+    return [
+        f"{name}: the best `{option}`, {best.options[option]}, is the {edge} that was tried. A "
+        f"{'larger' if edge == 'largest' else 'smaller'} one may be better: add some to `[tune]`."
+        for option, edge in edges.items()
+        if edge
+    ]
+
+
+def _try_all(
+    config: Config, plan: Study, name: str, choices: Sequence[Options]
+) -> tuple[Scoring, str, list[TrialRecord]]:
+    """Train and score every choice of options: by which scoring (of the first), by which metric, and how well."""
+    entry = config.algorithms[name]
     trainings = [make_training(name, with_options(name, entry, options)) for options in choices]
+    scorings = [
+        dataclasses.replace(next(iter(training.scorings.values())), clients="all", score_on="test")
+        for training in trainings
+    ]
     schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients)
     run = (plan.task, plan.federation)
     ends = run_all([training.algorithm for training in trainings], *run, schedules, plan.keys)
-    trials = []
-    for options, training, end in zip(choices, trainings, ends, strict=True):
-        metric, score = "", None
+    metric, trials = "", []
+    for options, training, scoring, end in zip(choices, trainings, scorings, ends, strict=True):
+        trial = TrialRecord(options, None, [], None)
         if end is not None:
-            scoring = dataclasses.replace(next(iter(training.scorings.values())), clients="all", score_on="test")
             found = evaluate(training.algorithm, *run, end, scoring, key=plan.keys)
             metric = headline_of(list(found.metrics))
-            score = float(np.mean(found.mean(metric)))
-        trials.append(Trial(name, options, metric, score if score is not None and np.isfinite(score) else None))
-    return trials
+            trial = _trial(options, found, metric)
+        trials.append(trial)
+    return scorings[0], metric, trials
+
+
+def _trial(options: Options, found: Evaluation, metric: str) -> TrialRecord:
+    """The record of a run that did not diverge."""
+    of_seeds = np.asarray(found.mean(metric), float)
+    if not np.isfinite(of_seeds).all():
+        return TrialRecord(options, None, [], None)
+    loss = float(np.mean(found.mean("loss"))) if "loss" in found.metrics else None
+    return TrialRecord(options, float(of_seeds.mean()), of_seeds.tolist(), loss)
+
+
+def best_trial(trials: Sequence[TrialRecord], metric: str) -> TrialRecord | None:
+    """The trial with the best score, of several the lowest loss, of several the first; None if all diverged."""
+    return next((trial for trial in ranked(trials, metric) if trial.score is not None), None)
+
+
+def ranked(trials: Sequence[TrialRecord], metric: str) -> list[TrialRecord]:
+    """The trials from the best to the worst; those that diverged are the last."""
+    sign = -1 if higher_is_better(metric) else 1
+    last = lambda number: np.inf if number is None else number
+    place = lambda trial: (np.inf if trial.score is None else sign * trial.score, last(trial.loss))
+    return sorted(trials, key=place)
 
 
 def run_all(
@@ -109,46 +230,39 @@ def run_all(
     federation: Federation,
     schedules: Callable[[Algorithm], list[Schedule]],
     keys: Array,
-    side_by_side: bool | None = None,
+    side_by_side: bool = True,
     monitor: Monitor = Monitor(),
 ) -> list[Snapshot | None]:
-    """The end of each algorithm's run with all seeds; none where it diverged.
+    """Return the end of each algorithm's run with all seeds; None where it diverged.
 
-    Those that differ in numbers alone are trained together, by default on accelerators: a CPU has no room for more.
+    Those that differ in numbers alone are one sweep: one program, compiled once, with a lane for each algorithm and
+    seed. As many run together as fit into memory.
     """
-    side_by_side = runs_side_by_side() if side_by_side is None else side_by_side
     alike: dict[Any, list[int]] = {}
     for place, algorithm in enumerate(algorithms):
         alike.setdefault(jax.tree.structure(algorithm) if side_by_side else place, []).append(place)
-    skips = Execution(on_nonfinite="skip")
     ends: list[Snapshot | None] = [None] * len(algorithms)
     for places in alike.values():
-        swept = [algorithms[place] for place in places for _ in keys]
-        run = (swept if len(places) > 1 else swept[0], task, federation, schedules(swept[0]) * len(places))
-        end = simulate(*run, key=jnp.tile(keys, len(places)), monitor=monitor, execution=skips).snapshot
-        for number, place in enumerate(places):
-            own = end.of_seeds(number * len(keys), (number + 1) * len(keys))
-            ends[place] = None if np.any(own.state.faults.num) else own
+        most = _most_lanes(algorithms[places[0]], task, federation, len(keys))
+        for begin in range(0, len(places), most):
+            here = places[begin : begin + most]
+            swept = [algorithms[place] for place in here for _ in keys]
+            run = (swept if len(here) > 1 else swept[0], task, federation, schedules(swept[0]) * len(here))
+            skips = Execution(on_nonfinite="skip")
+            end = simulate(*run, key=jnp.tile(keys, len(here)), monitor=monitor, execution=skips).snapshot
+            for number, place in enumerate(here):
+                own = end.of_seeds(number * len(keys), (number + 1) * len(keys))
+                ends[place] = None if np.any(own.state.faults.num) else own
     return ends
 
 
-def with_best_options(
-    name: str, entry: AlgorithmSection, found: list[Trial], notify: Callable[[str], None], may_diverge: bool = False
-) -> AlgorithmSection:
-    """Return the entry with the options of its best trial; of several equally good ones, those of the first.
+def _most_lanes(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> int:
+    """The number of algorithms that run together: more would hold too much personal state at the same time."""
 
-    If all trials diverged, that is an error; with `may_diverge` the entry keeps its own options.
-    """
-    finite = [trial for trial in found if trial.score is not None]
-    if not found:
-        return entry
-    if not finite:
-        problem = f"`{name}` diverged with every choice of `[tune]`. Add smaller step sizes."
-        if not may_diverge:
-            raise ConfigError(problem)
-        notify(f"{problem} It keeps its own options.")
-        return entry
-    sign = 1 if higher_is_better(finite[0].metric) else -1
-    best = max(finite, key=lambda trial: sign * trial.score)  # pyright: ignore[reportOperatorIssue]
-    notify(f"{name}: {', '.join(f'{key} = {item}' for key, item in best.options.items())}")
-    return with_options(name, entry, best.options)
+    def states(key: Array) -> Any:
+        params = initial_params(task, federation, key=key)
+        return params, algorithm.objective.init_personal(params)
+
+    leaves = jax.tree.leaves(jax.eval_shape(states, jax.random.key(0)))
+    each = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) * federation.num_clients * num_seeds
+    return max(1, MOST_BYTES // max(each, 1))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from personax.experiment.config import AlgorithmSection, Config, dump
+from personax.experiment.config import AlgorithmSection, Config, TuneSection, dump
 from personax.inspection.findings import Advice, Limit, Measurements
 from personax.theory import Constants, fallah, gmeta, persafl
 
@@ -110,7 +110,9 @@ def _starter(config: Config, candidate: "Candidate", options: dict[str, Any], lr
     if candidate.name not in entries:
         scores = {candidate.name: {"model": "adapted", "num_steps": 5, "lr": lr}} if candidate.adapts else {}
         entries[candidate.name] = AlgorithmSection(candidate.recipe, options, scores)
-    return dataclasses.replace(config, name=f"{config.name}-starter", local=local, tune={}, algorithms=entries)
+    return dataclasses.replace(
+        config, name=f"{config.name}-starter", local=local, tune=TuneSection(), algorithms=entries
+    )
 
 
 @dataclasses.dataclass(frozen=True)

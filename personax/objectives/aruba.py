@@ -10,7 +10,7 @@ import optax
 from personax.objectives import objective
 from personax.objectives.objective import Memory, Visit
 from personax.typing import Array, Batch, Batches, Extra, LossFn, Params, Personal, Scalar, Shared
-from personax.values import OBJECTIVES, require_nonnegative, require_positive, value
+from personax.values import OBJECTIVES, Tuned, require_nonnegative, require_positive, value
 
 
 class Geometry(NamedTuple):
@@ -46,7 +46,7 @@ class Aruba:
     (`Local`'s step size multiplies eta; the recipe sets it to 1.)
     """
 
-    distance_scale: float = 0.05
+    distance_scale: Tuned[float] = 0.05
     gradient_scale: float = 1.0
     power: float = 1.0
     refinement: float = 0.0

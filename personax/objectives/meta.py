@@ -12,7 +12,7 @@ from personax.fast.shared_products import Span, shares_products
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
 from personax.typing import Batch, Batches, LossFn, Params
-from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, require_one_of, value
+from personax.values import OBJECTIVES, Static, Tuned, require_count, require_nonnegative, require_one_of, value
 
 
 @OBJECTIVES.register(
@@ -44,7 +44,7 @@ class Meta:
     Departures from the paper: none.
     """
 
-    adapt_lr: float
+    adapt_lr: Tuned[float]
     num_adapt_steps: Static[int] = 1
     hvp: Hvp = exact
     curvature_on: Static[Literal["own", "outer"]] = "own"

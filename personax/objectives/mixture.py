@@ -8,7 +8,16 @@ import jax.numpy as jnp
 from personax.objectives import objective
 from personax.objectives.objective import Memory, Objective, Visit
 from personax.typing import Array, Batch, Batches, LossFn, Params, Personal, Scalar, Shared
-from personax.values import OBJECTIVES, Static, require, require_nonnegative, require_one_of, require_positive, value
+from personax.values import (
+    OBJECTIVES,
+    Static,
+    TunedShare,
+    require,
+    require_nonnegative,
+    require_one_of,
+    require_positive,
+    value,
+)
 
 
 class Mixed(NamedTuple):
@@ -43,7 +52,7 @@ class Mixture:
     gives w; the weight's move in the first step of all is 0, because v = w there.)
     """
 
-    mix: float
+    mix: TunedShare[float]
     mix_lr: float | None = None
     update_mix: Static[Literal["never", "round", "step"]] = "round"
     local_lr: float | None = None

@@ -11,7 +11,7 @@ from personax.fast.shared_products import Span, shares_products
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
 from personax.typing import Array, Batch, Batches, LossFn, Params, Personal, PyTree, Scalar, Shared
-from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, require_positive, value
+from personax.values import OBJECTIVES, Static, Tuned, require_count, require_nonnegative, require_positive, value
 
 T = TypeVar("T")  # models, as parameters or in a span
 
@@ -36,8 +36,8 @@ class Moreau:
     tolerance ends at `num_prox_steps` in any case.)
     """
 
-    strength: float
-    prox_lr: float
+    strength: Tuned[float]
+    prox_lr: Tuned[float]
     num_prox_steps: Static[int]
     tolerance: float | None = None
 

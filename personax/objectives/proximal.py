@@ -5,7 +5,7 @@ import jax
 from personax.objectives import objective
 from personax.objectives.objective import Memory, Visit
 from personax.typing import Batches, LossFn, Params
-from personax.values import OBJECTIVES, require_nonnegative, value
+from personax.values import OBJECTIVES, Tuned, require_nonnegative, value
 
 
 @OBJECTIVES.register(
@@ -21,7 +21,7 @@ class Proximal:
     than to a given inexactness.
     """
 
-    strength: float
+    strength: Tuned[float]
 
     federated = True
     is_plain = False

@@ -10,7 +10,7 @@ from personax.experiment.checkpoint import write_atomically
 from personax.inspection import Inspection
 from personax.reproduce.outcome import ReproductionRecord
 
-__all__ = ["write_inspection", "write_report", "write_reproduction"]
+__all__ = ["verdict", "write_inspection", "write_report", "write_reproduction"]
 
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
@@ -24,6 +24,15 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
 
     write_atomically(path, render(read_runs(folders)).encode())
     return path
+
+
+def verdict(folder: Path) -> str:
+    """The sentences that the report of a run folder begins with; empty if there is nothing to compare."""
+    from personax.report import words
+    from personax.report.runs import read_runs, scores_of
+
+    (run,) = read_runs([folder])
+    return words.verdict(run, scores_of([run]), run.record.headline)
 
 
 def write_reproduction(record: ReproductionRecord, path: Path) -> Path:

@@ -1,7 +1,6 @@
 """The command line: what it prints where, and how it ends."""
 
 import io
-import json
 import os
 import re
 import shutil
@@ -24,12 +23,15 @@ from personax.cli.progress import Bars
 from personax.data.datasets import decode
 from personax.data.datasets.sources import SOURCES, Archive, Package
 from personax.data.locks import sole_user
+from personax.evaluation.scores import explain_scores
 from personax.experiment.build import resolve
 from personax.experiment.catalog import CATALOG
-from personax.experiment.config import dump, load, load_run
+from personax.experiment.config import TuneSection, dump, load, load_run
 from personax.experiment.folders import Folder
-from personax.experiment.records import read_results
+from personax.experiment.records import TUNING, read_results
 from personax.experiment.runs import start
+from personax.experiment.tuning import show_score
+from personax.report import verdict
 from personax.reproduce import EXPERIMENTS
 from personax.simulation.results import NonFiniteUpdate
 from tests.data.test_fetch import cifar_like, cifar_tar, closed_address, serving, source
@@ -200,8 +202,13 @@ def test_compare_shows_the_table_and_where_the_rest_is(done):
             cells = line.removeprefix(f" {row.score}").split()
             assert cells[0] == f"{100 * row.mean.mean:.1f}" and cells[1] == "±"
             assert cells[-2:] == [f"{row.better_than_local:.0%}", f"{row.better_than_global:.0%}"]
-    words = [f"{score.name}: {score.words}" for algorithm in record.algorithms for score in algorithm.scores]
-    assert set(words) <= set(lines)
+    described = [(score.name, score.words) for algorithm in record.algorithms for score in algorithm.scores]
+    assert set(explain_scores(described)) <= set(lines)
+    assert verdict(folder.root) in lines and " has the highest mean accuracy, " in verdict(folder.root)
+    assert (
+        "> local, > global: clients that are better off than with local training, with FedAvg's model." in ended.stdout
+    )
+    assert "NOTE: two seeds are too few for an interval" in ended.stdout and record.seeds == [0, 1]
     assert lines[-1] == f"The results are in {folder.root}, the report in {folder.report}"
     assert folder.report.read_text().startswith("<!DOCTYPE html>")
     assert [a.name for a in record.algorithms] == ["FedAvg", "ARUBA", "Local"]
@@ -329,14 +336,21 @@ def test_tune_writes_what_was_tried_and_what_was_chosen(small, place):
     words = ("--set", f"tune={{lr=[0.1, {HUGE}]}}", "--tune", "-o", str(place / "tuned"))
     ended = personax("run", str(small), "--algorithm", "FedAvg", *words)
     assert ended.exit_code == 0, ended.stderr
-    trials = json.loads((place / "tuned" / "tuning.json").read_text())
-    assert [(trial["options"], trial["score"] is None) for trial in trials] == [
+    found = TUNING.validate_json((place / "tuned" / "tuning.json").read_bytes())
+    (tuned,) = found.algorithms
+    assert [(trial.options, trial.score is None) for trial in tuned.trials] == [
         ({"lr": 0.1}, False),
         ({"lr": HUGE}, True),
     ]
+    assert read_results(place / "tuned").tuning == found
     config = load(place / "tuned" / "config.toml")
-    assert config.algorithms["FedAvg"].options["lr"] == 0.1 and config.tune == {}
-    assert "Tuning on validation data cut from the clients' training data.\n  FedAvg: lr = 0.1\n" in ended.stderr
+    assert config.algorithms["FedAvg"].options["lr"] == 0.1 and config.tune == TuneSection()
+    said = " ".join(ended.stderr.split())
+    assert "Tuning on validation data: 20% of each client's training data, drawn with split seed 0." in said
+    assert f"FedAvg: lr = 0.1 (accuracy {show_score(tuned.trials[0], 'accuracy')})" in said
+    rows = [" ".join(line.split()) for line in ended.stdout.splitlines()]
+    assert f"0.1 {show_score(tuned.trials[0], 'accuracy')} chosen, own options" in rows
+    assert f"{HUGE} diverged" in rows
 
 
 def test_report_of_one_run_and_of_several(done, place):
@@ -404,7 +418,10 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
         ),
         (("compare", "{small}", "--set", "data.path=gone.csv"), "Error: gone.csv must be a file, got none there."),
         (("compare", "{small}", "--set", "model.kind=cnn2"), "Error: The model and its parameters must take"),
-        (("compare", "{small}", "--tune"), "Error: There is nothing to tune. Add a table `[tune]`"),
+        (
+            ("compare", "{small}", "--tune", "--set", "tune.mix=[0.1]"),
+            "Error: `tune.mix` is an option of none of FedAvg, ARUBA, Local. Remove it.",
+        ),
         (("compare", "{small}", "--out", "{done}"), "Error: {done} has a run already. Continue it with"),
         (("compare", "{small}", "--tune", "--out", "{done}"), "Error: {done} has a run already."),
         (("run", "{small}"), "has 2 algorithms. Choose one with --algorithm: FedAvg, ARUBA."),
@@ -482,9 +499,10 @@ def test_an_interrupt_has_a_message_and_a_status_of_its_own(capsys):
 NAME = "A [/b] [red]x"
 
 
-def shown(terminal, *calls):
+def shown(terminal, *calls, width=140, names=("Other", NAME)):
     text = io.StringIO()
-    with Bars(Console(file=text, force_terminal=terminal, width=140, markup=False, color_system=None)) as bars:
+    console = Console(file=text, force_terminal=terminal, width=width, markup=False, color_system=None)
+    with Bars(console, names) as bars:
         for method, *arguments in calls:
             getattr(bars, method)(*arguments)
     return text.getvalue()
@@ -493,17 +511,27 @@ def shown(terminal, *calls):
 SECONDS = {"compile": 1.5, "train": 0.25, "evaluate": 0.0}
 
 
-def test_a_bar_shows_rounds_speed_and_the_latest_numbers():
+def test_a_bar_shows_rounds_the_time_left_and_the_latest_numbers():
     text = shown(True, ("begin", NAME, 40, 0), ("advance", NAME, 0, "10.0"), ("advance", NAME, 10, "20.0"))
-    assert NAME in text and "10/40" in text and "20.0" in text and "compiling" in text and "rounds/s" not in text
+    assert NAME in text and "round 10/40" in text and "20.0" in text and "compiling" in text and " left" not in text
     faster = shown(True, ("begin", NAME, 40, 0), ("advance", NAME, 10, "20.0"), ("advance", NAME, 30, "50.0"))
-    assert "30/40" in faster and "rounds/s" in faster and "50.0" in faster
+    assert "round 30/40" in faster and "0 s left" in faster and "50.0" in faster
 
 
 def test_a_bar_says_where_a_run_was_resumed_and_what_it_cost():
     text = shown(True, ("begin", NAME, 40, 20), ("end", NAME, SECONDS), ("note", "[file] is damaged"))
-    assert "20/40" in text and "resumed at 20" in text and "compile 1.5 s, train 0.2 s, evaluate 0.0 s" in text
+    assert "round 20/40" in text and "resumed at 20" in text and "took 2 s" in text
     assert "[file] is damaged" in text
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_bar_fits_and_says_which_algorithm_of_how_many(width):
+    names = [f"Algorithm {number} with a name that is far too long for a line" for number in range(1, 12)]
+    calls = ("begin", names[1], 1000, 0), ("advance", names[1], 500, "accuracy 93.1, 95.6 %")
+    lines = shown(True, *calls, width=width, names=names).replace("\r", "\n").splitlines()
+    (line,) = {re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).strip() for line in lines if "93.1" in line}
+    assert len(line) <= width and " 2/11 Algorithm 2 with" in line
+    assert "round 500/1000" in line and line.endswith("accuracy 93.1, 95.6 %")
 
 
 def test_without_a_terminal_there_is_a_line_when_an_algorithm_ends():

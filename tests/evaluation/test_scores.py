@@ -143,6 +143,23 @@ def test_a_comparison_says_what_each_row_measured():
     assert f"{100 * ACCURACY.mean():.1f} ± " in table
 
 
+@pytest.mark.parametrize(("num_seeds", "notes"), [(1, 0), (2, 1), (3, 0)])
+def test_an_interval_of_two_seeds_comes_with_a_note(num_seeds, notes):
+    found = {
+        "a": evaluation(ACCURACY[:num_seeds], model="global"),
+        "b": evaluation(ACCURACY[:num_seeds], model="global"),
+    }
+    table = Comparison(found, local=None, shared="a").table()
+    assert table.count("NOTE: two seeds are too few for an interval") == notes
+    assert ("± half of the 95 % interval over seeds" in table) == (num_seeds > 1)
+    assert "a, b: the shared model as it is" in table
+
+
+def test_columns_without_a_baseline_are_not_explained():
+    alone = Comparison({"a": evaluation(model="global")}, local=None, shared=None).table()
+    assert "worst, best: mean of the tenth" in alone and "> local" not in alone.splitlines()[-2]
+
+
 def test_a_metric_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="no metric 'acc'; there are accuracy"):
         evaluation().mean("acc")

@@ -88,6 +88,7 @@ SECTIONS = [
         {"num_clients": 3, "deadline": 60.0, "sync": True, "sample": {"shape": [8], "type": "uint8", "num_outputs": 3}},
     ),
     ("tune", {"lr": [0.1, {"kind": "Decay", "initial": 0.1, "rate": 0.01}]}),
+    ("tune", {"search": "random", "num_trials": 5, "seed": 7, "share": 0.3, "objective.strength": [0.1, 1]}),
 ]
 
 
@@ -196,6 +197,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(table, said):
         (with_section("schedule", num_rounds=10**30), "`schedule.num_rounds`: input should be less than 2147483648"),
         (with_section("schedule", delays=3), "`schedule.delays`: input should be a valid string, got 3."),
         (with_section("evaluation", adaptation_steps=[-1]), "`evaluation.adaptation_steps.0`: input should be"),
+        (with_section("tune", search="all"), "`tune.search`: input should be 'auto', 'grid' or 'random', got 'all'."),
         (with_section("tune", lr=[]), "`tune.lr`: list should have at least 1 item"),
         (with_section("tune", lr=0.1), "`tune.lr`: input should be a valid list, got 0.1."),
         ({"algorithms": FEDAVG, "local": [1]}, "`local`: input should be a valid dictionary, got [1]."),
