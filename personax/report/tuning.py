@@ -37,14 +37,15 @@ def _of_run(label: str, record: TuningRecord) -> Iterator[Block]:
     heads = [TableCell(head, "text") for head in ("Algorithm", "chosen", "score", "before", "score", "tried")]
     yield Table("The options that were chosen", heads, [Group(rows)], data=_full_numbers(record))
     for one in record.algorithms:
-        yield from (Paragraph(warning, "flag", f"{one.algorithm}.") for warning in one.warnings)
+        yield from (Paragraph(warning, "flag") for warning in one.warnings)
     for one in record.algorithms:
         yield Folded(f"All trials of {one.algorithm}", _trials(one))
 
 
 def _choice(one: TunedAlgorithm) -> Row:
     """The options that were chosen for an algorithm, beside those that it had."""
-    tried = f"{len(one.trials)} of {one.num_combinations}, {one.search}"
+    some = f" of {one.num_combinations}" if len(one.trials) < one.num_combinations else ""  # a grid may be extended
+    tried = f"{len(one.trials)}{some}, {one.search}"
     cells = [
         TableCell(_options(one.chosen), "text"),
         TableCell(_score(one.of(one.chosen), one.metric)),
@@ -52,7 +53,7 @@ def _choice(one: TunedAlgorithm) -> Row:
         TableCell(_score(one.of(one.before), one.metric)),
         TableCell(tried, "text"),
     ]
-    return Row(TableCell(one.algorithm, small=[f"by {one.metric}: {one.words}"]), cells)
+    return Row(TableCell(one.algorithm, small=[f"by {one.metric}"]), cells)
 
 
 def _trials(one: TunedAlgorithm) -> Table:
@@ -65,7 +66,7 @@ def _trials(one: TunedAlgorithm) -> Table:
         small = ["chosen"] if trial.options == one.chosen else []
         score = TableCell(_score(trial, one.metric), "mean")
         rows.append(Row(TableCell(_value(trial.options.get(names[0])), small=small), [*options, score], kind))
-    return table(f"Trials of {one.algorithm}", (*names, f"validation {one.metric}{unit(one.metric)}"), rows)
+    return table(f"Trials of {one.algorithm}: {one.words}", (*names, f"validation {one.metric}{unit(one.metric)}"), rows)
 
 
 def figures(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:

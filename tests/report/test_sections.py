@@ -15,7 +15,7 @@ from personax.cli import app
 from tests.report.fake_runs import edit_results, write_full, write_minimal, write_run
 from tests.report.test_report import FULL, HOSTILE, figures_of, page_of, plain
 
-TRIAL = {"options": {"lr": 0.1, "objective.strength": 1.0}, "score": 0.8, "of_seeds": [0.7, 0.8, 0.9]}
+TRIAL = {"options": {"lr": 0.1, "objective.strength": 1.0}, "score": 0.8, "of_seeds": [0.7, 0.8, 0.9], "loss": 0.5}
 TUNED = {
     "algorithm": "pFedMe",
     "search": "random",
