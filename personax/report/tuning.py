@@ -66,7 +66,8 @@ def _trials(one: TunedAlgorithm) -> Table:
         small = ["chosen"] if trial.options == one.chosen else []
         score = TableCell(_score(trial, one.metric), "mean")
         rows.append(Row(TableCell(_value(trial.options.get(names[0])), small=small), [*options, score], kind))
-    return table(f"Trials of {one.algorithm}: {one.words}", (*names, f"validation {one.metric}{unit(one.metric)}"), rows)
+    heads = (*names, f"validation {one.metric}{unit(one.metric)}")
+    return table(f"Trials of {one.algorithm}: {one.words}", heads, rows)
 
 
 def figures(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:
