@@ -10,10 +10,12 @@ from personax.cli.console import err, print_table
 from personax.cli.errors import plain_errors
 from personax.cli.imports import load_and_announce
 from personax.cli.options import ConfigFile, Out, Overrides
+from personax.evaluation.scores import show
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.folders import readable_slug
 from personax.inspection import INSPECTION, Effort, Inspection, inspect_federation
+from personax.inspection.findings import Validation
 from personax.report import write_inspection
 
 
@@ -53,6 +55,20 @@ def _show_inspection(found: Inspection) -> None:
         ("setting", "limit", "rule", "source"),
         [(one.setting, f"{one.value:.4g}", one.rule, one.source) for one in found.limits],
     )
-    typer.echo(f"Start with {found.advice.recipe}.")
+    for line in found.unusable:
+        typer.echo(line)
+    _show_validation(found.advice.validation)
+    typer.echo(found.advice.summary)
     for line in (*found.advice.why, "How sure:", *found.advice.sure):
         typer.echo(f"  {line}")
+
+
+def _show_validation(found: Validation | None) -> None:
+    """Print the scores of the short runs."""
+    if found is None:
+        return
+    typer.echo(f"{found.title}, scored on validation data.")
+    score = lambda run: "diverged" if run.score is None else f"{show(run.score, found.metric)}"
+    steps = lambda run: f"{run.options['lr']:g}" if isinstance(run.options.get("lr"), int | float) else ""
+    rows = [(run.algorithm, steps(run), run.source, score(run)) for run in found.runs]
+    print_table(("algorithm", "lr", "from", found.metric), rows)

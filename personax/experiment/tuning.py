@@ -13,7 +13,7 @@ from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
 from personax.evaluation.scores import Evaluation, higher_is_better, interval, show
 from personax.evaluation.scoring import Scoring
-from personax.experiment.build import Study, build, make_schedules, make_training, with_scores
+from personax.experiment.build import Study, Training, build, make_schedules, make_training, with_scores
 from personax.experiment.config import AlgorithmSection, Config, ConfigError, TuneSection
 from personax.experiment.records import TrialRecord, TunedAlgorithm, TuningRecord
 from personax.experiment.search import Options, OptionSearch, has_option, put, search_of, values_of
@@ -184,22 +184,29 @@ def _try_all(
     """Train and score every choice of options: by which scoring (of the first), by which metric, and how well."""
     entry = config.algorithms[name]
     trainings = [make_training(name, with_options(name, entry, options)) for options in choices]
-    scorings = [
-        dataclasses.replace(next(iter(training.scorings.values())), clients="all", score_on="test")
-        for training in trainings
+    found = evaluations(config, plan, trainings)
+    metric = next((headline_of(list(one.metrics)) for one in found if one is not None), "")
+    trials = [
+        TrialRecord(options, None, [], None) if one is None else _trial(options, one, metric)
+        for options, one in zip(choices, found, strict=True)
     ]
-    schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients)
+    return _scoring(trainings[0]), metric, trials
+
+
+def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> list[Evaluation | None]:
+    """Train algorithms on a federation of `validation_of` and score each by its first scoring; None if it diverged."""
     run = (plan.task, plan.federation)
+    schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients)
     ends = run_all([training.algorithm for training in trainings], *run, schedules, plan.keys)
-    metric, trials = "", []
-    for options, training, scoring, end in zip(choices, trainings, scorings, ends, strict=True):
-        trial = TrialRecord(options, None, [], None)
-        if end is not None:
-            found = evaluate(training.algorithm, *run, end, scoring, key=plan.keys)
-            metric = headline_of(list(found.metrics))
-            trial = _trial(options, found, metric)
-        trials.append(trial)
-    return scorings[0], metric, trials
+    return [
+        None if end is None else evaluate(training.algorithm, *run, end, _scoring(training), key=plan.keys)
+        for training, end in zip(trainings, ends, strict=True)
+    ]
+
+
+def _scoring(training: Training) -> Scoring:
+    """The first scoring of an algorithm, on the validation data of all clients."""
+    return dataclasses.replace(next(iter(training.scorings.values())), clients="all", score_on="test")
 
 
 def _trial(options: Options, found: Evaluation, metric: str) -> TrialRecord:

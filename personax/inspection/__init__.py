@@ -9,9 +9,10 @@ from personax.experiment.build import build
 from personax.experiment.config import Config
 from personax.experiment.summaries import machine
 from personax.experiment.suspicions import suspicions_of
-from personax.inspection.advice import advise, limits_of
+from personax.inspection.advice import limits_of
 from personax.inspection.findings import INSPECTION, Inspection
 from personax.inspection.measure import Effort, measure_federation
+from personax.inspection.validation import Setting, standardized, validated
 
 __all__ = ["INSPECTION", "Effort", "Inspection", "inspect_federation"]
 
@@ -22,7 +23,10 @@ def inspect_federation(
     """Measure the federation of a resolved configuration, and what follows for its settings."""
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     plan = build(config)
-    measured = measure_federation(config, plan, effort, notify)
+    given = Setting(config, plan)
+    scaled = standardized(given)
+    measured = measure_federation(*scaled, effort, notify)
+    limits = limits_of(measured)
     return Inspection(
         schema_version=1,
         personax=version("personax"),
@@ -32,7 +36,10 @@ def inspect_federation(
         machine=machine(),
         federation=str(plan.federation),
         measured=measured,
-        limits=limits_of(measured),
-        advice=advise(config, measured),
+        limits=[limit for limit in limits if not limit.problem],
+        advice=validated(given, scaled, measured, notify),
+        unusable=[
+            f"{one.source} sets no usable limit on `{one.setting}`: {one.problem}." for one in limits if one.problem
+        ],
         warnings=suspicions_of(plan),
     )

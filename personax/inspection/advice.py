@@ -18,6 +18,8 @@ def limits_of(found: Measurements) -> list[Limit]:
     constants = Constants(**{one.name: one.value for one in found.constants})
     steepest = constants.smoothness
     meta = gmeta.meta_smoothness(constants, found.adapt_lr, 1)
+    lr = fallah.largest_local_lr(meta, found.num_steps)
+    is_still = lr * steepest * found.num_steps * found.num_rounds < 1  # even along the steepest direction
     staleness = persafl.largest_staleness(steepest, found.num_steps, found.num_updates)
     needed = persafl.least_num_updates(steepest, found.num_steps, 0)
     return [
@@ -30,10 +32,11 @@ def limits_of(found: Measurements) -> list[Limit]:
         ),
         Limit(
             "lr",
-            fallah.largest_local_lr(meta, found.num_steps),
+            lr,
             "at most 1 / (10 tau L_F)",
             "Fallah Theorem 4.5, gMeta Theorem 8",
             f"what the proof needs with {found.num_steps} local steps and L_F = {meta:.3g}; larger steps often work",
+            f"with steps of {lr:.1g} the model would hardly move in {found.num_rounds} rounds" if is_still else "",
         ),
         Limit(
             "strength, smooth",
@@ -54,15 +57,15 @@ def limits_of(found: Measurements) -> list[Limit]:
             staleness,
             "160 L (Q + 7) (staleness + 1)^3 at most the number of updates",
             "PersA-FL Theorem 1",
-            f"of {found.num_updates} updates"
-            + ("" if staleness >= 0 else f": the theorem covers none; without delays it needs {needed:.3g} updates"),
+            f"of {found.num_updates} updates",
+            f"even without delays it needs {needed:.3g} updates, not {found.num_updates}" if staleness < 0 else "",
         ),
     ]
 
 
-def advise(config: Config, found: Measurements) -> Advice:
-    """Which recipe, why, how sure, and a configuration with it beside local training and FedAvg."""
-    lr = float(f"{1 / found.of('smoothness'):.2g}")
+def advise(config: Config, found: Measurements, factor: int = 1) -> Advice:
+    """Recommend a recipe with steps of `factor` / L: why, how sure, and a configuration with it and the baselines."""
+    lr = float(f"{factor / found.of('smoothness'):.2g}")
     losses = {name: np.array([client.losses[name] for client in found.clients]) for name in CANDIDATES}
     best, second, *_ = sorted(losses, key=lambda name: float(losses[name].mean()))
     candidate = CANDIDATES[best]
@@ -73,9 +76,12 @@ def advise(config: Config, found: Measurements) -> Advice:
     if distances:
         why.append(f"Labels are {np.mean(distances):.2f} away from the average client's (mean total variation).")
     steepest = found.of("smoothness")
-    why.append(f"Steps of {lr:.3g} are 1 / L, of the largest curvature found (L = {steepest:.3g}).")
+    why.append(f"Steps of {lr:.3g} are {factor} / L, of the largest curvature found (L = {steepest:.3g}).")
+    if found.standardized:
+        why.append("Features were standardized first, as the configuration does.")
     sure = _sureness(found, best, second, losses[second] - losses[best])
-    return Advice(candidate.recipe, why, sure, dump(_starter(config, candidate, options, lr)))
+    summary = f"Start with {candidate.name} (recipe {candidate.recipe})."
+    return Advice(candidate.recipe, candidate.name, summary, why, sure, dump(_starter(config, candidate, options, lr)))
 
 
 def _hessian(found: Measurements, lr: float) -> tuple[dict[str, Any], str]:

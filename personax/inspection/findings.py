@@ -1,7 +1,7 @@
 """What an inspection found, as data: the schema of `inspection.json`."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -49,7 +49,9 @@ class Measurements:
     num_clients: int  # of the federation
     num_samples: int  # of each client, at most
     num_steps: int  # local steps of a visit
-    num_updates: int  # that the server receives in the whole run
+    num_rounds: int  # of the whole run
+    num_updates: int  # that the server receives in it
+    standardized: bool  # whether features were standardized before
     path_lr: float  # of the short training that the constants were measured along
     constants: list[MeasuredConstant]
     adapt_lr: float  # at which the estimators were compared
@@ -64,13 +66,44 @@ class Measurements:
 
 @dataclass(frozen=True, config=_KNOWN)
 class Limit:
-    """What a theorem asks of a setting."""
+    """The value that a theorem demands of a setting; `problem` states why it is of no use, if it is not."""
 
     setting: str
     value: float
     rule: str
     source: str
     words: str
+    problem: str = ""
+
+
+RunSource = Literal["advice", "your configuration", "your configuration, standardized"]
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class ShortRun:
+    """One algorithm that was trained for a short time and scored on validation data."""
+
+    source: RunSource
+    algorithm: str
+    options: dict[str, Any]
+    score: float | None  # the mean over clients and seeds; None if it diverged
+    error: float | None  # its standard error over clients
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Validation:
+    """Short runs on the same split: the advice beside the algorithms of the configuration that was inspected."""
+
+    metric: str
+    num_rounds: int
+    num_seeds: int
+    runs: list[ShortRun]
+    verdict: str
+
+    @property
+    def title(self) -> str:
+        """The number of rounds and seeds in words."""
+        return f"Short runs: {self.num_rounds} rounds, {self.num_seeds} seed{'' if self.num_seeds == 1 else 's'}"
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -78,9 +111,12 @@ class Advice:
     """A recommendation: what, why, how sure, and a configuration that runs."""
 
     recipe: str
+    algorithm: str  # its name in the starter
+    summary: str
     why: list[str]
     sure: list[str]
     starter: str  # TOML
+    validation: Validation | None = None
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -97,6 +133,7 @@ class Inspection:
     measured: Measurements
     limits: list[Limit]
     advice: Advice
+    unusable: list[str] = field(default_factory=list)  # sentences about limits that are of no use
     warnings: list[str] = field(default_factory=list)  # about the data
 
 

@@ -56,7 +56,7 @@ def measure_federation(
 ) -> Measurements:
     """Everything that the advice rests on, from a resolved configuration and what was built of it."""
     key, task = jax.random.key(config.seed_list[0]), plan.task
-    everyone = validation_of(_with_two_samples(plan.federation), key)  # a fifth is kept from all models
+    everyone = validation_of(with_two_samples(plan.federation), key)  # a fifth is kept from all models
     federation = _some_clients(everyone, effort.num_clients, key)
     local = plan.trainings[0].algorithm.local
     num_steps = int(np.max(local.steps_of(federation.counts)))
@@ -82,7 +82,9 @@ def measure_federation(
         num_clients=plan.federation.num_clients,
         num_samples=effort.num_samples,
         num_steps=num_steps,
+        num_rounds=config.schedule.num_rounds,
         num_updates=size * config.schedule.num_rounds,
+        standardized=plan.federation.schema.feature_scaling is not None,
         path_lr=path_lr,
         constants=[
             MeasuredConstant(name, symbol, measured[name].value, measured[name].error, words)
@@ -95,7 +97,7 @@ def measure_federation(
     )
 
 
-def _with_two_samples(federation: Federation) -> Federation:
+def with_two_samples(federation: Federation) -> Federation:
     """The clients that have something to train on when a part is kept from them."""
     enough = np.flatnonzero(federation.counts >= 2)
     if len(enough) < 2:

@@ -1,15 +1,16 @@
 """The page of an inspection: how much clients differ, the constants, the limits, the advice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
 from personax.inspection import Inspection
+from personax.inspection.findings import Validation
 from personax.report.document import Facts, PageSection, Preformatted, Row, Table, TableCell, bullets, document, table
 from personax.report.figures import Figure
 from personax.report.runs import PALETTE
 from personax.report.traces import figure
-from personax.report.words import moment, seconds
+from personax.report.words import moment, number, seconds
 
 
 def render(found: Inspection) -> str:
@@ -21,11 +22,16 @@ def render(found: Inspection) -> str:
     limits = [(one.setting, f"{one.value:.4g}", one.rule, f"{one.source}: {one.words}") for one in found.limits]
     biases = [(one.name, f"{one.relative_bias:.2%}") for one in measured.estimators]
     sections = [
-        PageSection("advice", "Advice", [bullets([f"Start with {advice.recipe}.", *advice.why])]),
+        PageSection("advice", "Advice", [bullets([advice.summary, *advice.why])]),
+        *_validation(advice.validation),
         PageSection("sure", "How sure this is", [bullets(advice.sure)]),
         PageSection("starter", "A configuration to start with", [Preformatted(advice.starter)]),
         PageSection("clients", "Clients", figures=[_clients(found)]),
-        PageSection("limits", "What the theorems allow", [_table(("setting", "value", "rule", "why"), limits)]),
+        PageSection(
+            "limits",
+            "What the theorems allow",
+            [_table(("setting", "value", "rule", "why"), limits), bullets(found.unusable)],
+        ),
         PageSection("constants", "Constants", [_table(("constant", "largest found", "error", "what"), constants)]),
         PageSection("estimators", "Bias of the meta gradient", [_table(("Hessian", "share of its norm"), biases)]),
         PageSection("federation", "The federation", [Preformatted(found.federation)]),
@@ -38,6 +44,19 @@ def render(found: Inspection) -> str:
         "personax": found.personax,
     }
     return document(f"Inspection of {found.name}", Facts(facts), sections, "the inspection.json beside it")
+
+
+def _validation(found: Validation | None) -> list[PageSection]:
+    """The section on short runs, if there were any."""
+    if found is None:
+        return []
+    rows = [(run.algorithm, run.source, number(run.score, found.metric), _listed(run.options)) for run in found.runs]
+    table = _table(("algorithm", "from", f"{found.metric} on validation data", "options"), rows)
+    return [PageSection("validation", found.title, [table])]
+
+
+def _listed(options: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} = {item}" for name, item in options.items())
 
 
 def _clients(found: Inspection) -> Figure:

@@ -15,6 +15,7 @@ from personax.experiment.config import dump, parse
 from personax.inspection import INSPECTION, Effort, inspect_federation, measure
 from personax.inspection.advice import advise, limits_of
 from personax.inspection.measure import MIXES, measure_federation
+from personax.inspection.validation import Contender, Setting, choose, standardized
 from personax.simulation.results import NonFiniteUpdate
 
 pytestmark = pytest.mark.xdist_group("inspection")
@@ -75,7 +76,7 @@ def test_mixtures_end_at_the_shared_model_and_at_ones_own(found):
 
 
 def test_limits_follow_from_the_constants(found):
-    limits = {limit.setting: limit.value for limit in found.limits}
+    limits = {limit.setting: limit.value for limit in limits_of(found.measured)}
     steepest = found.measured.of("smoothness")
     constants = theory.Constants(**{one.name: one.value for one in found.measured.constants})
     meta = theory.gmeta.meta_smoothness(constants, found.measured.adapt_lr, 1)
@@ -85,6 +86,108 @@ def test_limits_follow_from_the_constants(found):
     assert limits["strength, PersA-FL-ME"] == pytest.approx(7 * steepest)
     many = dataclasses.replace(found.measured, num_updates=10**9)
     assert limits_of(many)[-1].value > limits["staleness"]
+
+
+def test_limits_of_no_use_are_sentences_and_not_numbers(found):
+    """A staleness of -1, and steps with which the model would not move in the whole run."""
+    constants = [
+        dataclasses.replace(
+            one, value={"smoothness": 2.0, "hessian_lipschitz": 0.5, "gradient_bound": 1.0}.get(one.name, 1.0)
+        )
+        for one in found.measured.constants
+    ]
+    few = dataclasses.replace(found.measured, constants=constants, num_rounds=10, num_updates=50)
+    hidden = {limit.setting: limit for limit in limits_of(few) if limit.problem}
+    assert hidden.keys() == {"lr", "staleness"} and hidden["staleness"].value == -1
+    assert hidden["lr"].value * 2.0 * few.num_steps * few.num_rounds < 1
+    assert hidden["lr"].problem == f"with steps of {hidden['lr'].value:.1g} the model would hardly move in 10 rounds"
+    assert "even without delays it needs" in hidden["staleness"].problem
+    many = dataclasses.replace(few, num_rounds=10**6, num_updates=10**9)
+    assert not any(limit.problem for limit in limits_of(many))
+    assert not {"lr", "staleness"} & {limit.setting for limit in found.limits}
+    assert [text.split("`")[1] for text in found.unusable] == ["lr", "staleness"]
+
+
+def test_columns_are_standardized_before_they_are_measured(tmp_path):
+    """Scales do not matter: constants, losses and advice are those of columns that were standardized by hand."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"c{client}", x, (x.sum() + 0.5 * client > 1).astype(int))
+        for client in range(6)
+        for x in rng.normal(size=(20, 2))
+    ]
+    found = []
+    for name, scale in (("plain", np.ones(2)), ("scaled", np.array([1.0, 1e4]))):
+        path = tmp_path / f"{name}.csv"
+        lines = [f"{who},{x[0] * scale[0]!r},{x[1] * scale[1] + scale[1]!r},{y}" for who, x, y in rows]
+        path.write_text(
+            "\n".join(["who,a,b,label", *lines]).replace("np.float64(", "").replace(")", ""), encoding="utf-8"
+        )
+        data = {"kind": "file", "path": str(path), "client": "who", "standardize": name == "plain"}
+        given = Setting(config := resolved(data=data), build(config))
+        scaled = standardized(given)
+        assert (scaled is given) == (name == "plain") and scaled.config.data.standardize
+        found.append(measure_federation(*scaled, Effort(4, 10)))
+    one, other = found
+    assert one.standardized and other.standardized
+    assert one.of("smoothness") == pytest.approx(other.of("smoothness"), rel=1e-3)
+    assert tomllib.loads(advise(scaled.config, other).starter)["data"]["standardize"]
+
+
+def test_images_and_whole_numbers_are_not_standardized():
+    config = resolved(data={"kind": "digits"}, partition={"kind": "iid", "num_clients": 4}, task={})
+    given = Setting(config, build(config))
+    assert standardized(given) is given
+
+
+class Scored:
+    """What `choose` asks of an evaluation."""
+
+    def __init__(self, *of_clients):
+        self.metrics = {"accuracy": np.array([of_clients])}
+
+    def of(self, metric):
+        return self.metrics[metric]
+
+
+def contenders(found, **scores):
+    advice = lambda name: dataclasses.replace(found.advice, algorithm=name, validation=None)
+    return [
+        Contender("advice", name, {"lr": 0.1}, of_clients and Scored(*of_clients), advice(name))
+        for name, of_clients in scores.items()
+    ]
+
+
+def test_advice_must_beat_the_configuration_by_more_than_the_standard_error(found):
+    own = contenders(found, poor=(0.1, 0.2, 0.3), own=(0.5, 0.6, 0.7), lost=None)
+    clear = choose(own, contenders(found, a=(0.6, 0.7, 0.9), b=(0.4, 0.7, 0.7)), 30)
+    assert clear.algorithm == "a" and ": better by more than" in clear.why[0]
+    assert [run.score for run in clear.validation.runs] == pytest.approx([0.2, 0.6, None, 2.2 / 3, 0.6])
+    assert (clear.validation.metric, clear.validation.num_rounds, clear.validation.num_seeds) == ("accuracy", 30, 1)
+    noisy = choose(own, contenders(found, a=(0.3, 0.6, 0.95)), 30)  # + 0.017, with an error of 0.13
+    assert noisy.algorithm == "own" and "Keep your configuration." in noisy.why[0]
+    worse = choose(own, contenders(found, a=(0.4, 0.5, 0.6)), 30)
+    assert worse.algorithm == "own" and "not better by more than" in worse.why[0]
+
+
+def test_what_diverged_in_a_short_run_is_not_advised(found):
+    fine, lost = {"fine": (0.5, 0.6)}, {"lost": None}
+    assert choose(contenders(found, **fine), contenders(found, **lost), 9).algorithm == "fine"
+    won = choose(contenders(found, **lost), contenders(found, **fine), 9)
+    assert won.algorithm == "fine" and "your configuration diverged" in won.why[0]
+    nothing = choose(contenders(found, **lost), contenders(found, **lost), 9)
+    assert nothing.validation is None and "everything diverged" in nothing.sure[0]
+
+
+def test_what_is_advised_ran_and_its_starter_is_what_ran(found):
+    runs = found.advice.validation.runs
+    assert [run.source for run in runs][:4] == ["your configuration", "advice", "advice", "advice"]
+    assert [run.algorithm for run in runs][-1] == "FedAvg"  # of the configuration with standardized features
+    starter = resolve(parse(tomllib.loads(found.advice.starter)), baselines=False)
+    advised = starter.algorithms[found.advice.algorithm]
+    ran = [run for run in runs if (run.algorithm, run.options) == (found.advice.algorithm, advised.options)]
+    best = [run for run in runs if run.score == max(run.score for run in runs)]
+    assert advised.recipe == found.advice.recipe and ran and (ran[0] == runs[0] or ran[0] in best)
 
 
 def with_losses(found, **losses):
@@ -168,8 +271,12 @@ def test_the_command_writes_findings_a_page_and_a_starter_that_runs(tmp_path):
     told = run("inspect", config, "--out", tmp_path / "found", "--clients", 4, "--samples", 10)
     assert told.exit_code == 0, told.output
     assert "Start with" in told.output and "How sure" in told.output
+    assert (
+        "Short runs: 30 rounds, 1 seed, scored on validation data." in told.output
+        and "sets no usable limit on `staleness`" in told.output
+    )
     page = (tmp_path / "found" / "report.html").read_text(encoding="utf-8")
-    assert "What the theorems allow" in page and "kappa_G" in page
+    assert "What the theorems allow" in page and "kappa_G" in page and "accuracy on validation data" in page
     again = run("inspect", config, "--out", tmp_path / "found")
     assert again.exit_code != 0 and "holds an inspection already" in again.output
     starter = tmp_path / "found" / "starter.toml"
