@@ -12,7 +12,7 @@ from personax.experiment.suspicions import suspicions_of
 from personax.inspection.advice import limits_of
 from personax.inspection.findings import INSPECTION, Inspection
 from personax.inspection.measure import Effort, measure_federation
-from personax.inspection.validation import Setting, standardized, validated
+from personax.inspection.validation import Setting, check, standardized, validated
 
 __all__ = ["INSPECTION", "Effort", "Inspection", "inspect_federation"]
 
@@ -24,6 +24,7 @@ def inspect_federation(
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     plan = build(config)
     given = Setting(config, plan)
+    check(given)
     scaled = standardized(given)
     measured = measure_federation(*scaled, effort, notify)
     limits = limits_of(measured)

@@ -116,9 +116,12 @@ def _starter(config: Config, candidate: "Candidate", options: dict[str, Any], lr
     if candidate.name not in entries:
         scores = {candidate.name: {"model": "adapted", "num_steps": 5, "lr": lr}} if candidate.adapts else {}
         entries[candidate.name] = AlgorithmSection(candidate.recipe, options, scores)
-    return dataclasses.replace(
-        config, name=f"{config.name}-starter", local=local, tune=TuneSection(), algorithms=entries
-    )
+    return dataclasses.replace(config, name=starter_name(config), local=local, tune=TuneSection(), algorithms=entries)
+
+
+def starter_name(config: Config) -> str:
+    """The name of the advised configuration; names have at most 80 letters."""
+    return f"{config.name[:72]}-starter"
 
 
 @dataclasses.dataclass(frozen=True)

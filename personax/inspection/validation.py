@@ -9,15 +9,15 @@ import jax
 import numpy as np
 
 from personax.evaluation.scores import Evaluation, higher_is_better, show
-from personax.experiment.build import Study, make_task, make_training, outputs_of, resolve
+from personax.experiment.build import Study, make_schedules, make_task, make_training, outputs_of, resolve
 from personax.experiment.config import AlgorithmSection, Config, dump, parse
 from personax.experiment.summaries import headline_of
 from personax.experiment.tuning import evaluations, validation_of
-from personax.inspection.advice import advise
+from personax.inspection.advice import advise, starter_name
 from personax.inspection.findings import Advice, Measurements, RunSource, ShortRun, Validation
 from personax.inspection.measure import with_two_samples
 
-MOST_ROUNDS, MOST_SEEDS = 100, 3  # of a short run
+MOST_ROUNDS, MOST_SEEDS = 60, 3  # of a short run
 FACTORS = (1, 3, 10)  # steps of 1 / L are safe, and often too short
 
 
@@ -64,6 +64,27 @@ def standardized(given: Setting) -> Setting:
         task = make_task(config, outputs_of(config, federation), federation.schema.target_scaling)
     scaled = replace(config, data=replace(config.data, standardize=True))
     return Setting(scaled, plan._replace(federation=federation, task=task))
+
+
+def shortened(setting: Setting) -> Setting:
+    """A short run on a part of the training data, with the rest in the place of test data."""
+    config, plan = setting
+    federation = validation_of(with_two_samples(plan.federation), jax.random.key(config.seed_list[0]))
+    cohort = config.schedule.cohort_size
+    schedule = replace(
+        config.schedule,
+        num_rounds=min(MOST_ROUNDS, config.schedule.num_rounds),
+        cohort_size=cohort if cohort == "all" or cohort <= federation.num_clients else "all",
+    )
+    short = replace(config, seeds=config.seed_list[:MOST_SEEDS], schedule=schedule)
+    return Setting(short, plan._replace(federation=federation, keys=plan.keys[:MOST_SEEDS]))
+
+
+def check(given: Setting) -> None:
+    """Raise, before anything is measured, unless the algorithms of the configuration can be run."""
+    config, plan = shortened(given)
+    for training in plan.trainings:
+        make_schedules(config, training.algorithm, plan.federation.num_clients)
 
 
 def validated(
@@ -143,7 +164,7 @@ def _standard_error(of_clients: np.ndarray) -> float:
 def _of_configuration(source: RunSource, setting: Setting, measured: Advice) -> list[Contender]:
     """The algorithms of a configuration; what to advise if one is the best is the configuration itself."""
     config = setting.config
-    starter = dump(replace(config, name=f"{config.name}-starter"))
+    starter = dump(replace(config, name=starter_name(config)))
     how = " as it is" if source == "your configuration" else " and standardized features"
     advices = [
         replace(
@@ -173,17 +194,9 @@ def _tried(
     source: RunSource, setting: Setting, entries: Sequence[tuple[str, AlgorithmSection]], advices: Sequence[Advice]
 ) -> list[Contender]:
     """Train and score algorithms for a short time on a part of the training data."""
-    config, plan = setting
-    federation = validation_of(with_two_samples(plan.federation), jax.random.key(config.seed_list[0]))
-    cohort = config.schedule.cohort_size
-    schedule = replace(
-        config.schedule,
-        num_rounds=min(MOST_ROUNDS, config.schedule.num_rounds),
-        cohort_size=cohort if cohort == "all" or cohort <= federation.num_clients else "all",
-    )
-    short = replace(config, seeds=config.seed_list[:MOST_SEEDS], schedule=schedule)
+    short = shortened(setting)
     trainings = [make_training(name, entry) for name, entry in entries]
-    found = evaluations(short, plan._replace(federation=federation, keys=plan.keys[:MOST_SEEDS]), trainings)
+    found = evaluations(*short, trainings)
     return [
         Contender(source, name, entry.options, one, advice)
         for (name, entry), one, advice in zip(entries, found, advices, strict=True)

@@ -11,9 +11,9 @@ import personax as px
 from personax import theory
 from personax.cli import app
 from personax.experiment.build import build, make_schedules, resolve
-from personax.experiment.config import dump, parse
+from personax.experiment.config import ConfigError, dump, parse
 from personax.inspection import INSPECTION, Effort, inspect_federation, measure
-from personax.inspection.advice import advise, limits_of
+from personax.inspection.advice import advise, limits_of, starter_name
 from personax.inspection.measure import MIXES, measure_federation
 from personax.inspection.validation import Contender, Setting, choose, standardized
 from personax.simulation.results import NonFiniteUpdate
@@ -132,6 +132,17 @@ def test_columns_are_standardized_before_they_are_measured(tmp_path):
     assert one.standardized and other.standardized
     assert one.of("smoothness") == pytest.approx(other.of("smoothness"), rel=1e-3)
     assert tomllib.loads(advise(scaled.config, other).starter)["data"]["standardize"]
+
+
+def test_what_cannot_run_is_an_error_before_anything_is_measured():
+    asynchronous = {"A": {"recipe": "fedasync", "lr": 0.1, "num_steps": 1}}
+    with pytest.raises(ConfigError, match="Asynchronous algorithms need delays"):
+        inspect_federation(resolved(algorithms=asynchronous), notify=pytest.fail)
+
+
+def test_a_long_name_has_a_starter():
+    config = resolved(name="n" * 80)
+    assert parse({"algorithms": {"A": {"recipe": "fedavg"}}, "name": starter_name(config)}).name.endswith("n-starter")
 
 
 def test_images_and_whole_numbers_are_not_standardized():
@@ -305,8 +316,7 @@ def test_the_advice_never_diverges_and_beats_the_median_of_a_random_search():
         given = {"spreads": rng.uniform(0, 1.5, 2).tolist(), "seed": seed, "num_clients": 20}
         advice = inspect_federation(resolved(**given), Effort(10, 20)).advice
         config = resolve(parse(tomllib.loads(advice.starter)), baselines=False)
-        name = {"fedavg": "FedAvg", "per_fedavg": "Per-FedAvg", "apfl": "APFL", "local_only": "Local"}[advice.recipe]
-        advised = accuracy(config, name)  # an update that is not finite raises
+        advised = accuracy(config, advice.algorithm)  # an update that is not finite raises
         searched = []
         for _ in range(9):
             recipe, lr = str(rng.choice(RECIPES)), float(10 ** rng.uniform(-3, 0.5))
