@@ -1,5 +1,10 @@
 """A browser draws the report without a network, on a phone and on a desk, and its figures answer mouse and keys."""
 
+import csv
+import io
+from html import unescape
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 
@@ -155,6 +160,28 @@ def test_the_numbers_below_a_figure_are_those_of_the_view(browser, full, page):
     assert caption == "mean accuracy, %, against wall-clock seconds" and cell.endswith(f"at {last.seconds:.4g}")
     caption, cell = browser.ask(f"{choose}('rounds')")
     assert caption == "mean accuracy, %, against round" and cell.endswith("at 150")
+
+
+KEPT = """(async text => {
+  let kept;
+  URL.createObjectURL = blob => { kept = blob; return 'data:,'; };
+  [...document.querySelectorAll('#clients .tools button')].find(b => b.textContent === text).click();
+  return await kept.text();
+})"""
+
+
+@pytest.mark.xdist_group("chromium")
+def test_a_figure_and_its_numbers_can_be_saved(browser, full, page):
+    browser.open(full / "report.html", 1280)
+    rows = list(csv.reader(io.StringIO(browser.ask(f"{KEPT}('CSV')"))))
+    lines = figures_of(page)["clients"][0]["data"]
+    assert rows[0] == ["line", "share of clients, %", "accuracy, %", "note"]
+    assert [row[:1] + row[3:] for row in rows[1:]] == [[unescape(d["name"]), n] for d in lines for n in d["customdata"]]
+    np.testing.assert_allclose([float(row[2]) for row in rows[1:]], [y for d in lines for y in d["y"]])
+    drawing = ElementTree.fromstring(browser.ask(f"{KEPT}('SVG')"))
+    texts = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"APFL", "share of clients, %", "accuracy, %"} <= set(texts)
+    assert not [node for node in drawing.iter() if "href" in " ".join(node.attrib) or node.tag.endswith("script")]
 
 
 @pytest.mark.xdist_group("chromium")

@@ -255,7 +255,7 @@ const Chart = (() => {
       this.drawNotes(svg, soft);
       this.cursor = make("circle", { r: 6, fill: "none", stroke: ink, "stroke-width": 2, visibility: "hidden" }, svg);
       this.drawLegend();
-      this.listen(svg, plot);
+      this.listen(svg);
       this.onDraw?.();
     }
 
@@ -368,7 +368,7 @@ const Chart = (() => {
 
     // What a person does
 
-    listen(svg, plot) {
+    listen(svg) {
       const here = event => {
         const box = svg.getBoundingClientRect();
         return [event.clientX - box.left, event.clientY - box.top];
