@@ -21,9 +21,10 @@ from personax.report.figures import Figure
 from personax.report.runs import GREYS, PALETTE
 
 FORMULA = ("=", "+", "-", "@", "\t")  # how a text begins that a spreadsheet would run
-SCRIPTS = ("chart.js", "page.js")
+SCRIPTS = ("numbers.js", "marks.js", "chart.js", "page.js")
+FOLDER = Path(__file__).with_name("templates")
 TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    loader=FileSystemLoader(FOLDER),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -170,7 +171,7 @@ class PageSection(NamedTuple):
 def document(name: str, about: Block, sections: Sequence[PageSection], source: str, follow: float = 0) -> str:
     """The HTML of a page; one with `follow` asks its server for new numbers, at intervals of `follow` seconds."""
     drawn = [figure for section in sections for figure in section.figures]
-    script = "".join(TEMPLATES.get_template(part).render() for part in SCRIPTS)
+    script = "".join((FOLDER / part).read_text(encoding="utf-8") for part in SCRIPTS)
     page = TEMPLATES.get_template("page.html.jinja")
     values = {"name": name, "about": about, "sections": sections, "source": source, "follow": follow}
     numbers = {figure.name: numbers_table(figure) for figure in drawn}

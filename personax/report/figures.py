@@ -80,7 +80,7 @@ def learning_curves(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
         words += " The figure opens at the last third of the curves, where methods differ; Show all has the rest."
     outside = dict.fromkeys(name for view in views for name in view.outside or ())
     if outside:
-        words += f" Far outside of that: {', '.join(outside)}."
+        words += f" Far outside of that in at least one view: {', '.join(outside)}."
     if any(score.diverged for score in scores):
         words += " Seeds that diverged are left out; if all did, the line is of those that diverged last."
     alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} against rounds, virtual time or seconds."

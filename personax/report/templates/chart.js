@@ -1,91 +1,9 @@
 // Draws a figure in Plotly's JSON as SVG: lines, bands, markers, bars; with hover, zoom, keys and a legend.
 const Chart = (() => {
   "use strict";
-  const NS = "http://www.w3.org/2000/svg";
-  const DASHES = { dot: "2 4", dash: "8 4", longdash: "14 5", dashdot: "9 4 2 4" };
+  const { extent, finite, formatted, label, linearTicks, logTicks, opening, plain, scale } = Numbers;
+  const { DASHES, NS, colorOf, html, make, mark, path, sample, shows } = Marks;
   const REACH = 48; // pixels from which a point answers the pointer
-  const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'", "#39": "'" };
-
-  const finite = value => typeof value === "number" && Number.isFinite(value);
-  const plain = text => String(text ?? "").replace(/&(amp|lt|gt|quot|#x27|#39);/g, (_, name) => ENTITIES[name]);
-  const minus = text => text.replace("-", "\u2212");
-
-  function make(name, attributes, parent, text) {
-    const node = document.createElementNS(NS, name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    parent?.append(node);
-    return node;
-  }
-
-  function html(name, attributes, parent, text) {
-    const node = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    parent?.append(node);
-    return node;
-  }
-
-  // A number in one of the forms that hover texts use: ".1f" has fixed decimals, ".4~g" significant digits.
-  function formatted(value, form) {
-    if (!finite(value)) return String(value ?? "");
-    const digits = Number((form || ".4~g").match(/\d+/)[0]);
-    return minus(form?.endsWith("f") ? value.toFixed(digits) : String(Number(value.toPrecision(digits))));
-  }
-
-  // Axes
-
-  function scale(log, [low, high], from, to) {
-    const on = log ? Math.log10 : value => value;
-    const a = on(low), b = on(high), part = (to - from) / (b - a);
-    const back = place => { const value = a + (place - from) / part; return log ? 10 ** value : value; };
-    return { log, low, high, at: value => from + (on(value) - a) * part, back };
-  }
-
-  function linearTicks(low, high, most) {
-    const raw = (high - low) / Math.max(most, 1), power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].find(factor => factor * power >= raw * 0.999) * power;
-    const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
-    return Array.from({ length: Math.max(0, last - first + 1) }, (_, at) => (first + at) * step);
-  }
-
-  function logTicks(low, high, most) {
-    const decades = Math.log10(high / low);
-    const factors = decades > 4 ? [1] : decades > 1.5 ? [1, 2, 5] : [1, 2, 3, 5, 7];
-    const found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
-      for (const factor of factors) found.push(factor * 10 ** power);
-    const inside = found.filter(value => value >= low * 0.999 && value <= high * 1.001);
-    if (inside.length < 2) return linearTicks(low, high, most);
-    const every = Math.ceil(inside.length / Math.max(most, 2));
-    return inside.filter((_, at) => at % every === 0);
-  }
-
-  function label(value) {
-    const size = Math.abs(value);
-    if (size && (size >= 1e6 || size < 1e-3)) return minus(value.toExponential(1).replace(".0e", "e").replace("e+", "e"));
-    return minus(String(Number(value.toPrecision(6))));
-  }
-
-  // The range that shows every point of the traces, along "x" or "y".
-  function extent(traces, axis, key, margin = 0.04) {
-    const values = [];
-    for (const trace of traces) {
-      const half = key === "x" && trace.type === "bar" ? (trace.width || trace.unit) / 2 : 0;
-      for (const value of trace[key] || []) if (finite(value)) values.push(value - half, value + half);
-      if (key === "y" && trace.type === "bar") values.push(0);
-    }
-    const log = axis.type === "log", kept = log ? values.filter(value => value > 0) : values;
-    if (!kept.length) return log ? [1, 10] : [0, 1];
-    let low = Math.min(...kept), high = Math.max(...kept);
-    if (log) return low === high ? [low / 2, high * 2] : [low / (high / low) ** margin, high * (high / low) ** margin];
-    if (axis.rangemode === "tozero") { low = Math.min(0, low); high = Math.max(0, high); }
-    const pad = margin && (low === high ? Math.abs(low) * 0.1 || 1 : margin * (high - low));
-    const zero = axis.rangemode === "tozero";
-    return [zero && low === 0 ? 0 : low - pad, zero && high === 0 ? 0 : high + pad];
-  }
-
-  const opening = axis => axis.range && (axis.type === "log" ? axis.range.map(power => 10 ** power) : [...axis.range]);
 
   // Bars without a width of their own stand side by side.
   function arranged(data) {
@@ -99,66 +17,6 @@ const Chart = (() => {
       trace.shift = (at - (groups.length - 1) / 2) * trace.bar;
     });
     return traces;
-  }
-
-  // Marks
-
-  const polygon = (num, size, turn, inner = 1) => Array.from({ length: inner === 1 ? num : 2 * num }, (_, at) => {
-    const angle = (at / (inner === 1 ? num : 2 * num)) * 2 * Math.PI + turn, radius = at % 2 && inner !== 1 ? size * inner : size;
-    return `${at ? "L" : "M"}${(radius * Math.sin(angle)).toFixed(2)} ${(-radius * Math.cos(angle)).toFixed(2)}`;
-  }).join("") + "Z";
-  const arms = (size, turn) => [0, 1].map(at => {
-    const angle = turn + (at * Math.PI) / 2, x = size * Math.cos(angle), y = size * Math.sin(angle);
-    return `M${-x} ${-y}L${x} ${y}`;
-  }).join("");
-  const SHAPES = {
-    circle: size => `M${-size} 0A${size} ${size} 0 1 0 ${size} 0A${size} ${size} 0 1 0 ${-size} 0Z`,
-    square: size => `M${-size} ${-size}H${size}V${size}H${-size}Z`,
-    diamond: size => polygon(4, size * 1.3, 0),
-    "triangle-up": size => polygon(3, size * 1.3, 0),
-    "triangle-down": size => polygon(3, size * 1.3, Math.PI),
-    pentagon: size => polygon(5, size * 1.15, 0),
-    star: size => polygon(5, size * 1.4, 0, 0.45),
-    cross: size => arms(size * 1.2, 0),
-    x: size => arms(size * 1.3, Math.PI / 4),
-  };
-
-  function mark(parent, marker, x, y) {
-    const symbol = marker?.symbol || "circle", name = symbol.replace("-open", "");
-    const stroked = symbol.endsWith("-open") || name === "cross" || name === "x";
-    make("path", {
-      d: (SHAPES[name] || SHAPES.circle)((marker?.size || 7) / 2), transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`,
-      fill: stroked ? "none" : marker.color, stroke: marker.color, "stroke-width": stroked ? 2 : 0,
-      "fill-opacity": marker?.opacity ?? 1, class: "mark",
-    }, parent);
-  }
-
-  function path(points, steps) {
-    let text = "", open = false, last = 0;
-    for (const [x, y] of points) {
-      if (!finite(x) || !finite(y)) { open = false; continue; }
-      if (open && steps) text += `L${x.toFixed(1)} ${last.toFixed(1)}`;
-      text += `${open ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
-      [open, last] = [true, y];
-    }
-    return text;
-  }
-
-  const colorOf = trace => trace.line?.color || trace.marker?.color || "currentColor";
-  const shows = (trace, what) => (trace.mode || "lines+markers").includes(what);
-
-  // A sample of a trace for the legend.
-  function sample(trace) {
-    const svg = make("svg", { width: 30, height: 14, "aria-hidden": "true" });
-    const color = colorOf(trace);
-    if (trace.type === "bar") make("rect", { x: 9, y: 1, width: 12, height: 12, fill: color }, svg);
-    else {
-      const dash = DASHES[trace.line?.dash] || "";
-      if (shows(trace, "lines"))
-        make("path", { d: "M1 7H29", stroke: color, "stroke-width": trace.line?.width || 2, "stroke-dasharray": dash }, svg);
-      if (shows(trace, "markers")) mark(svg, { ...trace.marker, color }, 15, 7);
-    }
-    return svg;
   }
 
   // The words about a point: its template, with the numbers in their forms.
