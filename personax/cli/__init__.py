@@ -6,7 +6,7 @@ import signal
 
 import typer
 
-from personax.cli import bench, catalog, certify, data, flower, inspect, live, live_demo, reproduce, runs
+from personax.cli import bench, catalog, certify, data, flower, inspect, live, live_demo, reproduce, runs, watch
 from personax.cli.options import GROUP_SETTINGS
 from personax.fast.compilation_cache import keep_compiled
 
@@ -63,6 +63,7 @@ for _name, _command, _examples in (
         runs.personalize,
         "Example: personax personalize runs/digits --data patient.csv --out patient.safetensors",
     ),
+    ("watch", watch.watch, "Example: personax watch runs/digits"),
     ("report", runs.report, "Example: personax report runs/digits runs/mnist --out both.html"),
     (
         "reproduce",

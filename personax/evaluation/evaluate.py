@@ -74,7 +74,7 @@ def evaluate(
         here = positions[..., begin : begin + most]
         run = _run_of(algorithm, snapshot, scoring, here, key)
         found.append(_score_clients(algorithm, task, scored, here, scoring, run, snapshot.has_seeds))
-    metrics = {name: np.concatenate([part[name] for part in found], axis=-1) for name in found[0]}
+    metrics = {name: np.concatenate([part[name] for part in found], axis=positions.ndim - 1) for name in found[0]}
     num_test = scored.test_counts if scoring.reads_test else scored.counts
     ids, at = scored.ids[positions], (snapshot.num_events, snapshot.time)
     return Evaluation(scoring, metrics, ids, num_test[positions], scored.counts[positions], *at)
@@ -366,6 +366,10 @@ def _metrics(task: Task, data: ClientData, client: ClientRows, params: Params, m
         return task.metrics(params, batch), weight.sum()
 
     found, counts = jax.lax.map(part, jnp.arange(0, max_count, _CHUNK, dtype=jnp.int32))
-    # A slice of nothing but filler may have no finite metric of its own.
-    total = lambda values: jnp.where(counts > 0, values * counts, 0).sum()
+
+    def total(values: Array) -> Array:
+        along = counts.reshape(counts.shape + (1,) * (values.ndim - 1))
+        # A slice of nothing but filler may have no finite metric of its own.
+        return jnp.where(along > 0, values * along, 0).sum(axis=0)
+
     return {name: total(values) / counts.sum() for name, values in found.items()}

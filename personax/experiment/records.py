@@ -67,6 +67,19 @@ class AdaptationRecord:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class ClassesRecord:
+    """Each class of the schema at the end of a run, on the scored samples of all clients together: [classes][seeds].
+
+    `recall` is the share of its samples that were recognized, `precision` the share of its predictions that were right;
+    NaN without samples or predictions.
+    """
+
+    num_samples: list[int]  # of each class, for the first seed that did not diverge
+    recall: list[Numbers]
+    precision: list[Numbers]
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class ScoreRecord:
     """One scoring applied to one algorithm, from the first evaluation to the last.
 
@@ -81,6 +94,7 @@ class ScoreRecord:
     evaluations: list[EvaluationRecord]
     best: dict[str, BestRecord]
     newcomers: AdaptationRecord | None = None
+    classes: ClassesRecord | None = None  # of a classification
 
 
 @dataclass(frozen=True, config=_KNOWN)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from personax.algorithms import Algorithm
 from personax.data.locks import taking_turns
+from personax.evaluation.classes import count_classes
 from personax.evaluation.evaluate import adaptation_curve, evaluate
 from personax.evaluation.scores import Evaluation, is_share, show
 from personax.experiment import checkpoint
@@ -25,7 +26,14 @@ from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.divergence import diverged_seeds, divergence_records, masked, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
 from personax.experiment.provenance import Provenance, digest_data, provenance_of
-from personax.experiment.records import AdaptationRecord, BoundRecord, EvaluationRecord, RunRecord, read_results
+from personax.experiment.records import (
+    AdaptationRecord,
+    BoundRecord,
+    ClassesRecord,
+    EvaluationRecord,
+    RunRecord,
+    read_results,
+)
 from personax.experiment.results import (
     AlgorithmResult,
     algorithm_record,
@@ -39,6 +47,7 @@ from personax.experiment.standing import finished, forget, owning, refuse_lost
 from personax.experiment.summaries import (
     activity_of,
     adaptation_record,
+    classes_record,
     data_citations,
     evaluation_record,
     federation_record,
@@ -394,6 +403,7 @@ def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
     algorithm, schedule = training.algorithm, work.runs[training.name].schedules[0]
     num_events, diverged = int(np.max(result.snapshot.num_events)), session.diverged(result.snapshot)
     curves = {score: _newcomers(config, plan, training, score, result) for score in training.scorings}
+    classes = {score: _classes(plan, session, score, result) for score in training.scorings}
     bound = None if session.convergence is None else _bound(session, schedule, result)
     session.spend("evaluate")
     scorings = training.scorings.items()
@@ -408,7 +418,8 @@ def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
         num_dropped=np.atleast_1d(result.num_dropped).tolist(),
         num_skipped=np.atleast_1d(result.num_skipped).tolist(),
         scores=[
-            score_record(score, scoring, session.history[score], curves[score], diverged) for score, scoring in scorings
+            score_record(score, scoring, session.history[score], curves[score], diverged, classes[score])
+            for score, scoring in scorings
         ],
         staleness=staleness_of(algorithm, schedule),
         active=activity_of(schedule),
@@ -453,6 +464,16 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
     run = (training.algorithm, plan.task, plan.federation, result)
     curve = adaptation_curve(*run, scoring, steps, key=plan.keys)
     return adaptation_record(scoring, {num: found.without_seeds(diverged) for num, found in curve.items()})
+
+
+def _classes(plan: Study, session: _Session, score: str, result: Result) -> ClassesRecord | None:
+    """The results of each class; None where there are no classes or tests to count, or all seeds diverged."""
+    scoring, diverged = session.training.scorings[score], session.diverged(result.snapshot)
+    counted = "accuracy" in session.history[score][-1].mean and scoring.score_on == "test"
+    if not (plan.federation.schema.classes and counted) or session.has_ended(result.snapshot):
+        return None
+    run = (session.training.algorithm, plan.task, plan.federation, result)
+    return classes_record(count_classes(*run, scoring, key=plan.keys), diverged)
 
 
 def _append_metrics(folder: Folder, algorithm: str, histories: dict[str, list[EvaluationRecord]]) -> None:

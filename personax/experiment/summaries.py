@@ -12,12 +12,14 @@ import numpy as np
 
 from personax.algorithms import Algorithm
 from personax.data.federation import Federation
+from personax.evaluation.classes import ClassCounts
 from personax.evaluation.scores import Evaluation, best_evaluations, interval
 from personax.evaluation.scoring import Scoring
 from personax.experiment.config import Config
 from personax.experiment.records import (
     AdaptationRecord,
     BestRecord,
+    ClassesRecord,
     EvaluationRecord,
     FederationRecord,
     ScoreRecord,
@@ -79,6 +81,7 @@ def score_record(
     history: list[EvaluationRecord],
     newcomers: AdaptationRecord | None,
     diverged: Sequence[int] = (),
+    classes: ClassesRecord | None = None,
 ) -> ScoreRecord:
     """All evaluations under one scoring, the best of each metric beside the last.
 
@@ -92,7 +95,16 @@ def score_record(
         at = best_evaluations(means, metric)
         of_seeds = means[at, np.arange(means.shape[1])]
         best[metric] = BestRecord(interval(of_seeds), [history[position].round for position in at])
-    return ScoreRecord(name, to_dict(scoring), scoring.describe(), scoring.flag, history, best, newcomers)
+    described = (name, to_dict(scoring), scoring.describe(), scoring.flag)
+    return ScoreRecord(*described, history, best, newcomers, classes)
+
+
+def classes_record(counts: ClassCounts, diverged: Sequence[int]) -> ClassesRecord:
+    """Record the results of each class; seeds that diverged have NaN."""
+    lost = np.isin(np.arange(len(counts.hits)), diverged)
+    of_seeds = lambda shares: [_numbers(shares_of) for shares_of in np.where(lost[:, None], np.nan, shares).T]
+    num_samples = counts.actual[np.argmin(lost)].astype(int).tolist()
+    return ClassesRecord(num_samples, of_seeds(counts.recall), of_seeds(counts.precision))
 
 
 def adaptation_record(scoring: Scoring, curve: dict[int, Evaluation]) -> AdaptationRecord:

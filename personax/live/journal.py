@@ -19,6 +19,7 @@ from typing import Any
 from personax.live.messages import ALIGNMENT, Buffers, Content, checksum, checksum_of
 
 logger = logging.getLogger("personax.live")
+JOURNAL = "journal.jsonl"
 _HEAD = struct.Struct(f"<Q{ALIGNMENT - 8}x")  # the number of the record that led to the state
 Record = dict[str, Any]  # one thing that happened; `number` counts those of a run from 1
 
@@ -30,7 +31,7 @@ class Journal:
         if (folder / "log").exists():
             what = f"{folder} must be a run of this version of personax, got one of an older"
             raise ValueError(f"{what}. Finish it with that, or start in another folder.")
-        self.lines, self.sync = folder / "journal.jsonl", sync
+        self.lines, self.sync = folder / JOURNAL, sync
         self.places = [folder / "state" / name for name in ("0", "1")]
         self.places[0].parent.mkdir(parents=True, exist_ok=True)
         self.last = self.end = self.turn = 0  # the last record, where the lines end, which state to write over
@@ -103,7 +104,7 @@ class Journal:
 
 def read_lines(folder: Path) -> list[Record]:
     """The journal of a run folder."""
-    with (folder / "journal.jsonl").open("rb") as file:
+    with (folder / JOURNAL).open("rb") as file:
         return [json.loads(line) for line in file if line.endswith(b"\n")]
 
 

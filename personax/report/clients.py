@@ -37,15 +37,15 @@ class Clients:
             return None
         return self.rows[column].to_numpy()
 
-    def sorted(self, metric: str) -> Sorted | None:
-        """Each client's mean over seeds, in ascending order."""
+    def sorted(self, metric: str, most: int = MOST_POINTS) -> Sorted | None:
+        """Each client's mean over seeds, in ascending order, as at most this many points."""
         values = self.numbers(metric)
         if values is None:
             return None
         here = np.flatnonzero(self._has_numbers(metric))
-        return self._sorted(here, values[here])
+        return self._sorted(here, values[here], most)
 
-    def sorted_change(self, other: "Clients", metric: str) -> Sorted | None:
+    def sorted_change(self, other: "Clients", metric: str, most: int = MOST_POINTS) -> Sorted | None:
         """Each client's mean difference to another score over the seeds that both have, in ascending order."""
         mine, theirs = self.numbers(metric), other.numbers(metric)
         if mine is None or theirs is None:
@@ -53,7 +53,7 @@ class Clients:
         _, here, there = np.intersect1d(self._keys(), other._keys(), assume_unique=True, return_indices=True)
         both = self._has_numbers(metric)[here] & other._has_numbers(metric)[there]
         here, there = here[both], there[both]
-        return self._sorted(here, mine[here] - theirs[there]) if len(here) else None
+        return self._sorted(here, mine[here] - theirs[there], most) if len(here) else None
 
     def _has_numbers(self, metric: str) -> np.ndarray:
         """True for the rows whose seed did not diverge."""
@@ -63,13 +63,13 @@ class Clients:
         """One complex number for each pair of a client and a seed."""
         return self.rows["client"].to_numpy() + 1j * self.rows["seed"].to_numpy()
 
-    def _sorted(self, rows: np.ndarray, values: np.ndarray) -> Sorted:
+    def _sorted(self, rows: np.ndarray, values: np.ndarray, most: int) -> Sorted:
         """Average over the rows of each client and sort; NaN comes last."""
         client = self.rows["client"].to_numpy()[rows]
         _, first, place = np.unique(client, return_index=True, return_inverse=True)
         means = np.bincount(place, values) / np.bincount(place)
         order = np.argsort(means, kind="stable")
-        kept = thinned(len(order))
+        kept = thinned(len(order), most)
         names = self.rows["name"].take(pa.array(rows[first[order[kept]]])).to_pylist()
         shares = float(np.mean(means < 0)), float(np.mean(means > 0))
         return Sorted(100 * (kept + 1) / len(order), means[order[kept]], names, *shares)

@@ -3,24 +3,34 @@
 The templates in `templates/` escape every value; what a page holds is therefore text, never markup.
 """
 
+import base64
+import csv
+import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
 
+from personax.experiment.folders import readable_slug
+from personax.report.alternatives import HEADS, numbers_of, sentence
 from personax.report.figures import Figure
 from personax.report.runs import GREYS, PALETTE
 
+FORMULA = ("=", "+", "-", "@", "\t")  # how a text begins that a spreadsheet would run
+SCRIPTS = ("numbers.js", "marks.js", "chart.js", "page.js")
+FOLDER = Path(__file__).with_name("templates")
 TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    loader=FileSystemLoader(FOLDER),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters["file_name"] = readable_slug
 
 
 class Swatch(NamedTuple):
@@ -34,7 +44,7 @@ class Swatch(NamedTuple):
 class TableCell(NamedTuple):
     """A cell of a table: its text, a class of the style sheet, small lines below it, a warning.
 
-    `mark` is "better" or "worse" where that is certain.
+    `mark` is "better" or "worse" where that is certain; `share` is drawn as a bar.
     """
 
     text: str
@@ -43,6 +53,7 @@ class TableCell(NamedTuple):
     flag: str = ""
     mark: str = ""
     swatch: Swatch | None = None
+    share: float | None = None
 
 
 class Row(NamedTuple):
@@ -61,13 +72,31 @@ class Group(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table; `over` are titles above its columns, but for the first two and the last, each with its width."""
+    """A table; `over` are titles above its columns, but for the first two and the last, each with its width.
+
+    `data` is what its CSV has, with a row of titles first: by default the texts of the cells.
+    """
 
     caption: str
     heads: Sequence[TableCell]
     groups: Sequence[Group]
     over: Sequence[tuple[str, int]] = ()
+    data: Sequence[Sequence[object]] = ()
     macro = "table"
+
+    @property
+    def csv(self) -> str:
+        """The address of the table as CSV: the text itself, so that a page needs no other file."""
+        return f"data:text/csv;charset=utf-8,{quote(csv_of(self.data or self._texts()))}"
+
+    def _texts(self) -> list[list[str]]:
+        rows = [[_flat(cell) for cell in (row.name, *row.cells)] for group in self.groups for row in group.rows]
+        titles = [group.title for group in self.groups for _ in group.rows]
+        heads = [_flat(head) for head in self.heads]
+        if not any(titles):
+            return [heads, *rows]
+        named = ((_flat(title) if title else "", row) for title, row in zip(titles, rows, strict=True))
+        return [["", *heads], *([title, *row] for title, row in named)]
 
 
 class Facts(NamedTuple):
@@ -139,12 +168,40 @@ class PageSection(NamedTuple):
     figures: Sequence[Figure] = ()
 
 
-def document(name: str, about: Block, sections: Sequence[PageSection], source: str) -> str:
-    """The HTML of a page."""
+def document(name: str, about: Block, sections: Sequence[PageSection], source: str, follow: float = 0) -> str:
+    """The HTML of a page; one with `follow` asks its server for new numbers, at intervals of `follow` seconds."""
     drawn = [figure for section in sections for figure in section.figures]
+    script = "".join((FOLDER / part).read_text(encoding="utf-8") for part in SCRIPTS)
     page = TEMPLATES.get_template("page.html.jinja")
-    values = {"name": name, "about": about, "sections": sections, "source": source}
-    return page.render(values, figures=_as_json(drawn), plotly=get_plotlyjs())
+    values = {"name": name, "about": about, "sections": sections, "source": source, "follow": follow}
+    numbers = {figure.name: numbers_table(figure) for figure in drawn}
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return page.render(values, numbers=numbers, alt_of=alt_of, figures=_as_json(drawn), script=script, digest=digest)
+
+
+def alt_of(figure: Figure) -> str:
+    """The words for those who cannot see a figure: what it shows, and how it ends."""
+    return f"{figure.alt} {sentence(figure.views[0])}".strip()
+
+
+def numbers_table(figure: Figure) -> Table:
+    """The numbers of a figure's first view: its text alternative."""
+    found = numbers_of(figure.views[0])
+    rows = [Row(TableCell(first), [TableCell(cell) for cell in rest]) for first, *rest in found.rows]
+    return table(found.caption, HEADS, rows)
+
+
+def csv_of(rows: Sequence[Sequence[object]]) -> str:
+    """Rows as CSV. A text that a spreadsheet would run gets an apostrophe before it."""
+    file = io.StringIO()
+    quoted = lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+    csv.writer(file).writerows([[quoted(cell) for cell in row] for row in rows])
+    return file.getvalue()
+
+
+def _flat(cell: TableCell) -> str:
+    """The text of a cell with what is below it."""
+    return "; ".join(part for part in (cell.text, *cell.small, cell.flag) if part).replace("\xa0", " ")
 
 
 def bullets(lines: Sequence[str]) -> Bullets:
@@ -159,6 +216,7 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Row], kind: str = "
 
 def _as_json(drawn: Sequence[Figure]) -> str:
     """The figures for the script; no character in it can end its element."""
-    described = [{"name": f.name, "views": [view.to_plotly_json() for view in f.views]} for f in drawn]
-    content = {"figures": described, "colours": [*PALETTE, *GREYS.values()]}
+    view = lambda one: {**one.to_plotly_json(), "numbers": numbers_of(one)._asdict()}
+    described = [{"name": figure.name, "views": [view(one) for one in figure.views]} for figure in drawn]
+    content = {"figures": described, "colors": [*PALETTE, *GREYS.values()]}
     return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

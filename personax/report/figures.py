@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import unescape
 from itertools import pairwise, product
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import plotly.graph_objects as go
 
 from personax.evaluation.scores import higher_is_better
-from personax.experiment.records import EvaluationRecord
-from personax.report.clients import Sorted, thinned
-from personax.report.runs import ReportedRun, Score, algorithm_labels
-from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, steps, thin_line
+from personax.experiment.records import EvaluationRecord, ScoreRecord
+from personax.report.clients import MOST_POINTS, Clients, Sorted, thinned
+from personax.report.focus import focus, is_logarithmic
+from personax.report.runs import Look, ReportedRun, Score, algorithm_labels
+from personax.report.traces import band_and_line, bars, figure, signed_bars, sorted_line, spread_lines, steps, thin_line
 from personax.report.words import ROLES, is_share
 
 AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
@@ -19,13 +22,18 @@ AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
     "virtual time": ("virtual time", lambda e: float(np.mean(e.time))),
     "seconds": ("wall-clock seconds", lambda e: e.seconds),
 }
+WHY_LOGARITHMIC = "The time is logarithmic, and begins after 0, where some runs end much earlier than others."
 MOST_BARS = 40
+LEAST_POINTS, ALL_POINTS = 60, 2400  # of one score, and about those of all scores together in a figure of clients
 IN_ORDER, IN_FULL = "share of clients, %", [-1, 101]
 
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A figure with its words. `choices` are what its selectors offer, `views` one for each combination of them."""
+    """A figure with its words. `choices` are what its selectors offer, `views` one for each combination of them.
+
+    `alt` names what is drawn, for those who cannot see it; the page adds the numbers.
+    """
 
     name: str
     title: str
@@ -35,34 +43,83 @@ class Figure:
     choices: dict[str, list[str]] = field(default_factory=dict)
 
 
-def learning_curves(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
-    """Means over clients along the runs, with bands over seeds."""
-    views = []
-    for metric, (title, at) in product(metrics, AXES.values()):
-        traces = []
-        for score in scores:
-            texts = [e for e in score.record.evaluations if metric in e.mean]
-            texts = [texts[i] for i in thinned(len(texts))]
-            x, y = [at(e) for e in texts], [e.mean[metric] for e in texts]
-            traces += band_and_line(score.look, score.label, x, y, metric) if texts else []
-        views.append(figure(traces, title, f"mean {metric}{_percent(metric)}"))
+class Drawn(Protocol):
+    """The facts of a score that its curves need: a run that has not ended has no more."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def look(self) -> Look: ...
+    @property
+    def record(self) -> ScoreRecord: ...
+    @property
+    def clients(self) -> Clients | None: ...
+    @property
+    def diverged(self) -> str: ...
+
+
+class CurveView(NamedTuple):
+    """Curves of one metric against one axis; `outside` are those outside the part that it opens at, if it does."""
+
+    drawn: go.Figure
+    outside: list[str] | None
+    logarithmic: bool
+
+
+def learning_curves(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
+    """Means over clients along the runs, with bands over seeds; they open at the part where methods differ."""
+    views = [_curves(scores, metric, axis) for metric, axis in product(metrics, AXES)]
     words = (
         "Mean over clients. Lines are means over seeds, bands their 95 % t-intervals; one seed has no band. Rounds of "
         "asynchronous algorithms are updates divided by the cohort's size. Virtual time is the simulated clock, "
         "averaged over seeds. Wall-clock seconds are those of all seeds together, compilation left out."
     )
+    if any(view.logarithmic for view in views):
+        words += f" {WHY_LOGARITHMIC}"
+    if any(view.outside is not None for view in views):
+        words += " The figure opens at the last third of the curves, where methods differ; Show all has the rest."
+    outside = dict.fromkeys(name for view in views for name in view.outside or ())
+    if outside:
+        words += f" Far outside of that in at least one view: {', '.join(outside)}."
     if any(score.diverged for score in scores):
         words += " Seeds that diverged are left out; if all did, the line is of those that diverged last."
     alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} against rounds, virtual time or seconds."
     choices = {"metric": list(metrics), "against": list(AXES)}
-    return Figure("curves", "Learning curves", words, alt, views, choices)
+    return Figure("curves", "Learning curves", words, alt, [view.drawn for view in views], choices)
 
 
-def distribution(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
+def _curves(scores: Sequence[Drawn], metric: str, axis: str) -> CurveView:
+    """The curves of one metric."""
+    (title, at), traces = AXES[axis], []
+    for score in scores:
+        texts = [e for e in score.record.evaluations if metric in e.mean]
+        texts = [texts[i] for i in thinned(len(texts))]
+        x, y = [at(e) for e in texts], [e.mean[metric] for e in texts]
+        traces += band_and_line(score.look, score.label, x, y, metric) if texts else []
+    view = figure(traces, title, f"mean {metric}{_percent(metric)}")
+    lines = [trace for trace in traces if trace.hoverinfo != "skip"]
+    found = focus(lines, metric)
+    if found is not None:
+        view.update_yaxes(range=[found.low, found.high])
+    logarithmic = axis != "rounds" and _shorten(view, lines)
+    return CurveView(view, None if found is None else [unescape(name) for name in found.outside], logarithmic)
+
+
+def _shorten(view: go.Figure, lines: Sequence[Any]) -> bool:
+    """Make the time axis logarithmic if it would otherwise hide short runs, such as asynchronous ones."""
+    logarithmic = is_logarithmic([line.x[-1] or 0.0 for line in lines])
+    if logarithmic:
+        layout: Any = view.layout
+        view.update_xaxes(type="log", title={"text": f"{layout.xaxis.title.text}, logarithmic"})
+    return logarithmic
+
+
+def distribution(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
     """The numbers of single clients, sorted."""
     views = []
     for metric in metrics:
-        found = [(score, score.clients.sorted(metric)) for score in scores]
+        having = ((score, score.clients) for score in scores)
+        found = [(score, clients.sorted(metric, _points(scores))) for score, clients in having if clients is not None]
         traces = [sorted_line(score.look, score.label, numbers, metric) for score, numbers in found if numbers]
         views.append(figure(traces, IN_ORDER, f"{metric}{_percent(metric)}").update_xaxes(range=IN_FULL))
     words = (
@@ -71,6 +128,22 @@ def distribution(scores: Sequence[Score], metrics: Sequence[str]) -> Figure:
     )
     alt = f"Sorted {metrics[0]} of every client, one curve for each of {_many(scores)}."
     return Figure("clients", "How clients differ", words, alt, views, {"metric": list(metrics)})
+
+
+def deciles(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
+    """The spread of the clients along the runs, one score at a time."""
+    views = []
+    for metric, score in product(metrics, scores):
+        found = [one for one in score.record.evaluations if metric in one.mean]
+        found = [found[i] for i in thinned(len(found))]
+        ends = {"mean": "mean", "worst tenth": "worst_decile", "best tenth": "best_decile"}
+        numbers = {name: [getattr(one, end)[metric] for one in found] for name, end in ends.items()}
+        traces = spread_lines(score.look, score.label, [one.round for one in found], numbers, metric) if found else []
+        views.append(figure(traces, "round", f"{metric}{_percent(metric)}"))
+    words = "The mean over clients, and the means of the tenth of the clients at either end; averaged over seeds."
+    alt = f"The mean, the worst and the best tenth of the clients against rounds, for {_many(scores)}."
+    choices = {"metric": list(metrics), "score": [score.label for score in scores]}
+    return Figure("deciles", "How far apart clients are", words, alt, views, choices)
 
 
 def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
@@ -147,8 +220,10 @@ def activity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[F
         if active.get("time"):
             alike.setdefault((*active["time"], *active["share"]), []).append((label, score))
     if alike:
-        view = figure(map(_active, alike.values()), "virtual time", "active clients, %", rangemode="tozero")
+        lines = list(map(_active, alike.values()))
+        view = figure(lines, "virtual time", "active clients, %", rangemode="tozero")
         words = "The share of clients at work along the run; first seed. Algorithms on one schedule share a line."
+        words += f" {WHY_LOGARITHMIC}" if _shorten(view, lines) else ""
         yield Figure("active", "Active clients", words, "Share of active clients against virtual time.", [view])
 
 
@@ -228,7 +303,14 @@ def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
 def _change(score: Score, role: str, scores: Sequence[Score], metric: str) -> Sorted | None:
     """The change of a score's clients against a baseline of the same run, if both score the same clients."""
     other = next((s for s in scores if s.run is score.run and s.role == role and s.group == score.group), None)
-    return None if other is None or other is score else score.clients.sorted_change(other.clients, metric)
+    return (
+        None if other is None or other is score else score.clients.sorted_change(other.clients, metric, _points(scores))
+    )
+
+
+def _points(scores: Sequence[Drawn]) -> int:
+    """The number of clients that are drawn of each score: fewer of many scores, which keeps a page small."""
+    return min(MOST_POINTS, max(LEAST_POINTS, ALL_POINTS // len(scores)))
 
 
 def _of_algorithms(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[tuple[str, Score]]:
@@ -243,5 +325,5 @@ def _percent(metric: str) -> str:
     return ", %" if is_share(metric) else ""
 
 
-def _many(scores: Sequence[Score]) -> str:
+def _many(scores: Sequence[Drawn]) -> str:
     return f"{len(scores)} score{'' if len(scores) == 1 else 's'}"

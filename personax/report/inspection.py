@@ -6,11 +6,14 @@ import plotly.graph_objects as go
 
 from personax.inspection import Inspection
 from personax.inspection.findings import Validation
-from personax.report.document import Facts, PageSection, Preformatted, Row, Table, TableCell, bullets, document, table
+from personax.report.document import Facts, Group, PageSection, Preformatted, Row, Table, TableCell, bullets, document
 from personax.report.figures import Figure
 from personax.report.runs import PALETTE
 from personax.report.traces import figure
 from personax.report.words import moment, number, seconds
+
+CONSTANTS = ("constant", "largest found", "error", "what")
+BIASES = ("Hessian", "share of the gradient's norm")
 
 
 def render(found: Inspection) -> str:
@@ -30,10 +33,10 @@ def render(found: Inspection) -> str:
         PageSection(
             "limits",
             "What the theorems allow",
-            [_table(("setting", "value", "rule", "why"), limits), bullets(found.unusable)],
+            [_table("Limits of the settings", ("setting", "value", "rule", "why"), limits), bullets(found.unusable)],
         ),
-        PageSection("constants", "Constants", [_table(("constant", "largest found", "error", "what"), constants)]),
-        PageSection("estimators", "Bias of the meta gradient", [_table(("Hessian", "share of its norm"), biases)]),
+        PageSection("constants", "Constants", [_table("Constants of the clients' losses", CONSTANTS, constants)]),
+        PageSection("estimators", "Bias of the meta gradient", [_table("Bias by Hessian", BIASES, biases)]),
         PageSection("federation", "The federation", [Preformatted(found.federation)]),
     ]
     facts = {
@@ -51,7 +54,7 @@ def _validation(found: Validation | None) -> list[PageSection]:
     if found is None:
         return []
     rows = [(run.algorithm, run.source, number(run.score, found.metric), _listed(run.options)) for run in found.runs]
-    table = _table(("algorithm", "from", f"{found.metric} on validation data", "options"), rows)
+    table = _table("Short runs", ("algorithm", "from", f"{found.metric} on validation data", "options"), rows)
     return [PageSection("validation", found.title, [table])]
 
 
@@ -75,5 +78,9 @@ def _clients(found: Inspection) -> Figure:
     return Figure("mixes", "Clients", words, words, [figure([dots], along, "best mixing weight")])
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return table("", heads, [Row(TableCell(first), [TableCell(one) for one in rest]) for first, *rest in rows])
+def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose last column is words, if it has several."""
+    kinds = ["", *[""] * (len(heads) - 2), "text" if len(heads) > 2 else ""]
+    cells = [[TableCell(one, kind) for one, kind in zip(row, kinds, strict=True)] for row in rows]
+    titles = [TableCell(one, kind) for one, kind in zip(heads, kinds, strict=True)]
+    return Table(caption, titles, [Group([Row(first, rest) for first, *rest in cells])])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from personax.experiment.divergence import warnings
-from personax.report import figures, tables
+from personax.report import classes, figures, tables, tuning
 from personax.report.document import (
     Block,
     Bullets,
@@ -17,6 +17,7 @@ from personax.report.document import (
 )
 from personax.report.figures import Figure
 from personax.report.runs import ReportedRun, Score, algorithm_labels, scores_of
+from personax.report.steps import steps
 from personax.report.words import facts, verdict
 
 
@@ -41,10 +42,17 @@ def _sections(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Seq
             yield PageSection(anchor, title, figures=found)
 
     yield PageSection("results", "Results", list(_results(runs, scores, metrics)))
+    yield PageSection("next", "Next steps", [steps(runs, scores)])
+    tuned = list(tuning.blocks(runs))
+    if tuned:
+        yield PageSection("tuning", "Tuning", tuned, list(tuning.figures(runs, scores)))
     yield from drawn("curves", "Learning curves", figures.learning_curves(scores, metrics))
     yield from drawn(
         "clients", "Client by client", figures.distribution(scores, metrics), figures.changes(scores, metrics)
     )
+    by_class = list(classes.figures(runs, scores))
+    if by_class:
+        yield PageSection("classes", "Class by class", list(classes.tables(runs, scores)), by_class)
     yield from drawn("mixing", "Mixing weights", *figures.mixing(runs, scores))
     yield from drawn("activity", "Staleness and activity", *figures.activity(runs, scores))
     yield from drawn("stationarity", "Stationarity", figures.stationarity(runs, scores))

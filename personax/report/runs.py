@@ -16,18 +16,19 @@ from personax.experiment.divergence import describe
 from personax.experiment.records import AlgorithmRecord, RunRecord, ScoreRecord, read_results
 from personax.report.clients import Clients
 
-# Told apart under the common colour blindnesses; the second of a pair is for dark pages.
+# Distinguishable in normal vision and with the common forms of color blindness, also from the two grays
+# (tests/report/test_colors.py). The second of a pair is for dark pages.
 PALETTE = (
-    ("#0072b2", "#4fa8e0"),
-    ("#d55e00", "#f0813a"),
-    ("#009e73", "#2fbf95"),
-    ("#b8589a", "#d98fc0"),
-    ("#b07a00", "#e6ac2e"),
-    ("#3a9fd6", "#8cd0f5"),
-    ("#882255", "#c76a98"),
-    ("#7f7f1f", "#b9b950"),
+    ("#0b62c4", "#5aa9ff"),
+    ("#d1570a", "#ff8b3d"),
+    ("#b1274e", "#ff3b89"),
+    ("#769d76", "#89ebb1"),
+    ("#623b62", "#894ed8"),
+    ("#009dd8", "#008976"),
+    ("#143b00", "#627600"),
+    ("#140089", "#ffff4e"),
 )
-GREYS = {"local": ("#6b7280", "#9aa3af"), "global": ("#4b5563", "#c3c9d1")}
+GREYS = {"local": ("#6b7280", "#9aa3af"), "global": ("#1c2128", "#f4f6f8")}
 DASHES = {"local": ("dash", "longdash"), "global": ("dot", "dashdot"), "": ("solid", "dashdot", "longdash")}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon", "star")
 NEEDED = ("algorithm", "score", "seed", "client", "name")
@@ -43,12 +44,14 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One run folder."""
+    """One run folder, as it was given."""
 
+    folder: Path
     label: str
     record: RunRecord
     config: str
     clients: pa.Table
+    is_live: bool  # on real machines, so that it cannot be run again
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,7 @@ def scores_of(runs: Sequence[ReportedRun]) -> list[Score]:
     ]
     num = Counter(score.name for _, _, score in found)
     in_run = Counter((run.label, score.name) for run, _, score in found)
-    looks, scores = _Looks(), []
+    looks, scores = Looks(), []
     for run, algorithm, score in found:
         name = f"{algorithm.name}: {score.name}" if in_run[run.label, score.name] > 1 else score.name
         label = f"{run.label}: {name}" if num[score.name] > in_run[run.label, score.name] else name
@@ -125,13 +128,14 @@ def algorithm_labels(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, Reporte
             yield f"{run.label}: {algorithm.name}" if num[algorithm.name] > 1 else algorithm.name, run, algorithm
 
 
-class _Looks:
+class Looks:
     """Hands out looks: greys to baselines, the palette to the others; dashes change when the colours are used up."""
 
     def __init__(self) -> None:
         self.num = {"local": count(), "global": count(), "": count()}
 
     def next(self, role: str) -> Look:
+        """The look of the next score of a role."""
         at, dashes = next(self.num[role]), DASHES[role]
         if role:
             return Look(GREYS[role][0], dashes[at % len(dashes)], f"{SYMBOLS[at % len(SYMBOLS)]}-open")
@@ -157,7 +161,7 @@ def _read(folder: Path) -> ReportedRun:
     missing = [name for name in (*NEEDED, record.headline) if name not in table.column_names]
     if missing:
         raise ValueError(f"{clients} is not what a run writes: it has no column {missing[0]!r}. Run it again.")
-    return ReportedRun(record.name, record, text, table)
+    return ReportedRun(folder, record.name, record, text, table, (folder / "live.json").exists())
 
 
 def _distinct(names: list[str], second: list[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """The tables of a report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from personax.evaluation.scores import Interval, ScoreRow, higher_is_better
 from personax.experiment.records import ScoreRecord
@@ -40,7 +42,8 @@ def headline(runs: Sequence[ReportedRun], scores: Sequence[Score], metric: str) 
         over += [(f"difference to{points}", len(roles)), ("clients better off than", len(roles))]
         titles += [ROLES[role] for role in roles] + [THAN[role] for role in roles]
     titles = ["Score", f"mean {metric}{percent.replace(' ', NO_BREAK)}", *titles, f"best round{percent}"]
-    return Table(caption, [TableCell(title) for title in titles], groups, over)
+    heads, shown = [TableCell(title) for title in titles], [score for score in scores if score.row(metric) is not None]
+    return Table(caption, heads, groups, over, _full_numbers(shown, metric))
 
 
 def notes(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Notes:
@@ -85,6 +88,23 @@ def facts(runs: Sequence[ReportedRun]) -> Table:
         for run, one in zip(runs, notes, strict=True)
     ]
     return table("The runs", ("run", *titles), rows, "text")
+
+
+def _full_numbers(scores: Sequence[Score], metric: str) -> list[Sequence[object]]:
+    """The rows of a metric with all their digits and with the ends of the intervals: for the CSV."""
+    found = [(score.run.label, score.row(metric)) for score in scores]
+    rows = [{"run": label, **_flattened(asdict(row))} for label, row in found if row is not None]
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    return [titles, *([row.get(title) for title in titles] for row in rows)]
+
+
+def _flattened(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the parts of its intervals side by side: `mean`, `mean_low`, `mean_high`, `mean_num_seeds`, ..."""
+    flat = {}
+    for name, value in row.items():
+        parts = value if isinstance(value, dict) else {"mean": value}
+        flat |= {name if part == "mean" else f"{name}_{part}": number for part, number in parts.items()}
+    return flat
 
 
 def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool) -> Row:

@@ -14,6 +14,7 @@ from personax.report.runs import GREYS, PALETTE, Look
 from personax.report.words import is_share, unit
 
 BAND = "26"  # the alpha of a band, in hexadecimal
+SPREAD = (("solid", 2), ("dot", 1), ("dash", 1))  # the lines of a mean, and of the two ends
 LONGEST = 34  # characters of a name in a legend
 
 
@@ -78,6 +79,23 @@ def thin_line(look: Look, label: str, x: Sequence[float], y: Sequence[float], da
     )
 
 
+def spread_lines(look: Look, label: str, x: Sequence[float], ends: dict[str, list], metric: str) -> list[go.Scatter]:
+    """A number and its extremes along a run: `ends` are names and, at each x, the numbers of the seeds."""
+    hover, traces = _hover(f"{_form(metric)}{unit(metric)} at %{{x:.4~g}}"), []
+    for (name, of_seeds), (dash, width) in zip(ends.items(), SPREAD, strict=True):
+        means = [interval(_finite(seeds)).mean for seeds in of_seeds]
+        line = {"color": look.colour, "dash": dash, "width": width}
+        shown, y = text(f"{name}: {label}"), tidy(_scale(metric) * np.array(means))
+        traces.append(go.Scatter(x=tidy(x), y=y, name=shown, mode="lines", line=line, hovertemplate=hover))
+    return traces
+
+
+def _finite(of_seeds: Sequence[float]) -> np.ndarray:
+    """The numbers of the seeds that have not diverged; NaN without any."""
+    seeds = np.asarray(of_seeds, float)
+    return seeds[np.isfinite(seeds)] if np.isfinite(seeds).any() else np.full(1, np.nan)
+
+
 def sorted_line(look: Look, label: str, clients: Sorted, metric: str) -> go.Scatter:
     """The numbers of clients in order."""
     return go.Scatter(
@@ -89,6 +107,19 @@ def sorted_line(look: Look, label: str, clients: Sorted, metric: str) -> go.Scat
         marker={"symbol": look.symbol, "size": 7, "maxdisplayed": 8},
         customdata=[text(name) for name in clients.names],
         hovertemplate=_hover(f"{_form(metric)}{unit(metric)}, %{{customdata}}"),
+    )
+
+
+def dots(look: Look, label: str, at: Sequence[tuple[float, float]], hover: str, texts: Sequence[str]) -> go.Scatter:
+    """Points without a line; `texts` describe them."""
+    return go.Scatter(
+        x=tidy([x for x, _ in at]),
+        y=tidy([y for _, y in at]),
+        name=text(label),
+        mode="markers",
+        marker={"color": look.colour, "symbol": look.symbol, "size": 9},
+        customdata=[escape(one) for one in texts],
+        hovertemplate=_hover(hover),
     )
 
 

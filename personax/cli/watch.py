@@ -1,0 +1,34 @@
+"""The command `watch`: a page that follows a run while it trains."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from personax.cli.errors import plain_errors
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, simulated or live.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="By default any free one.")] = 0,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds from one update of the page to the next.")] = 2.0,
+) -> None:
+    """Follow a run in a browser on this machine: progress, curves and clients, while it trains."""
+    with plain_errors():
+        from personax.report.following import read_simulated, render
+        from personax.report.serving import HOST, page_server
+
+        read = lambda: read_simulated(run)
+        if (run / "live.json").exists():
+            from personax.live.following import Follower
+
+            read = Follower(run).read
+        read()  # an error now and not in the browser
+        try:
+            server = page_server(lambda: render(read(), every), port)
+        except OSError as error:
+            raise ValueError(f"Port {port} cannot be used: {error.strerror}. Choose another with --port.") from None
+        typer.echo(f"Following {run} at http://{HOST}:{server.server_address[1]}/ (Ctrl-C ends)")
+        with contextlib.suppress(KeyboardInterrupt), server:
+            server.serve_forever()
