@@ -5,6 +5,8 @@ Namespaces hold the names that mean little on their own: `px.curvature.exact`, `
 `px.values` are for people who extend the library (docs/extending.md).
 """
 
+from typing import Any
+
 from personax import curvature, theory, values
 from personax.algorithms import (
     Algorithm,
@@ -150,3 +152,12 @@ __all__ = [
     "value",
     "values",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what most programs do not need, and what takes a while to import, when it is first used."""
+    if name == "load":
+        from personax.experiment.loading import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

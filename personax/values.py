@@ -245,6 +245,19 @@ def imported(path: str, where: str) -> Any:
         raise ConfigError(f"`{where}`: cannot import {path!r}: {type(error).__name__}: {error}") from error
 
 
+class NotInstalled(ModuleNotFoundError):
+    """An optional dependency that is not installed; the message has the command that installs it."""
+
+
+def optional_import(module: str, what: str, extra: str) -> Any:
+    """Import a module of an extra when `what` first needs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        message = f'{what} needs {module}, which is not installed. Run `pip install "personax[{extra}]"`.'
+        raise NotInstalled(message, name=error.name) from error
+
+
 def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The named parameters of a function or class with their annotations evaluated.
 
