@@ -45,12 +45,13 @@ def export(
     algorithm: Algorithm = None,
     client: Client = None,
     score: Score = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="In each call. By default any number.")] = None,
     allow_imports: AllowImports = False,
 ) -> None:
     """Write a trained model as StableHLO, which JAX runs without personax."""
     with plain_errors():
         model = _load(source, algorithm, client, score, allow_imports)
-        place = model.export(path)
+        place = model.export(path, num_samples=num_samples)
         typer.echo(f"{model.title}: the model is in {place}, and how to call it in {place}.json")
 
 

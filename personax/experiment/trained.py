@@ -80,30 +80,39 @@ class TrainedModel:
         compute = lambda begin: _outputs(self.network.apply, self.params, rows[begin : begin + _SLICE])
         return np.concatenate([np.asarray(compute(begin)) for begin in range(0, len(rows), _SLICE)])
 
-    def export(self, path: Path | str, platforms: Sequence[str] = PLATFORMS) -> Path:
+    def export(self, path: Path | str, *, num_samples: int | None = None, platforms: Sequence[str] = PLATFORMS) -> Path:
         """Write the model as StableHLO, which `jax.export.deserialize` reads without personax; return its path.
 
-        The function takes samples as they are in the data, any number of them, and gives the probability of each class
-        or the targets in their original units. `<path>.json` has the order of the columns and of the classes.
+        The function takes samples as they are in the data, `num_samples` or by default any number, and gives the
+        probability of each class or the targets in their original units. `<path>.json` describes both: the order of the
+        columns, their type, and the order of the classes.
         """
         optional_import("flatbuffers", "`export`", "export")
         from jax import export
 
         schema = self.schema
-        shape = export.symbolic_shape(", ".join(["samples", *map(str, schema.shape)]))
+        num = "samples" if num_samples is None else num_samples
+        shape = export.symbolic_shape(", ".join(map(str, [num, *schema.shape])))
         given = schema.dtype if schema.feature_scaling is None else "float32"
         samples = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(given))
-        found = export.export(jax.jit(self._whole), platforms=tuple(platforms))(samples)
+        try:
+            found = export.export(jax.jit(self._whole), platforms=tuple(platforms))(samples)
+        except Exception as error:  # whatever the code of a user's network raises
+            many = "any number of" if num_samples is None else num_samples
+            remedy = "Give `num_samples`, or fewer `platforms`."
+            raise ValueError(f"The network cannot be exported for {many} samples. {remedy} {error}") from error
         place = Path(path)
         write_atomically(place, bytes(found.serialize()))
         about = {
+            "title": self.title,
             "call": CALL.format(name=place.name),
-            "shape": ["samples", *schema.shape],
+            "shape": [num, *schema.shape],
             "dtype": str(samples.dtype),
+            "features": schema.features,
+            "result": "the probability of each class" if schema.classes else "the targets in their original units",
+            "classes": self.classes.tolist(),
+            "jax": jax.__version__,
         }
-        about |= {"features": schema.features, "title": self.title, "jax": jax.__version__}
-        about["result"] = "the probability of each class" if schema.classes else "the targets in their original units"
-        about |= {"classes": self.classes.tolist()} if schema.classes else {}
         write_atomically(place.with_name(f"{place.name}.json"), json.dumps(about, indent=1).encode())
         return place
 
