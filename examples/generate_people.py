@@ -40,12 +40,13 @@ def write(path: Path, header: list[str], rows: list[list]) -> None:
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Write the federation, a newcomer with labels, and a week of that newcomer without."""
+    """Write the federation, two newcomers with labels, and a week of one of them without."""
     rng = np.random.default_rng(30)
     people = [row for i in range(NUM_PEOPLE) for row in days(rng, f"person-{i:02}", int(rng.integers(14, 43)))]
-    anna = days(rng, "anna", 47)
+    anna, bert = days(rng, "anna", 47), days(rng, "bert", 30)
     write(folder / "people.csv", HEADER, people)
     write(folder / "anna.csv", HEADER, anna[:40])
+    write(folder / "bert.csv", HEADER, bert)
     write(folder / "anna-next-week.csv", HEADER[1:-1], [row[1:-1] for row in anna[40:]])
 
 

@@ -33,7 +33,7 @@ from personax.data.federation import Federation
 from personax.data.partition import Partition
 from personax.data.scaling import Scaling
 from personax.data.schema import Schema
-from personax.evaluation.evaluate import adaptation_curve, evaluate, observer, personalize
+from personax.evaluation.evaluate import adaptation_curve, client_models, evaluate, observer, personalize
 from personax.evaluation.scores import Comparison, Evaluation, Interval
 from personax.evaluation.scoring import Scoring, fallah_scoring
 from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
@@ -111,6 +111,7 @@ __all__ = [
     "batch_indices",
     "buffered",
     "classification",
+    "client_models",
     "cnn",
     "cnn2",
     "cnn3",
@@ -128,6 +129,7 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "from_nnx",
+    "load",
     "local_only",
     "logistic_regression",
     "mlp",
