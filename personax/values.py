@@ -386,6 +386,28 @@ def name_of(item: Any) -> str:
     return _NAMES.get(cls) or (cls.__name__ if is_ours else f"{cls.__module__}:{cls.__qualname__}")
 
 
+def short_repr(item: Any) -> str:
+    """A value as its constructor, without the fields that have their default.
+
+    >>> @value
+    ... class Step:
+    ...     lr: float
+    ...     num: Static[int] = 1
+    >>> short_repr(Step(0.1)), short_repr(Step(0.1, 2))
+    ('Step(lr=0.1)', 'Step(lr=0.1, num=2)')
+    """
+    if type(item) not in _VALUES:
+        return repr(item)
+    given = [(f.name, getattr(item, f.name)) for f in dataclasses.fields(item) if not _is_default(item, f)]
+    return f"{type(item).__name__}({', '.join(f'{name}={short_repr(one)}' for name, one in given)})"
+
+
+def _is_default(item: Any, field: dataclasses.Field) -> bool:
+    """Return True if a field has its default; arrays of swept numbers never do."""
+    given = getattr(item, field.name)
+    return type(given) is type(field.default) and np.ndim(given) == 0 and bool(given == field.default)
+
+
 def to_dict(item: Any) -> Any:
     """A value as plain tables, lists, numbers and strings, which TOML and JSON can hold.
 
