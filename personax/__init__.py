@@ -1,11 +1,12 @@
 """Personalized federated learning in JAX. Everything public is named here.
 
 Namespaces hold the names that mean little on their own: `px.curvature.exact`, `px.step_sizes.Decay`,
-`px.delays.Gamma`, `px.discounts.Polynomial`, `px.partition.dirichlet`, `px.datasets.digits`. `px.objective` and
-`px.values` are for people who extend the library (docs/extending.md).
+`px.delays.Gamma`, `px.discounts.Polynomial`, `px.partition.dirichlet`, `px.datasets.digits`, `px.plot.curves`.
+`px.objective` and `px.values` are for people who extend the library (docs/extending.md).
 """
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from personax import curvature, theory, values
 from personax.algorithms import (
@@ -60,6 +61,10 @@ from personax.simulation.simulate import simulate
 from personax.simulation.stream import Stream
 from personax.typing import Batch, Batches, Clock, LossFn, Model, Params, Task
 from personax.values import Static, value
+
+if TYPE_CHECKING:
+    from personax.experiment.loading import load
+    from personax.report import plot
 
 __all__ = [
     "Algorithm",
@@ -141,6 +146,7 @@ __all__ = [
     "persafl",
     "personalize",
     "pfedme",
+    "plot",
     "regression",
     "rematerialize",
     "rounds",
@@ -156,10 +162,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import what most programs do not need, and what takes a while to import, when it is first used."""
-    if name == "load":
-        from personax.experiment.loading import load
+_LAZY = {"load": ("personax.experiment.loading", "load"), "plot": ("personax.report.plot", None)}
 
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what takes a while to import: `load` and `plot`."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, item = _LAZY[name]
+    found = importlib.import_module(module)
+    return found if item is None else getattr(found, item)

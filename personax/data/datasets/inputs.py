@@ -40,9 +40,8 @@ def read_inputs(given: Any, schema: Schema, notify: Notify = lambda text: None) 
         x, names, where = _of_array(given, schema), (), "The array"
     if not len(x):
         raise ValueError(f"{where} has no rows.")
-    wrong = np.argwhere(~np.isfinite(x)) if x.dtype.kind == "f" else ()
-    if len(wrong):
-        row, *place = wrong[0].tolist()
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        row, *place = np.argwhere(~np.isfinite(x))[0].tolist()
         column = schema.column(int(np.ravel_multi_index(place, x.shape[1:])) if place else 0)
         raise ValueError(f"{where}: the number in row {row} (counted from 0), {column}, is not finite. Repair it.")
     return schema.inputs(x, Schema(x.shape[1:], str(x.dtype), names), where, notify)
