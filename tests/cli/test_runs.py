@@ -392,6 +392,24 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
     assert load_file(place / "mine.safetensors").keys() == {"dense_0.kernel", "dense_0.bias"}
 
 
+def test_predictions_of_a_run_and_of_a_file(done, place):
+    rows = [row[1:] for row in rows_of("new", 5, 9)]
+    (place / "new.csv").write_text(table(rows, "a,b,c,state"))
+    for algorithm in ("FedAvg", "ARUBA"):
+        ended = personax("predict", str(done[0].root), "--data", "new.csv", "--algorithm", algorithm)
+        assert ended.exit_code == 0, ended.stderr
+        assert ended.stdout.splitlines()[0].startswith(f"{algorithm} of patients: the shared model as it is")
+        assert ended.stdout.splitlines()[1] == "5 predictions are in predictions.csv, in the order of new.csv"
+        assert "ignored 1 column that the model does not use: 'state'" in " ".join(ended.stderr.split())
+        of_run = (place / "predictions.csv").read_text()
+        ended = personax("predict", str(done[0].model(algorithm)), "--data", "new.csv", "--out", "again.csv")
+        assert ended.exit_code == 0 and (place / "again.csv").read_text() == of_run
+    assert of_run.splitlines()[0] == '"prediction","probability"' and len(of_run.splitlines()) == 6
+    ended = personax("export", str(done[0].root), "--client", "p1", "--out", "mine.stablehlo")
+    assert ended.exit_code == 0, ended.stderr
+    assert (place / "mine.stablehlo").exists() and json.loads((place / "mine.stablehlo.json").read_text())["features"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -419,6 +437,18 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
         (("personalize", "nowhere", "--data", "x.csv"), "Error: "),
         (("personalize", "{done}", "--data", "x.csv"), "Error: File not found: x.csv."),
         (("personalize", "{done}", "--data", "x.csv", "--algorithm", "X"), "Error: `the run` has no algorithm `X`."),
+        (("predict", "nowhere", "--data", "x.csv"), "Error: Run folder or model file not found: nowhere."),
+        (("predict", "{done}", "--data", "x.csv"), "Error: File not found: x.csv."),
+        (("predict", "{done}", "--data", "x.csv", "--out", "x.csv"), "Error: The predictions would replace the data"),
+        (
+            ("predict", "{done}", "--data", "x.csv", "--out", "x.txt"),
+            "Error: Predictions are written as .csv or .parquet",
+        ),
+        (
+            ("predict", "{done}", "--data", "x.csv", "--client", "p9"),
+            "Error: {done} has no client 'p9'. Did you mean `p0`?",
+        ),
+        (("export", "{done}", "--algorithm", "X"), "Error: `the run` has no algorithm `X`."),
         (("init", "nowhere/mine.toml"), "Error: [Errno 2] No such file or directory: 'nowhere/mine.toml'"),
     ],
 )
