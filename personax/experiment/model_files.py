@@ -72,8 +72,9 @@ def read_trained(path: Path, *, allow_imports: bool = False) -> TrainedModel:
         )
     network = make_network(table, schema.num_outputs)
     params = restore(network, tree["params"] if about.get("model") == "shared" else tree, schema)
-    title = f"{about.get('algorithm', 'unknown')}, {about.get('model', 'personal')} model"
-    return TrainedModel(network, params, schema, title, about.get("scoring", "").split(";")[0])
+    kind, words = about.get("model", "personal"), about.get("scoring", "").split(";")[0]
+    title = f"{about.get('algorithm', 'unknown')}, {kind} model"
+    return TrainedModel(network, params, schema, title, words, is_personal=kind == "personal")
 
 
 def restore(network: Model, tree: Any, schema: Schema) -> Params:

@@ -36,6 +36,7 @@ class TrainedModel:
         schema: describes a sample: the columns in their order, the classes, and the standardization.
         title: the algorithm and whose model it is, for people.
         words: how the model was made.
+        is_personal: whether it is one client's own, so that only the owner of an exported file may read it.
 
     `x` is always samples as they are in your data: an array with samples along its first axis, a data frame of pandas
     or Polars, an Arrow table, or the path of a .csv, .parquet or .npz file. Columns are matched by name and
@@ -51,6 +52,7 @@ class TrainedModel:
     schema: Schema
     title: str = "model"
     words: str = ""
+    is_personal: bool = False
 
     @property
     def classes(self) -> np.ndarray:
@@ -102,7 +104,7 @@ class TrainedModel:
             remedy = "Give `num_samples`, or fewer `platforms`."
             raise ValueError(f"The network cannot be exported for {many} samples. {remedy} {error}") from error
         place = Path(path)
-        write_atomically(place, bytes(found.serialize()))
+        write_atomically(place, bytes(found.serialize()), private=self.is_personal)
         about = {
             "title": self.title,
             "call": CALL.format(name=place.name),

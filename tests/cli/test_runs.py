@@ -446,7 +446,7 @@ def test_predictions_of_a_run_and_of_a_file(done, place):
         ),
         (
             ("predict", "{done}", "--data", "x.csv", "--client", "p9"),
-            "Error: {done} has no client 'p9'. Did you mean `p0`?",
+            "Error: {done} has no client 'p9'.",
         ),
         (("export", "{done}", "--algorithm", "X"), "Error: `the run` has no algorithm `X`."),
         (("init", "nowhere/mine.toml"), "Error: [Errno 2] No such file or directory: 'nowhere/mine.toml'"),

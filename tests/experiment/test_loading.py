@@ -1,6 +1,7 @@
 """Load trained models, ask them for predictions, write these, and export."""
 
 import json
+import stat
 import sys
 
 import jax
@@ -385,6 +386,7 @@ def test_predictions_are_written_in_the_order_of_the_file(root, tmp_path):
 def test_an_exported_model_gives_the_same_probabilities_without_personax(root, tmp_path):
     model, rows = px.load(root / "run", client="p1", score="tuned"), pd.read_csv(root / "new.csv")
     path = model.export(tmp_path / "model.stablehlo")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # it is one client's own
     called = export.deserialize(path.read_bytes())
     for num in (1, 6):
         x = rows.to_numpy(np.float32)[:num]
