@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from peer import Setting, Work, error_of
 from torch import Tensor
+from torch_own import NETWORKS, SEQUENCES, from_flax
 
 Params = list[Tensor]  # weight, bias, weight, bias, ...
 Batch = tuple[Tensor, Tensor]  # images as floats, labels
 Gradient = Callable[[Params, Batch], Sequence[Tensor]]
 Product = Callable[[Params, Batch, Sequence[Tensor]], Sequence[Tensor]]  # the Hessian of the loss times a vector
-NUM_CONVOLUTIONS = {"mlp": 0, "cnn": 2}
+NUM_CONVOLUTIONS = {"mlp": 0, "cnn": 2, "flax-cnn": 2}
 NUM_DRAWS = {"fedavg": 1, "first_order": 2, "hessian_free": 3, "exact": 3, "apfl": 1, "moreau": 1}
 
 
@@ -30,9 +31,9 @@ def use_tf32(on: bool) -> None:
 
 
 def shapes(setting: Setting) -> list[tuple[int, ...]]:
-    """The shapes of the weights: convolutions 3x3 of 32 and 64 channels for the "cnn", then the dense layers."""
+    """The shapes of the weights: convolutions 3x3 of 32 and 64 channels for a CNN, then the dense layers."""
     kernels: list[tuple[int, ...]] = []
-    if setting.network == "cnn":
+    if NUM_CONVOLUTIONS[setting.network]:
         height, width, depth = setting.input_shape
         kernels = [(32, depth, 3, 3), (64, 32, 3, 3)]
         num_inputs = 64 * ((height - 4) // 2) * ((width - 4) // 2)
@@ -42,8 +43,10 @@ def shapes(setting: Setting) -> list[tuple[int, ...]]:
     return [*kernels, *((out, fan_in) for fan_in, out in itertools.pairwise(sizes))]
 
 
-def init_params(setting: Setting, device: str) -> Params:
-    """Weights and biases uniform within 1 / sqrt(fan in)."""
+def init_params(setting: Setting, work: Work, device: str) -> Params:
+    """Weights and biases uniform within 1 / sqrt(fan in); networks of other layers start as ours."""
+    if setting.network in NETWORKS:
+        return from_ours(setting, work.start, device)
     params = []
     for shape in shapes(setting):
         bound = 1 / math.sqrt(math.prod(shape[1:]))
@@ -53,6 +56,9 @@ def init_params(setting: Setting, device: str) -> Params:
 
 def make_loss(setting: Setting) -> Callable[[Params, Batch], Tensor]:
     """f_i(w, D): mean cross entropy of the network on a batch."""
+    if setting.network in NETWORKS:
+        network = NETWORKS[setting.network]
+        return lambda params, batch: F.cross_entropy(network(params, batch[0]), batch[1])
     activation = {"elu": F.elu, "relu": F.relu}[setting.activation]
     num_convolutions = NUM_CONVOLUTIONS[setting.network]
 
@@ -72,18 +78,23 @@ def make_loss(setting: Setting) -> Callable[[Params, Batch], Tensor]:
 
 
 def as_images(setting: Setting, images: np.ndarray, device: str) -> Tensor:
-    """Bytes as floats in [0, 1], channels first for the "cnn"."""
+    """Bytes as floats in [0, 1], channels first for convolutions; tokens as integers."""
+    if setting.network in SEQUENCES:
+        return torch.from_numpy(images).to(device).long()
     moved = torch.from_numpy(images).to(device).float() / 255
-    return moved.movedim(-1, -3).contiguous() if setting.network == "cnn" else moved
+    num_axes = len(setting.input_shape)
+    return moved.movedim(-1, -num_axes).contiguous() if num_axes > 1 else moved
 
 
 def from_ours(setting: Setting, arrays: list[np.ndarray], device: str) -> Params:
     """Our layers (kernel, bias, ...) of one model or two in PyTorch's layout: outputs first, channels first."""
+    if setting.network in NETWORKS:
+        return [torch.tensor(part, dtype=torch.float32, device=device) for part in from_flax(setting.network, arrays)]
     params = []
     for i, (shape, kernel) in enumerate(zip(itertools.cycle(shapes(setting)), arrays[::2], strict=False)):
         if len(shape) == 4:
             moved = kernel.transpose(3, 2, 0, 1)
-        elif setting.network == "cnn" and i == NUM_CONVOLUTIONS["cnn"]:
+        elif i == NUM_CONVOLUTIONS[setting.network] > 0:
             side = (setting.input_shape[0] - 4) // 2
             moved = kernel.reshape(side, side, 64, -1).transpose(3, 2, 0, 1).reshape(shape)
         else:

@@ -58,6 +58,7 @@ from personax.simulation.averages import RandomIterate, WeightedAverage
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import simulate
+from personax.simulation.speed import explain_speed
 from personax.simulation.stream import Stream
 from personax.typing import Batch, Batches, Clock, LossFn, Model, Params, Task
 from personax.values import Static, value
@@ -125,6 +126,7 @@ __all__ = [
     "delays",
     "discounts",
     "evaluate",
+    "explain_speed",
     "fallah_scoring",
     "fedasync",
     "fedasync_mixing",

@@ -17,7 +17,7 @@ class Hvp(Protocol):
     """A Hessian-vector product, exact or approximate.
 
     `needs_batch` is False for a product that does not look at data: objectives then draw no curvature batches.
-    `is_coordinate_free` is True for a product that can be computed in other coordinates (as in `fast.shared_products`):
+    `is_coordinate_free` is True for a product that can be computed in other coordinates (as in `fast.near`):
     one that depends on the vector linearly or through its norm, which `given_norm` passes in.
     """
 

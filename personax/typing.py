@@ -5,7 +5,6 @@ A client is one data set with its own loss. Everything in `objectives/` and `cli
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from jax import Array
@@ -57,43 +56,11 @@ class Clock(NamedTuple):
         return self.round if name == "round" else self.round * self.num_steps + self.step
 
 
-class DenseLayer(NamedTuple):
-    """A dense layer of a network: what follows it sees the inputs `x` only as `rows(rest, x) @ kernel`.
-
-    `rows` gives one row for each example; where the layer `is_first`, whatever `rest` is. `split(params)` gives the
-    kernel and the rest of the parameters, `join` puts them together again; `apply(rest, products, key)` the outputs.
-    """
-
-    split: Callable[[Params], tuple[Array, Params]]
-    join: Callable[[Array, Params], Params]
-    rows: Callable[[Params, Array], Array]
-    apply: Apply
-    is_first: bool
-
-
 class Model(NamedTuple):
-    """A network as pure functions; `init` takes a key and one example batch `x`.
-
-    With a `dense` layer several gradients need fewer products with its kernel (see `fast/`). It must describe
-    the same function as `apply`: who replaces the one replaces the other, or leaves it out.
-    """
+    """A network as pure functions; `init` takes a key and one example batch `x`."""
 
     init: Callable[[Array, Array], Params]
     apply: Apply
-    dense: DenseLayer | None = None
-
-
-@dataclass(frozen=True)
-class LayeredLoss:
-    """A loss of a network with a dense layer: `head` is the loss as a function of the rest and of the products."""
-
-    layer: DenseLayer
-    rows: Callable[[Array, Params, Batch], Array]  # of a batch, in the type of the kernel
-    head: Callable[[tuple[Params, Array], Batch], Scalar]
-
-    def __call__(self, params: Params, batch: Batch) -> Scalar:
-        kernel, rest = self.layer.split(params)
-        return self.head((rest, self.rows(kernel, rest, batch) @ kernel), batch)
 
 
 class Task(NamedTuple):
@@ -101,12 +68,9 @@ class Task(NamedTuple):
 
     `metrics(params, batch)` gives the weighted mean over the batch of each metric, dropout off.
     `check(outputs, targets)` explains what is wrong with one client's targets, or returns "".
-    `inputs(params, x)` is what an accelerator makes of the samples of a training batch once, before all gradients of
-    the loss, which must take samples as they are stored, too.
     """
 
     model: Model
     loss: LossFn
     metrics: Callable[[Params, Batch], Metrics]
     check: Callable[[Any, Any], str] = lambda outputs, targets: ""
-    inputs: Callable[[Params, Array], Array] = lambda params, x: x

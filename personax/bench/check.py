@@ -11,6 +11,8 @@ import numpy as np
 import personax as px
 from personax.bench.ours import first_batches, layers_of, make_algorithm, make_federation, make_schedule, make_task
 from personax.bench.setting import SETTING, BenchSetting
+from personax.models.tasks import as_inputs
+from personax.typing import Params
 
 STEPS, EPOCH = "steps.npz", "epoch.npz"  # files of two kinds of work
 NUM_CLIENTS, NUM_SAMPLES, NUM_STEPS, BATCH = 3, 24, 2, 12
@@ -40,16 +42,25 @@ def small(setting: BenchSetting, epoch: bool) -> BenchSetting:
 def write_work(setting: BenchSetting, path: Path, epoch: bool = False) -> None:
     """One round of ours in float32: its setting, batches, and the models before and after."""
     setting = small(setting, epoch)
-    federation, task, key = make_federation(setting), make_task(setting), jax.random.key(0)
-    rows = first_batches(setting, federation, key)
-    start = task.model.init(jax.random.key(1), jnp.asarray(federation.x[:1], float))
-    run = {"key": key, "params": start, "execution": px.Execution(precision="float32")}
-    end = px.simulate(make_algorithm(setting), task, federation, make_schedule(setting), **run)
-    before, after = layers_of(start), layers_of(end.params)
-    if setting.algorithm == "apfl":  # the mean of the clients' own models follows
-        before, after = 2 * before, after + layers_of(jax.tree.map(lambda leaf: leaf.mean(0), end.personal.model))
+    federation, task = make_federation(setting), make_task(setting)
+    rows = first_batches(setting, federation, jax.random.key(0))
+    start = task.model.init(jax.random.key(1), as_inputs(jnp.asarray(federation.x[:1])))
+    before, after = layers_of(start), end_of(setting, start)
+    before *= len(after) // len(before)
     arrays: dict[str, Any] = {
         f"{name}_{i}": array for name, of in (("start", before), ("end", after)) for i, array in enumerate(of)
     }
     x, y = federation.x[rows], federation.y[rows]
     np.savez(path, x=x, y=y, setting=SETTING.dump_json(setting).decode(), num_arrays=len(before), **arrays)
+
+
+def end_of(setting: BenchSetting, start: Params) -> list[np.ndarray]:
+    """The layers of the model after one round; with APFL the mean of the clients' own models follows."""
+    execution = px.Execution(precision="float32")
+    run: dict[str, Any] = {"key": jax.random.key(0), "params": start, "execution": execution}
+    schedule, federation = make_schedule(setting), make_federation(setting)
+    end = px.simulate(make_algorithm(setting), make_task(setting), federation, schedule, **run)
+    own = setting.algorithm == "apfl"
+    return layers_of(end.params) + (
+        layers_of(jax.tree.map(lambda leaf: leaf.mean(0), end.personal.model)) if own else []
+    )

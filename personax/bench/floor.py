@@ -2,7 +2,7 @@
 
 Operations are those of the gradients that a local step needs, counted in the traced gradient of the plain loss; a
 Hessian-vector product counts as two gradients. Where gradients share products with the first kernel, the shared ones
-and those of batches with batches count (`fast/shared_products.py`), and not the small ones that take their place. Of a
+and those of batches with batches count (`fast/near.py`), and not the small ones that take their place. Of a
 convolution the products count that it is made of: those of windows have zeros in them (`convolution.py`). Bytes are
 those that no cache can save: every batch is read once, every member of a cohort reads and writes its model, and its
 personal one, once a round.
@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from personax.bench.ours import make_task
 from personax.bench.setting import BenchSetting
 from personax.fast.flops import operations_of
-from personax.fast.shared_products import shares_products
+from personax.fast.near import saves, shared_product
+from personax.fast.passes import optimized
 from personax.typing import Batch
 
 GRADIENTS = {"fedavg": 1, "first_order": 2, "hessian_free": 4, "exact": 4, "apfl": 2}  # of a local step
@@ -35,7 +36,7 @@ class Floor(NamedTuple):
 
 def floor_of(setting: BenchSetting) -> Floor:
     """What one round of all clients and seeds needs at least."""
-    task = make_task(setting)
+    task = optimized(make_task(setting))
     loss = task.loss
     x = jnp.zeros((setting.batch_size, *setting.input_shape), jnp.uint8)
     y, weight = jnp.zeros(setting.batch_size, int), jnp.ones(setting.batch_size)
@@ -46,9 +47,10 @@ def floor_of(setting: BenchSetting) -> Floor:
     operations = num_gradients * operations_of(traced.jaxpr)
     num_batches = BATCHES.get(setting.algorithm, 1)
     is_shared = setting.algorithm in SHARED and (setting.algorithm != "moreau" or num_gradients > 2)
-    if is_shared and shares_products(loss, params, num_batches * setting.batch_size):
+    product = shared_product(loss, params, batch) if is_shared else None
+    if product is not None and saves(product, num_batches * setting.batch_size):
         num_products, num_inner = SHARED[setting.algorithm]
-        num_inputs, num_outputs = loss.layer.split(params)[0].shape
+        num_inputs, num_outputs = product.shape
         columns = (num_products - 2 * num_gradients) * num_outputs + num_inner * setting.batch_size
         operations += 2 * setting.batch_size * num_inputs * columns
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

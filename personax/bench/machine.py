@@ -4,23 +4,19 @@ import os
 import platform
 import resource
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from personax.bench.record import MachineRecord
 from personax.experiment.summaries import machine
 from personax.fast.backends import backend, has_device_memory, peak_sizes
-
-REPEATS = 3
+from personax.fast.speed import REPEATS, Peaks
 
 
 def measure_machine() -> MachineRecord:
     """The machine in words, and its peaks at JAX's default precision."""
-    peaks = Peaks()
+    peaks = Peaks(*peak_sizes())
     found = [peaks.measure() for _ in range(REPEATS)]
     return MachineRecord(
         device=machine()["device"],
@@ -37,34 +33,6 @@ def measure_machine() -> MachineRecord:
 def num_cores() -> int:
     """Of this process's CPU."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Peaks:
-    """A large matrix product and a large copy, ready to be timed."""
-
-    def __init__(self) -> None:
-        side, num_floats = peak_sizes()
-        self.matrix = jax.random.normal(jax.random.key(0), (side, side))
-        self.numbers = jnp.zeros(num_floats)
-        self.product, self.copy = jax.jit(jnp.matmul), jax.jit(lambda array: array + 1)
-        self.measure()
-
-    def measure(self) -> dict[str, float]:
-        """Operations and bytes a second, the best of a few."""
-        product = best_of(lambda: self.product(self.matrix, self.matrix))
-        copy = best_of(lambda: self.copy(self.numbers))
-        operations = 2 * self.matrix.shape[0] ** 3 / product
-        return {"operations_per_second": operations, "bytes_per_second": 2 * self.numbers.nbytes / copy}
-
-
-def best_of(function: Callable[[], jax.Array]) -> float:
-    """Seconds of the fastest of several calls."""
-    times = []
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
-        function().block_until_ready()
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 def host_peak() -> int:

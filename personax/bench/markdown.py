@@ -23,6 +23,7 @@ WORKLOADS = {
     "cifar": "pfl-research's CIFAR-10 setting",
     "apfl": "APFL, the states of all clients kept",
     "persafl": "PersA-FL, in waves and one by one",
+    "own": "Networks that users write: twins of ours in Flax, and others",
     "scale": "From a thousand clients to a million",
     "growth-cohort": "More clients a round",
     "growth-steps": "More local steps",

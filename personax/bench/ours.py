@@ -1,5 +1,6 @@
 """Our side of a setting: its federation, task, algorithm and schedule, from the public interface."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,16 @@ from personax.typing import Array, Params, Task
 
 CHANNELS = (32, 64)
 NUM_CLASSES = 10
+SEQUENCES = ("lstm", "transformer")  # networks whose inputs are tokens
 
 
 def make_federation(setting: BenchSetting) -> px.Federation:
-    """Random bytes as images, random labels. The one place where the benchmark's data are made."""
+    """Random bytes as images or tokens, random labels. The one place where the benchmark's data are made."""
     rng, num_rows = np.random.default_rng(0), setting.num_clients * setting.num_samples
     images = rng.integers(0, 256, (num_rows, *setting.input_shape), dtype=np.uint8)
     labels = rng.integers(0, NUM_CLASSES, num_rows)
+    if setting.network in SEQUENCES:
+        images = images.astype(np.int32)
     return px.Federation(images, labels, np.arange(setting.num_clients + 1) * setting.num_samples)
 
 
@@ -29,7 +33,10 @@ def make_task(setting: BenchSetting) -> Task:
         # pfl-research's small network, without its dropout, so that all sides end alike.
         shape = {"kernel_size": 3, "padding": "VALID", "pooling": "last"}
         return px.classification(px.cnn(CHANNELS, setting.widths, NUM_CLASSES, **shape))
-    return px.classification(px.mlp(setting.widths, NUM_CLASSES, setting.activation))
+    if setting.network == "mlp":
+        return px.classification(px.mlp(setting.widths, NUM_CLASSES, setting.activation))
+    own = importlib.import_module("personax.bench.own")  # it imports Flax, which is optional
+    return px.classification(own.own_model(setting.network, CHANNELS, setting.widths, NUM_CLASSES))
 
 
 def make_algorithm(setting: BenchSetting) -> px.Algorithm:
@@ -76,9 +83,19 @@ def make_run(setting: BenchSetting) -> Callable[[], Params]:
 
 
 def layers_of(params: Params) -> list[np.ndarray]:
-    """Kernel, bias, kernel, bias, ... from the first layer to the last."""
-    names = sorted(params, key=lambda name: (name.startswith("dense"), name))
+    """Kernel, bias, kernel, bias, ... from the first layer to the last; of other networks the leaves in their order."""
+    names = sorted(params, key=lambda name: (name.lower().startswith("dense"), name))
+    if any(not isinstance(params[name], dict) or set(params[name]) != {"kernel", "bias"} for name in names):
+        return list(map(np.asarray, jax.tree.leaves(params)))
     return [np.asarray(params[name][part]) for name in names for part in ("kernel", "bias")]
+
+
+def from_layers(params: Params, layers: list[np.ndarray]) -> Params:
+    """The tree like `params` whose `layers_of` are these."""
+    numbers = iter(range(len(layers)))
+    places = layers_of(jax.tree.map(lambda leaf: next(numbers), params))
+    order = np.argsort([int(place) for place in places])
+    return jax.tree.unflatten(jax.tree.structure(params), [layers[at] for at in order])
 
 
 def first_batches(setting: BenchSetting, federation: px.Federation, key: Array) -> np.ndarray:

@@ -35,6 +35,7 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
+        Peer("personax", "personax_peer.py", "personax", ("personax",), (), "steps.npz"),
         Peer("torch", "torch_loop.py", "torch", ("torch",), (TORCH, "numpy")),
         Peer("torch-vmap", "torch_vmap.py", "torch", ("torch",), (TORCH, "numpy")),
         Peer(

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 Kind = Literal["fedavg", "first_order", "hessian_free", "exact", "apfl", "moreau"]
+Network = Literal["mlp", "cnn", "flax-mlp", "flax-cnn", "resnet", "signal-cnn", "lstm", "transformer"]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -13,9 +14,9 @@ class BenchSetting:
     """Clients with random images, a network, an algorithm and how long a timed run is.
 
     `network` is an "mlp" with these hidden `widths`, or "cnn": two 3x3 convolutions of 32 and 64 channels without
-    padding, 2x2 pooling, dense layers. Asynchronous runs count events for rounds, and all clients train at the same
-    time. `sampling` "shuffled" is one epoch of `num_steps` batches. With `divided` the cores of a CPU are devices of
-    their own, which share a cohort.
+    padding, 2x2 pooling, dense layers; the others are written in Flax (own.py). Asynchronous runs count events for
+    rounds, and all clients train at the same time. `sampling` "shuffled" is one epoch of `num_steps` batches. With
+    `divided` the cores of a CPU are devices of their own, which share a cohort.
     """
 
     algorithm: Kind
@@ -26,7 +27,7 @@ class BenchSetting:
     num_steps: int = 10
     batch_size: int = 40
     sampling: Literal["replacement", "shuffled"] = "replacement"
-    network: Literal["mlp", "cnn"] = "mlp"
+    network: Network = "mlp"
     input_shape: tuple[int, ...] = (784,)
     widths: tuple[int, ...] = (80, 60)
     activation: Literal["elu", "relu"] = "elu"

@@ -19,10 +19,12 @@ from pydantic import TypeAdapter
 
 from personax.bench.check import EPOCH, write_work
 from personax.bench.floor import floor_of
-from personax.bench.machine import Peaks, device_peak, host_peak, measure_machine, num_cores
+from personax.bench.machine import device_peak, host_peak, measure_machine, num_cores
 from personax.bench.ours import make_run, make_schedule
 from personax.bench.record import MachineRecord
 from personax.bench.setting import SETTING, BenchSetting
+from personax.fast.backends import peak_sizes
+from personax.fast.speed import Peaks
 from personax.simulation.waves import wave_bounds
 
 
@@ -70,7 +72,7 @@ def main() -> None:
         found = run_for(run, setting.num_rounds, float(line))
         if peaks is None:  # what measures the machine takes memory of its own
             memory = {"host_peak_bytes": host_peak(), "device_peak_bytes": device_peak()}
-            peaks = Peaks()
+            peaks = Peaks(*peak_sizes())
         print(json.dumps({**found, **memory, **peaks.measure()}), flush=True)
 
 

@@ -23,7 +23,7 @@ class BenchRow:
 def rows(backend: str) -> list[BenchRow]:
     """All rows on a machine with this backend."""
     cpu = backend == "cpu"
-    return [*_mnist(cpu), *_cifar(cpu), *_apfl(cpu), *_persafl(cpu), *_scale(cpu), *_growth(cpu)]
+    return [*_mnist(cpu), *_cifar(cpu), *_apfl(cpu), *_persafl(cpu), *_scale(cpu), *_growth(cpu), *_own(cpu)]
 
 
 def _mnist(cpu: bool) -> list[BenchRow]:
@@ -128,3 +128,29 @@ def _growth(cpu: bool) -> list[BenchRow]:
         for kind, (found, what) in named.items()
         for name, setting in found.items()
     ]
+
+
+def _own(cpu: bool) -> list[BenchRow]:
+    """Networks written in Flax: twins of ours in the rows above, beside the originals, and others."""
+    originals = {row.name: row for row in (*_mnist(cpu), *_cifar(cpu))}
+    found = []
+    for name in ("mnist-fedavg", "mnist-fo", "mnist-hf", "mnist-exact", "cifar-cnn"):
+        row = originals[name]
+        twin = replace(row.setting, network="flax-cnn" if name == "cifar-cnn" else "flax-mlp")
+        found.append(BenchRow(f"own-{name}", "own", f"{row.words}, in Flax", twin, ("personax",)))
+    image = BenchSetting("fedavg", 20, 2 if cpu else 64, num_samples=100, num_steps=5, batch_size=20, divided=cpu)
+    networks = {
+        "flax-cnn": ("CNN 32-64-128-10", {"input_shape": (32, 32, 3), "widths": (128,), "activation": "relu"}),
+        "resnet": ("ResNet 16-32-64 with group normalization", {"input_shape": (32, 32, 3)}),
+        "signal-cnn": ("1-D CNN 32-64-128-10 on 128 x 9 signals", {"input_shape": (128, 9)}),
+        "lstm": ("LSTM 2 x 256 on 80 tokens", {"input_shape": (80,)}),
+        "transformer": ("transformer of 2 layers, 128 wide, on 80 tokens", {"input_shape": (80,)}),
+    }
+    kinds: dict[str, Kind] = {"fedavg": "fedavg", "hf": "hessian_free"}
+    for network, (words, options) in networks.items():
+        for short, kind in kinds.items():
+            setting = replace(image, network=network, algorithm=kind, **options)
+            name = f"own-{network.removeprefix('flax-')}-{short}"
+            peers = ("torch",) if cpu else BOTH
+            found.append(BenchRow(name, "own", f"10 clients a round, 5 steps, batches of 20, {words}", setting, peers))
+    return found

@@ -14,10 +14,10 @@ from personax.client.sampling import ROLES, BatchSizes, ClientRows, Draw, Sampli
 from personax.client.step_sizes import StepSize, require_step_size, step_size_at
 from personax.data.federation import ClientData
 from personax.fast.backends import reads_batches_together
-from personax.fast.shared_products import UnrolledSteps, unrolls
+from personax.fast.near import along
 from personax.keys import MAX_DRAWS, MAX_STEPS
 from personax.objectives import Objective, Visit
-from personax.objectives.objective import only_batch, shrink_to
+from personax.objectives.objective import Memory, only_batch, shrink_to
 from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared, Task
 from personax.values import Static, require, require_count, require_one_of, require_positive, value
 
@@ -73,6 +73,11 @@ class Local:
             return self.num_steps
         assert self.num_epochs is not None  # one of the two is given
         return self.num_epochs * -(-count // self.size_of("outer"))
+
+    @property
+    def descends(self) -> bool:
+        """True if a step is the step size times the direction."""
+        return self.optimizer.is_plain and self.clip_norm is None
 
     def draws(self, objective: Objective) -> tuple[Draw, ...]:
         """The batches of one local step."""
@@ -137,6 +142,12 @@ class _Course(NamedTuple):
         lr = jnp.asarray(step_size_at(self.local.lr, clock), kind)
         return self.visit._replace(clock=clock, lr=lr), self.read(drawn)
 
+    def outer_batch(self, at: tuple[Array, PyTree]) -> Batch:
+        """The shapes of the outer batch of a step."""
+        return jax.eval_shape(
+            lambda drawn: only_batch(self.read(jax.tree.map(lambda leaf: leaf[0], drawn)), "outer"), at[1]
+        )
+
 
 def local_update(
     objective: Objective,
@@ -160,14 +171,8 @@ def local_update(
     visit = Visit(anchor, begin.shared, Clock(begin.round, 0, local.steps_of(client.num_samples)), 0.0)
     draws, indices = local.draws(objective), jnp.arange(max_steps)
     at = indices, draw_rows(stream, client, indices, draws, local.sampling, local.query_share)
-    course = _Course(objective, local, task.loss, visit, partial(_read, data, draws, partial(task.inputs, anchor)))
-    is_plain = objective.is_plain and local.optimizer == Optimizer() and local.clip_norm is None
-    if is_plain and not is_recorded and unrolls(task.loss, start, max_steps, local.size_of("outer")):
-        (end, lr_sum), path = _unrolled_steps(course, UnrolledSteps(task.loss, *task.loss.layer.split(start)), at), ()
-    else:
-        zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
-        first = _Carry(start, memory, local.optimizer.at(0.0).init(start), zero)
-        (end, memory, _, lr_sum), path = _looped_steps(course, first, at, is_recorded)
+    course = _Course(objective, local, task.loss, visit, partial(_read, data, draws))
+    (end, memory, _, lr_sum), path = _take_steps(course, start, memory, at, is_recorded)
     visit = visit._replace(lr=lr_sum)
     full = lambda w: full_gradient(task.loss, w, data, client, local.size_of("outer"), max_count)
     kept, extra = objective.finish(end, memory, visit, full)
@@ -177,43 +182,36 @@ def local_update(
     return Update(delta, end, extra, kept, path)
 
 
-def _looped_steps(course: _Course, first: _Carry, at: PyTree, is_recorded: bool) -> tuple[_Carry, PyTree]:
-    """Take the steps of any objective with any optimizer, in a loop over the entries of `at`."""
-    objective, local = course.objective, course.local
+def _take_steps(
+    course: _Course, start: Params, memory: Memory, at: tuple[Array, PyTree], is_recorded: bool
+) -> tuple[_Carry, PyTree]:
+    """Take a step for each entry of `at`; also the iterate and the memory after each, if they are recorded."""
+    objective, local, loss = course.objective, course.local, course.loss
+    descends = objective.is_plain and local.descends
+    here = along(loss, start, course.outer_batch(at), len(at[0]), is_recorded or not descends)
 
-    def step(carry: _Carry, at: tuple[Scalar, PyTree]) -> tuple[_Carry, PyTree]:
-        now, batches = course.at(*at)
-        direction, memory = objective.gradient(course.loss, carry.iterate, carry.memory, now, batches)
-        if local.clip_norm is not None:
-            direction = shrink_to(direction, local.clip_norm)
-        changes, state = local.optimizer.at(now.lr).update(direction, carry.optimizer, carry.iterate)
-        new = _Carry(carry.iterate, memory, state, carry.lr_sum + now.lr)
-        if local.num_epochs is not None:
+    def step(carry: _Carry, index: Scalar, drawn: PyTree) -> tuple[_Carry, PyTree]:
+        now, batches = course.at(index, drawn)
+        if descends:
+            kept, scale = (carry.memory, carry.optimizer), -now.lr
+            change = here.gradient(carry.iterate, only_batch(batches, "outer"))
+        else:
+            direction, memory = objective.gradient(loss, carry.iterate, carry.memory, now, batches)
+            if local.clip_norm is not None:
+                direction = shrink_to(direction, local.clip_norm)
+            change, state = local.optimizer.at(now.lr).update(direction, carry.optimizer, carry.iterate)
+            kept, scale = (memory, state), 1.0
+        new, is_active = _Carry(carry.iterate, *kept, carry.lr_sum + now.lr), True
+        if local.num_epochs is not None:  # a client that has finished while others still train keeps its state
             is_active = now.clock.step < now.clock.num_steps
-            new, changes = _while_active(is_active, (new, changes), (carry, optax.tree.zeros_like(changes)))
-        new = new._replace(iterate=objective.project(optax.apply_updates(carry.iterate, changes)))
+            new = jax.tree.map(lambda a, b: jnp.where(is_active, a, b), new, carry)
+        new = new._replace(iterate=objective.project(here.step(carry.iterate, scale, change, is_active)))
         return new, (new.iterate, new.memory) if is_recorded else ()
 
-    return jax.lax.scan(step, first, at)
-
-
-def _unrolled_steps(course: _Course, steps_so_far: UnrolledSteps, at: tuple[Array, PyTree]) -> tuple[Params, Scalar]:
-    """Take plain gradient steps, each compiled separately, and return their end and the sum of step sizes."""
-    lr_sum: Scalar = 0.0
-    for index in range(len(at[0])):
-        now, batches = course.at(*jax.tree.map(lambda leaf, index=index: leaf[index], at))
-        is_active = now.clock.step < now.clock.num_steps
-        steps_so_far = steps_so_far.step(now.lr, only_batch(batches, "outer"), is_active)
-        lr_sum = lr_sum + jnp.where(is_active, now.lr, 0)
-    return steps_so_far.end(), lr_sum
-
-
-def _while_active(is_active: Scalar, new: PyTree, old: PyTree) -> PyTree:
-    """Keep the old state of a client that has finished while others still train.
-
-    The change of its model is selected, which is free where it is added; selecting between models would copy them.
-    """
-    return jax.tree.map(lambda a, b: jnp.where(is_active, a, b), new, old)
+    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(course.visit.anchor)))
+    first = _Carry(here.start(), memory, local.optimizer.at(0.0).init(start), zero)
+    last, path = here.loop(step, first, *at)
+    return last._replace(iterate=here.params(last.iterate)), path
 
 
 def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Extra:
@@ -227,13 +225,11 @@ def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Ext
 def _read(
     data: ClientData,
     draws: tuple[Draw, ...],
-    prepare: Callable[[Array], Array],
     drawn: tuple[Array, Array, Array],
 ) -> Batches:
     """The batches of a step, by role, which follow each other.
 
-    A CPU reads all of them at once, as they are stored, and prepares them in each product; an accelerator would wait
-    for kernels that tell them apart and prepare them.
+    A CPU reads all of them at once; an accelerator would wait for kernels that tell them apart.
     """
     rows, weight, keys = drawn
     at_once = reads_batches_together()
@@ -248,7 +244,7 @@ def _read(
         if at_once:
             x, y = (leaf[here] for leaf in stored)
         else:
-            x, y = jax.lax.optimization_barrier((prepare(data.x[rows[here]]), data.y[rows[here]]))
+            x, y = jax.lax.optimization_barrier((data.x[rows[here]], data.y[rows[here]]))
         x, y, own_weight = (leaf.reshape(num, size, *leaf.shape[1:]) for leaf in (x, y, weight[here]))
         batches[role] = Batch(x, y, own_weight, keys[first : first + num])
         row, first = row + num * size, first + num

@@ -35,6 +35,11 @@ class Optimizer:
                 "Use a name of optax such as 'sgd' or 'adam', or a function of a learning rate that can be imported."
             ) from error
 
+    @property
+    def is_plain(self) -> bool:
+        """True if its change is minus the step size times the direction."""
+        return (self.name, self.options) == ("sgd", ())
+
     def at(self, lr: Scalar) -> optax.GradientTransformationExtraArgs:
         """The optimizer with this step size. Optimizer states do not depend on it."""
         module, _, name = self.name.rpartition(":")

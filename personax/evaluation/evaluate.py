@@ -15,6 +15,7 @@ from personax.client.sampling import ClientRows, Draw, draw_rows, gather
 from personax.data.federation import ClientData, Federation
 from personax.evaluation.scores import Evaluation
 from personax.evaluation.scoring import COMPUTED, Scoring
+from personax.fast.passes import optimized
 from personax.keys import RunStream, run_stream, typed_key
 from personax.objectives.objective import descend
 from personax.simulation.checks import check_model
@@ -153,7 +154,7 @@ def _arguments(
     """The arguments of `_score` and `_models`."""
     train, test, places = _data(scored, scoring.reads_test, positions)
     test_counts = scored.test_counts if scoring.reads_test else scored.counts
-    program = _ScoringProgram(task, has_seeds, int(scored.counts.max()), int(test_counts.max()))
+    program = _ScoringProgram(optimized(task), has_seeds, int(scored.counts.max()), int(test_counts.max()))
     adapt_data = test if scoring.adapt_on == "test" else train
     drawn = _draw_all(scoring, adapt_data, places, run.key) if scoring.adapts else ()
     # A model that is the shared one, or steps from it, is the same program for every algorithm.
@@ -298,7 +299,7 @@ def personalize(
     if shared is None and jax.tree.leaves(common) and scoring.model == "recomputed":
         raise ValueError(f"{objective} needs what the server broadcasts beside the model. Give `shared=result.shared`.")
     drawn = _draw(scoring.batch_size, _client(data, 0), key, jnp.arange(scoring.num_steps)) if scoring.adapts else ()
-    return _adapted(algorithm, task, scoring, data, drawn, params, common, own)
+    return _adapted(algorithm, optimized(task), scoring, data, drawn, params, common, own)
 
 
 def _first_client(snapshot: Snapshot) -> tuple[Params, Personal]:

@@ -54,6 +54,7 @@ from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import PlannedRun, plan_run, run_plan
+from personax.simulation.speed import explain_speed
 
 _COMPILED = [0.0]  # seconds that XLA has compiled in this process
 
@@ -337,6 +338,9 @@ def _train(
     found = _result(work, session, result)
     _export(config, plan, training, folder, result)
     watch.end(name, session.seconds)
+    num_visits = run.schedules[0].num_events * len(run.schedules)
+    if slow := explain_speed(*scored, num_visits, session.seconds["train"]):
+        watch.note(f"{name}: {slow}")
     return found
 
 

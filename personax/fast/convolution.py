@@ -1,58 +1,196 @@
 """Convolution and pooling of many small networks at once: inside `scan`, and under `vmap` over kernels.
 
-A convolution is one matrix product: of image patches and the kernel, or, with all that 2x2 pixels see in one row, of
-windows and the kernel at four places (`convolve_by_windows`); or, with a 3x3 kernel, sixteen smaller ones
-(`convolve_by_tiles`). XLA's own is more than ten times slower there on a CPU, and on an H200, where it becomes a
-grouped convolution, five times or more. Images are `[batch, height, width, channel]`.
+A convolution is one matrix product: of image patches and the kernel, or, with everything that a 2x2 block of outputs
+sees in one row, of windows and the kernel at four places (`convolve_by_windows`); or, with a 3x3 kernel, sixteen
+smaller products (`convolve_by_tiles`). XLA's own convolution is more than ten times slower there on a CPU, and
+five times or more on an H200, where it becomes a grouped convolution.
+
+`convolution` and `pooling` take the operands and parameters of JAX's primitives, in any layout. The functions below
+them take images `[batch, height, width, channel]`, already padded, and kernels `[row, column, channel, new channel]`.
 """
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from personax.fast.backends import saves_multiplications
+from personax.fast.precision import ambient_precision
 
+Pair = Sequence[int]  # of rows and columns
 # Multiplications count more than memory on a CPU, with so many channels or more and such a kernel or a smaller one.
 DEEP, SMALL = 16, 3 * 3
 TILED = 32, 18  # channels and sides from which on products by tiles are long enough; 16 or 10: up to a third slower
+MOST_TAPS = 16  # entries of a pooling window; XLA's own form is as fast for larger ones
 
 
-def convolve(x: Array, kernel: Array, bias: Array, padding: str, pooled: bool = False) -> Array:
-    """The convolution with a kernel `[rows, columns, channel, new channel]`, and a bias; max-pooled if wanted."""
+def convolution(
+    x: Array,
+    kernel: Array,
+    *,
+    window_strides: Sequence[int],
+    padding: Sequence[Pair],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    dimension_numbers: Any,
+    feature_group_count: int,
+    batch_group_count: int,
+    precision: Any,
+    preferred_element_type: Any,
+    **_: Any,
+) -> Array:
+    """`conv_general_dilated` with one or two spatial axes; `NotImplemented` for others."""
+    num_axes = kernel.ndim - 2
+    name = _precision_name(precision)
+    of_type = preferred_element_type in (None, x.dtype) and jnp.issubdtype(x.dtype, jnp.floating)
+    if num_axes not in (1, 2) or batch_group_count != 1 or not of_type or name is NotImplemented:
+        return NotImplemented
+    images, kernels, outputs = (tuple(spec) for spec in dimension_numbers)
+    x = x.transpose(images[0], *images[2:], images[1])
+    kernel = kernel.transpose(*kernels[2:], kernels[1], kernels[0])
+    inside = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, lhs_dilation, strict=True)]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *inside, (0, 0, 0)))
+    strides, dilation = tuple(window_strides), tuple(rhs_dilation)
+    if num_axes == 1:  # a signal is an image of one row
+        x, kernel, strides, dilation = x[:, None], kernel[None], (1, *strides), (1, *dilation)
+    with jax.default_matmul_precision(name or jax.config.jax_default_matmul_precision):  # pyright: ignore
+        y = convolve(x, kernel, strides, dilation, feature_group_count)
+    y = y[:, 0] if num_axes == 1 else y
+    return y.transpose(np.argsort((outputs[0], *outputs[2:], outputs[1])))
+
+
+def _precision_name(precision: Any) -> Any:
+    """The name of a precision that both factors have; None for the ambient one, `NotImplemented` for any other."""
+    if precision == ambient_precision():
+        return None
+    names = {getattr(one, "name", one) for one in (precision if isinstance(precision, tuple) else (precision,))}
+    known = {None: "default", "DEFAULT": "default", "HIGH": "high", "HIGHEST": "highest"}
+    return known.get(names.pop(), NotImplemented) if len(names) == 1 else NotImplemented
+
+
+def pooling(
+    kind: str,
+    x: Array,
+    *,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[Pair],
+    base_dilation: Sequence[int],
+    window_dilation: Sequence[int],
+    **_: Any,
+) -> Array:
+    """`reduce_window_max` or `reduce_window_sum` of small windows; `NotImplemented` for others."""
+    plain = set(base_dilation) | set(window_dilation) == {1} and jnp.issubdtype(x.dtype, jnp.floating)
+    if not plain or not 1 < math.prod(window_dimensions) <= MOST_TAPS:
+        return NotImplemented
+    outside = -jnp.inf if kind == "max" else 0
+    x = jax.lax.pad(x, jnp.asarray(outside, x.dtype), [(low, high, 0) for low, high in padding])
+    parts = [x]
+    for axis, (size, stride) in enumerate(zip(window_dimensions, window_strides, strict=True)):
+        if (size, stride) != (1, 1):
+            parts = [piece for part in parts for piece in _places(part, axis, size, stride)]
+    return largest(tuple(parts)) if kind == "max" else sum(parts[1:], parts[0])
+
+
+def _places(x: Array, axis: int, size: int, stride: int) -> list[Array]:
+    """The first, second, ... entries along an axis of all windows of this size."""
+    num = (x.shape[axis] - size) // stride + 1
+    if size == stride:
+        x = jax.lax.slice_in_dim(x, 0, num * size, axis=axis)
+        return _unstack(x.reshape(*x.shape[:axis], num, size, *x.shape[axis + 1 :]), axis + 1)
+    ends = lambda at: (at, at + (num - 1) * stride + 1)
+    return [jax.lax.slice_in_dim(x, *ends(at), stride=stride, axis=axis) for at in range(size)]
+
+
+@jax.custom_jvp
+def largest(parts: tuple[Array, ...]) -> Array:
+    """The largest of several arrays, entry by entry. Its gradient goes to the first of equal ones, as XLA's does.
+
+    For the gradient one byte of each entry is kept: which part it came from.
+    """
+    return functools.reduce(jnp.maximum, parts)
+
+
+@largest.defjvp
+def _largest_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
+    parts, most = primals[0], largest(*primals)
+    found = jnp.zeros(most.shape, jnp.uint8)
+    for at, part in reversed(list(enumerate(parts))):
+        found = jnp.where(part < most, found, jnp.uint8(at))  # what is not a number is found, too
+    # Without the barrier XLA keeps and reads the parts in its place, which are sixteen times as large.
+    found = jax.lax.optimization_barrier(found)
+    return most, functools.reduce(jnp.add, (jnp.where(found == at, own, 0) for at, own in enumerate(tangents[0])))
+
+
+def convolve(x: Array, kernel: Array, strides: Pair = (1, 1), dilation: Pair = (1, 1), num_groups: int = 1) -> Array:
+    """The convolution of padded images, by whichever products are fastest."""
     rows, cols, depth, _ = kernel.shape
-    if padding == "SAME":
-        x = jnp.pad(x, ((0, 0), ((rows - 1) // 2, rows // 2), ((cols - 1) // 2, cols // 2), (0, 0)))
+    if num_groups > 1:
+        return _convolve_groups(x, kernel, strides, dilation, num_groups)
+    if {*strides, *dilation} != {1} or 1 in (rows, cols):
+        return convolve_by_patches(x, kernel, strides, dilation)
     if not saves_multiplications() or depth < DEEP or rows * cols > SMALL:
-        return convolve_by_windows(x, kernel, bias, pooled)
+        return convolve_by_windows(x, kernel)
     if (rows, cols) == (3, 3) and depth >= TILED[0] and min(x.shape[1:3]) >= TILED[1]:
-        y = convolve_by_tiles(x, kernel, pooled)
-    else:
-        y = convolve_by_patches(x, kernel)
-        y = max_pool(y) if pooled else y
-    return y + bias[None, None, None, :]  # it commutes with the maximum; after it, it costs a quarter
+        return convolve_by_tiles(x, kernel)
+    return convolve_by_patches(x, kernel)
 
 
-def convolve_by_patches(x: Array, kernel: Array) -> Array:
-    """Multiply image patches, one for each pixel of the result, by the kernel. Adds no bias."""
+def _taps(x: Array, size: Pair, strides: Pair, dilation: Pair) -> list[Array]:
+    """The pixels that each entry of a kernel of this size meets: one array of the output's size for each entry."""
+    num, depth = x.shape[0], x.shape[3]
+    reach = [step * (entries - 1) for step, entries in zip(dilation, size, strict=True)]
+    height, width = ((side - far - 1) // step + 1 for side, far, step in zip(x.shape[1:3], reach, strides, strict=True))
+    # Images are cut into blocks as large as the stride, so that every slice is contiguous: strided ones are slow.
+    blocks = [far // step + out for far, step, out in zip(reach, strides, (height, width), strict=True)]
+    more = [b * step - side for b, step, side in zip(blocks, strides, x.shape[1:3], strict=True)]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, more[0], 0), (0, more[1], 0), (0, 0, 0)))
+    x = x.reshape(num, blocks[0], strides[0], blocks[1], strides[1] * depth)
+    taps = []
+    for place in itertools.product(*map(range, size)):
+        (i, down), (j, across) = (divmod(at * d, step) for at, d, step in zip(place, dilation, strides, strict=True))
+        taps.append(x[:, i : i + height, down, j : j + width, across * depth : (across + 1) * depth])
+    return taps
+
+
+def convolve_by_patches(x: Array, kernel: Array, strides: Pair = (1, 1), dilation: Pair = (1, 1)) -> Array:
+    """Multiply image patches, one for each pixel of the result, by the kernel."""
+    num_channels = kernel.shape[3]
+    taps = _taps(x, kernel.shape[:2], strides, dilation)
+    patches = jnp.concatenate(taps, axis=3)
+    y = patches.reshape(-1, patches.shape[3]) @ kernel.reshape(-1, num_channels)
+    return y.reshape(*patches.shape[:3], num_channels)
+
+
+def _convolve_groups(x: Array, kernel: Array, strides: Pair, dilation: Pair, num_groups: int) -> Array:
+    """Each group of channels by its own kernel; a depthwise convolution needs no products of matrices."""
     rows, cols, depth, num_channels = kernel.shape
-    height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
-    parts = [x[:, i : i + height, j : j + width] for i in range(rows) for j in range(cols)]
-    patches = jnp.concatenate(parts, axis=3).reshape(-1, rows * cols * depth)
-    return (patches @ kernel.reshape(-1, num_channels)).reshape(-1, height, width, num_channels)
+    taps = _taps(x, (rows, cols), strides, dilation)
+    of_groups = [tap.reshape(*tap.shape[:3], num_groups, depth) for tap in taps]
+    kernels = kernel.reshape(rows * cols, depth, num_groups, num_channels // num_groups)
+    if depth == 1:
+        y: Any = sum(tap * own[None, None, None, 0] for tap, own in zip(of_groups, kernels, strict=True))
+    else:
+        y = jnp.einsum("tnhwgc,tcgo->nhwgo", jnp.stack(of_groups), kernels)
+    return y.reshape(*y.shape[:3], num_channels)
 
 
-def convolve_by_windows(x: Array, kernel: Array, bias: Array, pooled: bool) -> Array:
-    """Four pixels of the result from each window of what they see: for the speed of memory.
+def convolve_by_windows(x: Array, kernel: Array) -> Array:
+    """A 2x2 block of outputs from each window of inputs, which reads less memory.
 
-    The side of a window is the kernel's and one, made even. With a 3x3 kernel, windows are 4 times as large as the
-    image, where patches are 9 times; for that the products have 16 multiplications where patches take 9, since the
+    The side of a window is the kernel's plus one, made even. With a 3x3 kernel, windows are 4 times as large as the
+    image, where patches are 9 times; in exchange the products have 16 multiplications where patches take 9, since the
     kernel at each of four places is filled up with zeros.
     """
     rows, cols, depth, num_channels = kernel.shape
     height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
-    down, across = (side // 2 if pooled else -(-side // 2) for side in (height, width))  # windows
+    down, across = -(-height // 2), -(-width // 2)  # windows
     tall, wide = rows // 2 + 1, cols // 2 + 1  # pairs of pixels in a window
     more = 2 * (down + tall - 1) - x.shape[1], 2 * (across + wide - 1) - x.shape[2]  # rows and columns; may be negative
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, more[0], 0), (0, more[1], 0), (0, 0, 0)))
@@ -62,36 +200,15 @@ def convolve_by_windows(x: Array, kernel: Array, bias: Array, pooled: bool) -> A
     at = lambda i, j: jnp.pad(kernel, ((i, 2 * tall - rows - i), (j, 2 * wide - cols - j), (0, 0), (0, 0)))
     places = jnp.stack([at(i, j) for i in (0, 1) for j in (0, 1)], axis=3)
     y = windows @ places.reshape(windows.shape[1], 4 * num_channels)
-    if pooled:
-        return (largest_of_four(y.reshape(-1, 4, num_channels)) + bias[None, :]).reshape(-1, down, across, num_channels)
-    y = y + jnp.tile(bias, 4)[None, :]  # here, because its gradient is a sum over rows: wide ones are faster
     y = y.reshape(-1, down, across, 2, 2 * num_channels)
     return y.swapaxes(2, 3).reshape(-1, 2 * down, 2 * across, num_channels)[:, :height, :width]
 
 
-@jax.custom_jvp
-def largest_of_four(y: Array) -> Array:
-    """The maximum over the second axis, of four; for a gradient it keeps one byte of each: which are the largest."""
-    return y.max(axis=1)
-
-
-@largest_of_four.defjvp
-def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    y, largest = primals[0], largest_of_four(*primals)
-    bits = jnp.arange(4, dtype=jnp.uint8)[None, :, None]
-    # Without the barrier XLA keeps and reads `y` in its place, which is sixteen times as large.
-    found = jax.lax.optimization_barrier(jnp.sum((y == largest[:, None]) << bits, axis=1, dtype=jnp.uint8))
-    num_found = jax.lax.population_count(found).astype(y.dtype)
-    is_largest = (found[:, None] >> bits) & 1 == 1
-    # Multiplied, not chosen: where nothing is found, because it is not a number, neither is the gradient.
-    return largest, jnp.sum(tangents[0] * is_largest.astype(y.dtype), axis=1) / num_found
-
-
-def convolve_by_tiles(x: Array, kernel: Array, pooled: bool) -> Array:
+def convolve_by_tiles(x: Array, kernel: Array) -> Array:
     """Winograd's F(2x2, 3x3) (Lavin and Gray 2016, section 4.1): 16 multiplications where patches take 36.
 
     Sums of the pixels of each 4x4 tile, of which there is one for every 2x2 pixels of the result, are multiplied by
-    sums of the kernel's numbers; sums of the products are those pixels, which pooling need not put together first.
+    sums of the kernel's numbers; sums of the products are those pixels.
     """
     height, width = (side - 2 for side in x.shape[1:3])
     x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
@@ -100,9 +217,6 @@ def convolve_by_tiles(x: Array, kernel: Array, pooled: bool) -> Array:
     products = _unstack(jnp.stack([tile.reshape(-1, x.shape[3]) for tile in tiles]) @ jnp.stack(kernels), 0)
     halves = zip(*(_pixel_sums(products[at::4]) for at in range(4)), strict=True)
     pixels = [pixel.reshape(*tiles[0].shape[:3], -1) for half in halves for pixel in _pixel_sums(half)]
-    if pooled:
-        top, bottom = jnp.maximum(*pixels[:2]), jnp.maximum(*pixels[2:])
-        return jnp.maximum(top, bottom)[:, : height // 2, : width // 2]
     rows = [jnp.stack(pair, axis=3) for pair in (pixels[:2], pixels[2:])]
     return jnp.stack(rows, axis=2).reshape(*x.shape[:1], x.shape[1] - 2, x.shape[2] - 2, -1)[:, :height, :width]
 
@@ -130,10 +244,3 @@ def _pixel_sums(products: Sequence[Array]) -> list[Array]:
 def _unstack(x: Array, axis: int) -> list[Array]:
     """The parts of an axis. Of each alone the gradient would be an array of zeros, but for it, to be added up."""
     return [jnp.squeeze(part, axis) for part in jax.lax.split(x, (1,) * x.shape[axis], axis)]
-
-
-def max_pool(x: Array) -> Array:
-    """2x2 maximum with stride 2; an odd last row or column is dropped."""
-    num, height, width, depth = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(num, height // 2, 2, width // 2, 2, depth).max(axis=(2, 4))

@@ -3,26 +3,23 @@
 import math
 from typing import Any
 
-import jax
+from jax.extend import core
 
 
 def operations_of(jaxpr: Any) -> int:
     """Multiplications and additions of all matrix products and convolutions; the body of a loop counts once."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-            total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
-        elif equation.primitive.name == "conv_general_dilated":
-            kernel, outputs = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
-            num_features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-            total += 2 * math.prod(outputs) * math.prod(kernel) // num_features
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
-            if _is_program(inner):
-                total += operations_of(inner)
-    return total
+    inner = (program for equation in jaxpr.eqns for program in core.jaxprs_in_params(equation.params))
+    return sum(map(operations_of_equation, jaxpr.eqns)) + sum(map(operations_of, inner))
 
 
-def _is_program(value: object) -> bool:
-    return hasattr(value, "eqns")  # the type is in `jax.extend`, which imports Pallas
+def operations_of_equation(equation: Any) -> int:
+    """Multiplications and additions of a matrix product or a convolution; 0 for any other equation."""
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+        return 2 * depth * math.prod(equation.outvars[0].aval.shape)
+    if equation.primitive.name == "conv_general_dilated":
+        kernel, outputs = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
+        num_features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * math.prod(outputs) * math.prod(kernel) // num_features
+    return 0

@@ -1,7 +1,7 @@
 """The precision of matrix products in training, which trades digits for speed where the device supports it."""
 
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -26,3 +26,9 @@ def products_in(precision: Precision) -> AbstractContextManager[None]:
     """
     name = _NAMES[precision]
     return jax.default_matmul_precision(name or jax.config.jax_default_matmul_precision)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def ambient_precision() -> Any:
+    """The precision of an equation that does not ask for one, here and now."""
+    row = jax.ShapeDtypeStruct((1,), "float32")
+    return jax.make_jaxpr(jax.lax.dot)(row, row).eqns[0].params["precision"]

@@ -15,6 +15,7 @@ from personax.data.federation import ClientData, Federation
 from personax.evaluation.evaluate import evaluate_client, personalize
 from personax.evaluation.scoring import Scoring
 from personax.experiment.summaries import newcomer_scoring
+from personax.fast.passes import optimized
 from personax.keys import run_stream
 from personax.live.messages import Layout
 from personax.live.recipe import Recipe
@@ -55,7 +56,7 @@ def compiled_visit(
     """One visit of a client; one program for all its visits."""
     task, max_count, up, uploads = program
     where = ClientRows(data.start[0], data.num_samples[0], data.ids[0], update)
-    done = local_update(algorithm.objective, algorithm.local, task, data, max_count, where, start, stream)
+    done = local_update(algorithm.objective, algorithm.local, optimized(task), data, max_count, where, start, stream)
     sums = [leaf.sum(dtype=float) for leaf in jax.tree.leaves((done.delta, done.personal, done.extra))]
     sent = up.flatten({uploads: getattr(done, uploads), "extra": done.extra})
     return sent, done.personal, jnp.isfinite(sum(sums, jnp.zeros(())))

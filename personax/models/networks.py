@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from personax.fast.convolution import convolve
-from personax.typing import DenseLayer, Model, Params
+from personax.typing import Model, Params
 from personax.values import MODELS, require, require_count, require_one_of, require_positive
 
 Activation = Callable[[Array], Array]
@@ -36,8 +35,9 @@ def _elu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arra
     return y, tangents[0] * jnp.where(y > 0, jnp.ones_like(y), y + 1)
 
 
-# All of them are monotone, which `_cnn` relies on: they commute with max pooling.
+# All of them are monotone, which `_max_pool` relies on.
 _ACTIVATIONS: dict[str, Activation] = {"elu": _elu, "relu": jax.nn.relu, "tanh": jnp.tanh}
+_LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PADDINGS = ("SAME", "VALID")
 _POOLINGS = ("each", "last")
 _INITS = ("glorot", "fan_in")
@@ -145,11 +145,9 @@ def _standardized(model: Model, mean: tuple[float, ...], deviation: tuple[float,
         of_channel = lambda given: jnp.reshape(jnp.asarray(given), (1,) * (x.ndim - 1) + (-1,))
         return (x - of_channel(mean)) / of_channel(deviation)
 
-    dense = model.dense
     return Model(
         lambda key, x: model.init(key, inputs(x)),
         lambda params, x, key=None: model.apply(params, inputs(x), key),
-        dense and dense._replace(rows=lambda rest, x: dense.rows(rest, inputs(x))),
     )
 
 
@@ -162,23 +160,9 @@ def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str)
         return _init_dense(start, key, math.prod(x.shape[1:]), sizes)
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
-        kernel, rest = _split(params)
-        return after(rest, _flatten(x.astype(kernel.dtype)) @ kernel, key)
+        return _dense_layers(params, _flatten(x), len(sizes), act)
 
-    def after(rest: Params, products: Array, key: Array | None = None) -> Array:
-        del key
-        return _after_product(rest, products, len(sizes), act)
-
-    return Model(init, apply, DenseLayer(_split, _join, lambda rest, x: _flatten(x), after, is_first=True))
-
-
-def _split(params: Params) -> tuple[Array, Params]:
-    """The kernel of the first dense layer, and the parameters without it."""
-    return params["dense_0"]["kernel"], _join(None, params)
-
-
-def _join(kernel: Array | None, rest: Params) -> Params:
-    return rest | {"dense_0": rest["dense_0"] | {"kernel": kernel}}
+    return Model(init, apply)
 
 
 @functools.cache
@@ -209,21 +193,20 @@ def _cnn(
         return convs | _init_dense(start, dense_key, height * width * depths[-1], sizes)
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
-        kernel, rest = _split(params)
-        return after(rest, rows(rest, x).astype(kernel.dtype) @ kernel, key)
-
-    def rows(rest: Params, x: Array) -> Array:
-        x = x.reshape(x.shape[0], *_image_shape(x)).astype(rest["dense_0"]["bias"].dtype)
+        x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["bias"].dtype)
         for i in range(len(channels)):
-            layer = rest[f"conv_{i}"]
-            # The activation is monotone, so it commutes with the maximum; after it, it costs a quarter.
-            x = act(convolve(x, layer["kernel"], layer["bias"], padding, pooled[i]))
-        return _flatten(x)
+            layer = params[f"conv_{i}"]
+            x = jax.lax.conv_general_dilated(x, layer["kernel"], (1, 1), padding, dimension_numbers=_LAYOUT)
+            x = _max_pool(x) if pooled[i] else x
+            x = act(x + layer["bias"][None, None, None, :])
+        return _dense_layers(params, _flatten(x), len(sizes), act, dropout, key)
 
-    def after(rest: Params, products: Array, key: Array | None = None) -> Array:
-        return _after_product(rest, products, len(sizes), act, dropout, key)
+    return Model(init, apply)
 
-    return Model(init, apply, DenseLayer(_split, _join, rows, after, is_first=not channels))
+
+def _max_pool(x: Array) -> Array:
+    """2x2 maxima, before the bias and the activation: these are monotone, and cost a quarter afterwards."""
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def _init_layer(start: str, key: Array, shape: tuple[int, ...]) -> Params:
@@ -240,32 +223,18 @@ def _init_dense(start: str, key: Array, num_inputs: int, sizes: tuple[int, ...])
     return {f"dense_{i}": _init_layer(start, keys[i], (inputs[i], sizes[i])) for i in range(len(sizes))}
 
 
-def _after_product(
+def _dense_layers(
     params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
 ) -> Array:
-    """Dense layers from the product with the first kernel on, the activation and dropout between them.
-
-    Without a key dropout is off.
-    """
+    """Dense layers with the activation and dropout between them. Without a key dropout is off."""
     for i in range(num_layers):
         layer = params[f"dense_{i}"]
-        x = (x if i == 0 else x @ layer["kernel"]) + layer["bias"][None, :]
+        x = x.astype(layer["kernel"].dtype) @ layer["kernel"] + layer["bias"][None, :]
         if i < num_layers - 1:
-            x = act(_apart(x))
+            x = act(x)
             if dropout and key is not None:
                 x = drop_units(x, dropout, jax.random.fold_in(key, i))
     return x
-
-
-@jax.custom_jvp
-def _apart(x: Array) -> Array:
-    """`x`, whose gradient is made before anything reads it: on a GPU a layer need not wait for its bias's sum."""
-    return x
-
-
-@_apart.defjvp
-def _apart_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return primals[0], jax.lax.optimization_barrier(tangents[0])
 
 
 def drop_units(x: Array, rate: float, key: Array) -> Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from personax.typing import Batch, LayeredLoss, LossFn, Metrics, Model, Params, Scalar, Task
+from personax.typing import Batch, LossFn, Metrics, Model, Params, Scalar, Task
 from personax.values import require_count, require_nonnegative
 
 
@@ -86,7 +86,7 @@ def _classification(model: Model, l2: float) -> Task:
         cross_entropy = _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight)
         return {"loss": cross_entropy + _penalty(params, l2), "accuracy": _weighted_mean(hits, batch.weight)}
 
-    return Task(model, _loss(model, _cross_entropy, l2), metrics, _check_labels, inputs_of)
+    return Task(model, _loss(model, _cross_entropy, l2), metrics, _check_labels)
 
 
 @functools.cache
@@ -101,7 +101,7 @@ def _regression(model: Model, l2: float, deviation: tuple[float, ...] | None) ->
             error = _weighted_mean(units * errors, batch.weight)
         return {"loss": loss, "error": error}
 
-    return Task(model, _loss(model, _squared_error, l2), metrics, _check_targets, inputs_of)
+    return Task(model, _loss(model, _squared_error, l2), metrics, _check_targets)
 
 
 def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float) -> LossFn:
@@ -113,13 +113,7 @@ def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float)
     def loss(params: Params, batch: Batch) -> Array:
         return mean(model.apply(params, inputs_of(params, batch.x), batch.key), batch) + _penalty(params, l2)
 
-    if l2 or (layer := model.dense) is None:  # a penalty sees the kernel by itself
-        return loss
-    return LayeredLoss(
-        layer,
-        lambda kernel, rest, batch: layer.rows(rest, as_inputs(batch.x, kernel.dtype)).astype(kernel.dtype),
-        lambda at, batch: mean(layer.apply(*at, batch.key), batch),
-    )
+    return loss
 
 
 def as_inputs(x: Array, dtype: Any = float) -> Array:

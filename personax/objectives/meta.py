@@ -4,14 +4,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from personax.curvature import Hvp, exact, require_hvp
-from personax.fast.backends import unroll_length
-from personax.fast.shared_products import Span, shares_products
+from personax.fast.near import Point, Seen, near
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
-from personax.typing import Batch, Batches, LossFn, Params
+from personax.typing import Batches, LossFn, Params
 from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, require_one_of, value
 
 
@@ -93,37 +91,20 @@ class Meta:
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
     ) -> tuple[Params, Memory]:
-        outer = objective.only_batch(batches, "outer")
         if self.num_adapt_steps == 0:
-            return jax.grad(loss)(iterate, outer), memory
-        is_short = unroll_length(self.num_adapt_steps) == self.num_adapt_steps
-        num_rows = sum(batch.weight.size for batch in batches.values())
-        if is_short and self.hvp.is_coordinate_free and shares_products(loss, iterate, num_rows):
-            return self._in_span(Span(loss, iterate, batches)), memory
-        adapted, path = objective.descend(loss, iterate, batches["adapt"], self.adapt_lr)
-        direction = jax.grad(loss)(adapted, outer)
-        if not self.hvp.needs_batch:
-            return direction, memory
+            return jax.grad(loss)(iterate, objective.only_batch(batches, "outer")), memory
+        here = near(loss, iterate, batches, 1 + self.num_adapt_steps, self.hvp)
+        outer = here.batch("outer")
 
-        def pull_back(d: Params, at: tuple[Params, Batch]) -> tuple[Params, None]:
-            return objective.descent_step(d, self.hvp(loss, at[0], d, at[1]), self.adapt_lr), None
+        def adapt(w: Point, batch: Seen) -> tuple[Point, Point]:
+            return here.step(w, -self.adapt_lr, here.gradient(w, batch)), w
 
-        if self.curvature_on == "outer":
-            repeat = lambda leaf: jnp.broadcast_to(leaf, (self.num_adapt_steps, *leaf.shape[1:]))
-            batches = {**batches, "curvature": jax.tree.map(repeat, batches["outer"])}
-        steps = (path, batches["curvature"])
-        unroll = unroll_length(self.num_adapt_steps)
-        return jax.lax.scan(pull_back, direction, steps, reverse=True, unroll=unroll)[0], memory
+        def pull_back(d: Point, w: Point, batch: Seen = outer) -> tuple[Point, None]:
+            return here.step(d, -self.adapt_lr, here.hvp(self.hvp, w, d, batch)), None
 
-    def _in_span(self, span: Span) -> Params:
-        """The same gradient, where steps take place in a span."""
-        path = [span.start()]
-        for index in range(self.num_adapt_steps):
-            path.append(path[-1].plus(-self.adapt_lr, span.gradient(path[-1], ("adapt", index))))
-        direction = span.gradient(path.pop(), ("outer", 0))
+        adapted, path = here.loop(adapt, here.start(), here.batches("adapt"))
+        direction = here.gradient(adapted, outer)
         if self.hvp.needs_batch:
-            for index in reversed(range(self.num_adapt_steps)):
-                name = ("outer", 0) if self.curvature_on == "outer" else ("curvature", index)
-                bend = span.curvature(self.hvp, path[index], direction, name)
-                direction = direction.plus(-self.adapt_lr, bend)
-        return span.vector(direction)
+            own = () if self.curvature_on == "outer" else (here.batches("curvature"),)
+            direction, _ = here.loop(pull_back, direction, path, *own, reverse=True)
+        return here.vector(direction), memory

@@ -1,19 +1,14 @@
 """The Moreau envelope: a personal model held near the shared one. pFedMe and PersA-FL-ME."""
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
-
 import jax
 import optax
 
 from personax.fast.backends import unroll_length
-from personax.fast.shared_products import Span, shares_products
+from personax.fast.near import Point, near
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
-from personax.typing import Array, Batch, Batches, LossFn, Params, Personal, PyTree, Scalar, Shared
+from personax.typing import Array, Batch, Batches, LossFn, Params, Personal, Scalar, Shared
 from personax.values import OBJECTIVES, Static, require_count, require_nonnegative, require_positive, value
-
-T = TypeVar("T")  # models, as parameters or in a span
 
 
 @OBJECTIVES.register(
@@ -81,39 +76,32 @@ class Moreau:
         return jax.tree.map(lambda w, t: self.strength * (w - t), iterate, theta), theta
 
     def prox(self, loss: LossFn, center: Params, batch: Batch) -> Params:
-        """`theta_i(center)`, PersA-FL (8), on one batch."""
-        if self.num_prox_steps > 2 and shares_products(loss, center, len(batch.weight)):
-            span, name = Span(loss, center, {"outer": jax.tree.map(lambda leaf: leaf[None], batch)}), ("outer", 0)
-            norm = lambda slope: optax.tree.norm(span.vector(slope))
-            return span.model(self._search(lambda theta: span.gradient(theta, name), span.start(name), norm))
-        return self._search(lambda theta: jax.grad(loss)(theta, batch), center, optax.tree.norm)
+        """`theta_i(center)`, PersA-FL (8), on one batch: gradient descent on the inner problem from its center."""
+        of_role = {"outer": jax.tree.map(lambda leaf: leaf[None], batch)}
+        here = near(loss, center, of_role, self.num_prox_steps)
+        seen = here.batch("outer")
+        w = here.start(seen)
 
-    def _search(self, gradient: Callable[[T], T], center: T, norm: Callable[[T], Array]) -> T:
-        """The inner problem solved by gradient descent from its center."""
+        def slope(theta: Point) -> Point:
+            return jax.tree.map(lambda g, t, w: g + self.strength * (t - w), here.gradient(theta, seen), theta, w)
 
-        def slope(theta: T) -> T:
-            return jax.tree.map(lambda g, t, w: g + self.strength * (t - w), gradient(theta), theta, center)
+        def step(theta: Point, slope: Point) -> Point:
+            return here.step(theta, -self.prox_lr, slope)
 
-        if self.tolerance is None:
-            step = lambda _, theta: objective.descent_step(theta, slope(theta), self.prox_lr)
+        tolerance = self.tolerance
+        if tolerance is None:
             unroll = unroll_length(self.num_prox_steps)
-            return jax.lax.fori_loop(0, self.num_prox_steps, step, center, unroll=unroll)
-        return self._search_until(self.tolerance, slope, center, norm)
+            descend = lambda _, theta: step(theta, slope(theta))
+            return here.params(jax.lax.fori_loop(0, self.num_prox_steps, descend, w, unroll=unroll))
 
-    def _search_until(self, tolerance: Scalar, slope: Callable[[T], T], center: T, norm: Callable[[T], Array]) -> T:
-        class Search(NamedTuple):
-            theta: PyTree
-            slope: PyTree
-            num_steps: Array | int
+        def unsolved(search: tuple[Point, Point, Array | int]) -> Array:
+            return (optax.tree.norm(here.vector(search[1])) > tolerance) & (search[2] < self.num_prox_steps)
 
-        def unsolved(search: Search) -> Array:
-            return (norm(search.slope) > tolerance) & (search.num_steps < self.num_prox_steps)
+        def search_on(search: tuple[Point, Point, Array | int]) -> tuple[Point, Point, Array | int]:
+            theta = step(search[0], search[1])
+            return theta, slope(theta), search[2] + 1
 
-        def step(search: Search) -> Search:
-            theta = objective.descent_step(search.theta, search.slope, self.prox_lr)
-            return Search(theta, slope(theta), search.num_steps + 1)
-
-        return jax.lax.while_loop(unsolved, step, Search(center, slope(center), 0)).theta
+        return here.params(jax.lax.while_loop(unsolved, search_on, (w, slope(w), 0))[0])
 
     def models(self, params: Params, personal: Personal) -> dict[str, Params]:
         return {"global": params, "personal": personal}

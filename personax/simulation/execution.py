@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from personax.fast.passes import Passes
 from personax.fast.precision import Precision, require_precision
 from personax.simulation.averages import Tracker
 from personax.simulation.results import Snapshot
@@ -24,6 +25,8 @@ class Execution:
             memory-mapped federation is always streamed. (docs/scale.md)
         devices: devices that share the members of each wave.
         precision: of the clients' matrix products; "bf16" and "tf32" add up in float32.
+        passes: "all" rewrites the task's programs for speed, with the same results to rounding (docs/performance.md);
+            "none" runs them as they are.
 
     >>> Execution(wave_width=4).on_nonfinite
     'raise'
@@ -35,6 +38,7 @@ class Execution:
     stream: Stream | None = None
     devices: Sequence[Any] | None = None
     precision: Precision = "default"
+    passes: Passes = "all"
 
     def __post_init__(self) -> None:
         require_count("cohort_chunk", self.cohort_chunk)
@@ -43,6 +47,7 @@ class Execution:
         if self.devices is not None and not len(self.devices):
             raise ValueError("`devices` is empty. Give `jax.devices()`, or leave it out.")
         require_precision(self.precision)
+        require_one_of("passes", self.passes, ("all", "none"))
 
 
 @dataclass(frozen=True)

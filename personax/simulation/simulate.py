@@ -13,6 +13,7 @@ from personax.data.federation import Federation
 from personax.fast.backends import wave_overhead
 from personax.fast.backends import wave_width as largest_width
 from personax.fast.flops import operations_of
+from personax.fast.passes import optimized
 from personax.fast.precision import Precision, products_in
 from personax.keys import typed_key
 from personax.schedules import Schedule
@@ -22,10 +23,11 @@ from personax.simulation.checks import check_model, check_run
 from personax.simulation.engine import Program, SimulationRun, initial_params, initialize, replicate
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot, State, repeat
+from personax.simulation.speed import gradient_program
 from personax.simulation.store import Kept, Store, kept_shapes
 from personax.simulation.stream import Stream, Streamed, block_sizes
 from personax.simulation.waves import WavePlan, best_width, plan_arrivals, plan_rounds, stack, widen
-from personax.typing import Array, Batch, Params, Task
+from personax.typing import Array, Params, Task
 
 
 def simulate(
@@ -125,6 +127,7 @@ def plan_run(
     devices = execution.devices
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
+    task = optimized(task, execution.passes)
     program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh)
     overhead = overhead_of(algorithm, task, federation, num_seeds)
     ahead = tracker is None and stream is None
@@ -221,15 +224,8 @@ def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
 
 def overhead_of(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> float:
     """The fixed cost of an asynchronous wave, in units of one member's cost."""
-
-    def count_operations() -> int:
-        size = algorithm.local.size_of("outer")
-        x, y = (jnp.repeat(leaf, size, axis=0) for leaf in federation.first_sample)
-        batch = Batch(x, y, jnp.ones(size), jax.random.key(0))
-        params = jax.eval_shape(lambda key: initial_params(task, federation, key=key), jax.random.key(0))
-        return num_seeds * operations_of(jax.make_jaxpr(jax.grad(task.loss))(params, batch).jaxpr)
-
-    return 0.0 if algorithm.server.is_synchronous else wave_overhead(count_operations)
+    count = lambda: num_seeds * operations_of(gradient_program(algorithm, task, federation))
+    return 0.0 if algorithm.server.is_synchronous else wave_overhead(count)
 
 
 def plan_waves(

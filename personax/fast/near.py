@@ -1,0 +1,286 @@
+"""Gradients of a loss at models near a start: by plain autodiff, or in products that they share.
+
+`near` serves the gradients of one local step, `along` the steps of a visit. What they return has one interface (`Near`,
+`Steps`): code written against it reads like the equations, and the program of the loss decides how it is computed.
+
+A loss that sees the inputs x of a dense layer only in the product x W has the gradient x' d in W, where d is its
+derivative in the product. Gradient steps from W on batches x_1, x_2, ... therefore lead to W + sum_j x_j' a_j, and
+there another batch x sees x W + sum_j (x x_j') a_j. W and its gradients, the largest arrays of most such networks, are
+not touched in between: the steps take place in the small a_j, with products of inputs with inputs.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from personax.curvature import Hvp
+from personax.fast.backends import unroll_length
+from personax.fast.dense_product import DenseProduct, Rest, find_products
+from personax.typing import Array, Batch, Batches, LossFn, Params, PyTree, Scalar
+
+Point = PyTree  # a model, or a vector such as a gradient, in the coordinates of a `Near`
+Seen = Any  # a batch as a `Near` names it
+Body = Callable[..., tuple[PyTree, PyTree]]  # the carry and an entry of each sequence to the next carry and an output
+WIDE = 2**20  # numbers of a kernel that no cache holds for each of many clients
+
+
+class Steps(Protocol):
+    """Models that steps lead to, and the gradients there.
+
+    `step` gives `at + scale vector`, in the types of `at`, where it is taken. `loop(body, carry, *sequences)` is
+    `jax.lax.scan`. `start(*seen)` is the model to start from; a loop of fixed structure, such as `fori_loop`, needs the
+    batches that its steps see.
+    """
+
+    def start(self, *seen: Seen) -> Point: ...
+    def gradient(self, at: Point, seen: Seen) -> Point: ...
+    def step(self, at: Point, scale: Scalar, vector: Point, is_taken: Scalar = True) -> Point: ...
+    def loop(self, body: Body, carry: PyTree, *sequences: Any, reverse: bool = False) -> tuple[PyTree, Any]: ...
+    def params(self, at: Point) -> Params: ...
+
+
+class Near(Steps, Protocol):
+    """The gradients of one local step on known batches, and its Hessian products.
+
+    `batches(role)` names the batches of a role, as a sequence for `loop`; `batch(role)` names its only one.
+    """
+
+    def batches(self, role: str) -> Any: ...
+    def batch(self, role: str) -> Seen: ...
+    def hvp(self, product: Hvp, at: Point, vector: Point, seen: Seen) -> Point: ...
+    def vector(self, vector: Point) -> Params: ...
+
+
+def near(loss: LossFn, start: Params, batches: Batches, num_gradients: int, product: Hvp | None = None) -> Near:
+    """The gradients of one local step: how many there are, and the Hessian products if there are some.
+
+    Shared products need less arithmetic for a meta-gradient with batches of one size, and for three gradients or more
+    on one batch, unless the batches have many rows for the size of the kernel.
+    """
+    plain = Plain(loss, start, batches)
+    num_batches = sum(len(of_role.weight) for of_role in batches.values())
+    is_short = all(unroll_length(len(of_role.weight)) == len(of_role.weight) for of_role in batches.values())
+    is_known = product is None or product.is_coordinate_free
+    if num_gradients + num_batches <= 3 or not is_short or not is_known:
+        return plain
+    found = {
+        role: shared_product(loss, start, jax.tree.map(lambda leaf: leaf[0], own)) for role, own in batches.items()
+    }
+    products = {role: one for role, one in found.items() if one is not None}
+    num_rows = sum(one.num_rows * len(batches[role].weight) for role, one in products.items())
+    is_one = len(products) == len(batches) and len({one.place for one in products.values()}) == 1
+    return SharedProducts(products, start, batches) if is_one and saves(products["outer"], num_rows) else plain
+
+
+def shared_product(loss: LossFn, params: Params, batch: Batch) -> DenseProduct | None:
+    """The first product of a loss whose rows are a function of the samples alone."""
+    return next((one for one in find_products(loss, params, batch) if one.is_first), None)
+
+
+def saves(one: DenseProduct, num_rows: int) -> bool:
+    """Return True if sharing this product needs less arithmetic, for this number of rows in all batches together."""
+    num_inputs, num_outputs = one.shape
+    return num_rows * (num_inputs + num_outputs) <= 2 * num_inputs * num_outputs
+
+
+def along(loss: LossFn, start: Params, batch: Batch, num_steps: int, is_plain: bool = False) -> Steps:
+    """The steps of a visit on batches of this shape; if `is_plain`, whatever takes them, else of gradient descent.
+
+    Unrolled, they move less memory if there are few of them, from a kernel far larger than all their rows. They need
+    somewhat more arithmetic there, and each is compiled by itself.
+    """
+    plain = Plain(loss, start, {}, unrolls=False)
+    if is_plain or unroll_length(num_steps) < num_steps:
+        return plain
+    wide = [one for one in find_products(loss, start, batch) if _is_wide(one, num_steps)]
+    return UnrolledSteps(max(wide, key=lambda one: math.prod(one.shape)), start) if wide else plain
+
+
+def _is_wide(one: DenseProduct, num_steps: int) -> bool:
+    return math.prod(one.shape) >= WIDE and num_steps * one.num_rows <= one.shape[1]
+
+
+class Plain(NamedTuple):
+    """Plain autodiff: a point is a tree like the parameters, and a batch is itself."""
+
+    loss: LossFn
+    origin: Params
+    of_roles: Batches
+    unrolls: bool = True  # short loops
+
+    def batches(self, role: str) -> Batch:
+        return self.of_roles[role]
+
+    def batch(self, role: str) -> Batch:
+        return jax.tree.map(lambda leaf: leaf[0], self.of_roles[role])
+
+    def start(self, *seen: Batch) -> Params:
+        return self.origin
+
+    def gradient(self, at: Params, seen: Batch) -> Params:
+        return jax.grad(self.loss)(at, seen)
+
+    def hvp(self, product: Hvp, at: Params, vector: Params, seen: Batch) -> Params:
+        return product(self.loss, at, vector, seen)
+
+    def step(self, at: Params, scale: Scalar, vector: Params, is_taken: Scalar = True) -> Params:
+        return _step(at, scale, vector, is_taken)
+
+    def loop(self, body: Body, carry: PyTree, *sequences: Any, reverse: bool = False) -> tuple[PyTree, Any]:
+        unroll = unroll_length(len(jax.tree.leaves(sequences)[0])) if self.unrolls else 1
+        return jax.lax.scan(lambda carry, own: body(carry, *own), carry, sequences, reverse=reverse, unroll=unroll)
+
+    def params(self, at: Params) -> Params:
+        return at
+
+    def vector(self, vector: Params) -> Params:
+        return vector
+
+
+def _step(at: PyTree, scale: Scalar, vector: PyTree, is_taken: Scalar = True) -> PyTree:
+    """`at + scale vector`, in the types of `at`."""
+    if is_taken is True:
+        return jax.tree.map(lambda a, v: (a + scale * v).astype(a.dtype), at, vector)
+    # The change is selected, which is free where it is added; selecting between models would copy them. It is not
+    # multiplied by zero: a client that has finished may have numbers here that are not finite.
+    return jax.tree.map(lambda a, v: (a + jnp.where(is_taken, scale * v, 0)).astype(a.dtype), at, vector)
+
+
+Name = tuple[str, int]  # of a batch: its role, and which of them
+
+
+class Place(NamedTuple):
+    """A vector with the kernel `sum_j x_j' along[j]`, or a model whose kernel is that more than the start's."""
+
+    rest: Rest
+    along: dict[Name, Array]
+
+
+class SharedProducts:
+    """Models that steps on these batches lead to, where the inputs of the layer are the same at every model."""
+
+    def __init__(self, products: dict[str, DenseProduct], start: Params, batches: Batches):
+        self._layers = products
+        self._layer = next(iter(products.values()))
+        self._kernel, self._rest = self._layer.split(start)
+        self._batches = {
+            (role, index): jax.tree.map(lambda leaf, index=index: leaf[index], of_role)
+            for role, of_role in batches.items()
+            for index in range(len(of_role.weight))
+        }
+        self._rows = {name: products[name[0]].rows(self._rest, batch) for name, batch in self._batches.items()}
+        self._products = {name: rows @ self._kernel for name, rows in self._rows.items()}
+        # Under `jit` those that nothing asks for are not computed.
+        self._inner = {(a, b): x @ y.T for a, x in self._rows.items() for b, y in self._rows.items()}
+
+    def batches(self, role: str) -> list[Name]:
+        return [name for name in self._batches if name[0] == role]
+
+    def batch(self, role: str) -> Name:
+        return role, 0
+
+    def start(self, *seen: Name) -> Place:
+        return Place(self._rest, {name: jnp.zeros_like(self._products[name]) for name in seen})
+
+    def gradient(self, at: Place, seen: Name) -> Place:
+        rest, along = jax.grad(self._layers[seen[0]].head)(self._values(at, seen), self._batches[seen])
+        return Place(rest, {seen: along})
+
+    def hvp(self, product: Hvp, at: Place, vector: Place, seen: Name) -> Place:
+        changes = vector.rest, self._change(vector, seen)
+        known = product.given_norm(self._norm(vector))
+        rest, along = known(self._layers[seen[0]].head, self._values(at, seen), changes, self._batches[seen])
+        return Place(rest, {seen: along.astype(self._kernel.dtype)})
+
+    def step(self, at: Place, scale: Scalar, vector: Place, is_taken: Scalar = True) -> Place:
+        own = {name: at.along.get(name, jnp.zeros_like(along)) for name, along in vector.along.items()}
+        rest, along = _step((at.rest, own), scale, tuple(vector), is_taken)
+        return Place(rest, at.along | along)
+
+    def _norm(self, vector: Place) -> Array:
+        """The Euclidean norm, for a radius: where rows nearly cancel each other it has half the digits of a float.
+
+        Products of rows by rows may be in TF32, which rounds the rows alone. Their sums are not: with the products
+        rounded, too, it would have half the digits of TF32.
+        """
+        names = tuple(vector.along)
+        inner = jnp.block([[self._inner[name, other] for other in names] for name in names])
+        along = jnp.concatenate([vector.along[name] for name in names])
+        squared = jnp.vdot(along, jnp.matmul(inner, along, precision="highest"), precision="highest")
+        return jnp.sqrt(optax.tree.norm(vector.rest, squared=True) + jnp.maximum(squared, 0))
+
+    def loop(self, body: Body, carry: PyTree, *sequences: Any, reverse: bool = False) -> tuple[PyTree, Any]:
+        return _unrolled(body, carry, [list(entries) for entries in zip(*sequences, strict=True)], reverse)
+
+    def params(self, at: Place) -> Params:
+        kernel = sum((self._rows[name].T @ along for name, along in at.along.items()), self._kernel)
+        return self._layer.join(kernel, at.rest)
+
+    def vector(self, vector: Place) -> Params:
+        kernel: Any = sum(self._rows[name].T @ along for name, along in vector.along.items())
+        return self._layer.join(kernel, vector.rest)
+
+    def _values(self, at: Place, seen: Name) -> tuple[Rest, Array]:
+        return at.rest, self._products[seen] + self._change(at, seen)
+
+    def _change(self, vector: Place, seen: Name) -> Any:
+        """The products of a batch with a vector; 0 where it has no part along the kernel."""
+        return sum(self._inner[seen, other] @ along for other, along in vector.along.items())
+
+
+def _unrolled(body: Body, carry: PyTree, entries: list[Any], reverse: bool) -> tuple[PyTree, list[Any]]:
+    """`jax.lax.scan` over a list, in Python: the carry may grow."""
+    outputs = []
+    for entry in reversed(entries) if reverse else entries:
+        carry, output = body(carry, *entry)
+        outputs.append(output)
+    return carry, outputs[::-1] if reverse else outputs
+
+
+class Track(NamedTuple):
+    """A model after some steps, or a gradient: the other parameters, and rows x_j with a_j for each step."""
+
+    rest: Rest
+    steps: tuple[tuple[Array, Array], ...]
+
+
+class UnrolledSteps(NamedTuple):
+    """Gradient steps through a layer whose inputs change with the model. The kernel is only put together at the end."""
+
+    layer: DenseProduct
+    origin: Params
+
+    def start(self, *seen: Batch) -> Track:
+        return Track(self.layer.split(self.origin)[1], ())
+
+    def gradient(self, at: Track, seen: Batch) -> Track:
+        kernel = self.layer.split(self.origin)[0]
+
+        def head(rest: Rest, change: Array) -> tuple[Scalar, Array]:
+            rows = self.layer.rows(rest, seen)
+            products = sum(((rows @ other.T) @ along for other, along in at.steps), rows @ kernel)
+            return self.layer.head((rest, products + change), seen), rows
+
+        unchanged = jnp.zeros((self.layer.num_rows, kernel.shape[1]), kernel.dtype)
+        (slope, along), rows = jax.grad(head, argnums=(0, 1), has_aux=True)(at.rest, unchanged)
+        return Track(slope, ((rows, along),))
+
+    def step(self, at: Track, scale: Scalar, vector: Track, is_taken: Scalar = True) -> Track:
+        ((rows, along),) = vector.steps
+        rest, scaled = _step((at.rest, jnp.zeros_like(along)), scale, (vector.rest, along), is_taken)
+        return Track(rest, (*at.steps, (jnp.where(is_taken, rows, 0), scaled)))
+
+    def loop(self, body: Body, carry: PyTree, *sequences: Any, reverse: bool = False) -> tuple[PyTree, Any]:
+        num = len(jax.tree.leaves(sequences)[0])
+        entries = [jax.tree.map(lambda leaf, at=at: leaf[at], sequences) for at in range(num)]
+        return _unrolled(body, carry, entries, reverse)
+
+    def params(self, at: Track) -> Params:
+        kernel = self.layer.split(self.origin)[0]
+        rows, alongs = (jnp.concatenate(parts) for parts in zip(*at.steps, strict=True))
+        # Without the barrier XLA adds the kernel inside of the product, which takes twice as long on a GPU.
+        return self.layer.join(kernel + jax.lax.optimization_barrier(rows.T @ alongs), at.rest)

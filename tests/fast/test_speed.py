@@ -1,0 +1,37 @@
+"""The time that a program should take, and the primitive that takes it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from personax.fast.speed import OVERHEAD, expected_seconds, slowest_primitive
+
+
+def program(function, *shapes):
+    return jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes)).jaxpr
+
+
+def test_the_expected_time_grows_with_operations_bytes_and_loops():
+    matmul = lambda a: a @ a
+    of = lambda function, side: expected_seconds(program(function, (side, side)))
+    assert of(matmul, 1024) - OVERHEAD == pytest.approx(8 * (of(matmul, 512) - OVERHEAD), rel=0.01)
+    assert of(jnp.sin, 2048) - OVERHEAD == pytest.approx(4 * (of(jnp.sin, 1024) - OVERHEAD), rel=0.01)
+    loop = lambda a: jax.lax.scan(lambda c, _: (c @ c, None), a, length=5)[0]
+    assert of(loop, 512) == pytest.approx(5 * of(matmul, 512), rel=0.01)
+    assert of(jax.jit(lambda a: jnp.sin(a @ a)), 512) == pytest.approx(of(matmul, 512) + of(jnp.sin, 512), rel=0.01)
+
+
+def test_the_slowest_primitive_is_named():
+    def mostly_sorting(x):
+        return jnp.sum(jnp.sort(x.ravel())) + jnp.sum(jnp.tanh(x))
+
+    found = slowest_primitive(program(mostly_sorting, (200, 200)), num_members=2)
+    assert found.primitive == "sort" and 0.3 < found.share <= 1
+    mostly_products = lambda x: jax.lax.scan(lambda c, _: (jnp.tanh(c @ x), None), x, length=20)[0].sum()
+    assert slowest_primitive(program(mostly_products, (200, 200)), num_members=2).primitive == "dot_general"
+
+
+def test_a_program_without_numbers_names_nothing():
+    assert slowest_primitive(program(lambda x: x, (3,)), num_members=2) is None
+    random = jax.make_jaxpr(lambda key: jax.random.split(key))(jax.random.key(0)).jaxpr
+    assert slowest_primitive(random, num_members=2) is None
