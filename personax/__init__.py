@@ -1,9 +1,12 @@
 """Personalized federated learning in JAX. Everything public is named here.
 
 Namespaces hold the names that mean little on their own: `px.curvature.exact`, `px.step_sizes.Decay`,
-`px.delays.Gamma`, `px.discounts.Polynomial`, `px.partition.dirichlet`, `px.datasets.digits`. `px.objective` and
-`px.values` are for people who extend the library (docs/extending.md).
+`px.delays.Gamma`, `px.discounts.Polynomial`, `px.partition.dirichlet`, `px.datasets.digits`, `px.plot.curves`.
+`px.objective` and `px.values` are for people who extend the library (docs/extending.md).
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from personax import curvature, theory, values
 from personax.algorithms import (
@@ -31,7 +34,7 @@ from personax.data.federation import Federation
 from personax.data.partition import Partition
 from personax.data.scaling import Scaling
 from personax.data.schema import Schema
-from personax.evaluation.evaluate import adaptation_curve, evaluate, observer, personalize
+from personax.evaluation.evaluate import adaptation_curve, client_models, evaluate, observer, personalize
 from personax.evaluation.scores import Comparison, Evaluation, Interval
 from personax.evaluation.scoring import Scoring, fallah_scoring
 from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
@@ -59,6 +62,10 @@ from personax.simulation.speed import explain_speed
 from personax.simulation.stream import Stream
 from personax.typing import Batch, Batches, Clock, LossFn, Model, Params, Task
 from personax.values import Static, value
+
+if TYPE_CHECKING:
+    from personax.experiment.loading import load
+    from personax.report import plot
 
 __all__ = [
     "Algorithm",
@@ -110,6 +117,7 @@ __all__ = [
     "batch_indices",
     "buffered",
     "classification",
+    "client_models",
     "cnn",
     "cnn2",
     "cnn3",
@@ -128,6 +136,7 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "from_nnx",
+    "load",
     "local_only",
     "logistic_regression",
     "mlp",
@@ -139,6 +148,7 @@ __all__ = [
     "persafl",
     "personalize",
     "pfedme",
+    "plot",
     "regression",
     "rematerialize",
     "rounds",
@@ -152,3 +162,15 @@ __all__ = [
     "value",
     "values",
 ]
+
+
+_LAZY = {"load": ("personax.experiment.loading", "load"), "plot": ("personax.report.plot", None)}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what takes a while to import: `load` and `plot`."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, item = _LAZY[name]
+    found = importlib.import_module(module)
+    return found if item is None else getattr(found, item)

@@ -3,16 +3,18 @@
 Step sizes and other options are passed by keyword. Options that every recipe takes are those of `Local`.
 """
 
+from dataclasses import fields
 from typing import Literal, Unpack
 
 from personax.client.local import Local, LocalOptions
 from personax.client.step_sizes import StepSize
 from personax.curvature import Hvp, relative_difference
+from personax.notebook import html_table, settings
 from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
 from personax.objectives.objective import require_objective
 from personax.server import Server, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
-from personax.values import RECIPES, Tuned, TunedShare, value
+from personax.values import RECIPES, Tuned, TunedShare, short_repr, to_dict, value
 
 HESSIAN_FREE = relative_difference(1e-2)
 
@@ -28,6 +30,16 @@ class Algorithm:
     def __post_init__(self) -> None:
         require_objective(self.objective)
         self.local.draws(self.objective)  # raises where batch sizes do not fit the objective's batches
+
+    def __repr__(self) -> str:
+        """The constructor without defaults; `print` shows them, too."""
+        return short_repr(self)
+
+    def __str__(self) -> str:
+        return f"Algorithm({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in fields(self))})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Algorithm", settings(to_dict(self)))
 
 
 @RECIPES.register(

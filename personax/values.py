@@ -251,6 +251,19 @@ def imported(path: str, where: str) -> Any:
         raise ConfigError(f"`{where}`: cannot import {path!r}: {type(error).__name__}: {error}") from error
 
 
+class NotInstalled(ModuleNotFoundError):
+    """An optional dependency that is not installed; the message has the command that installs it."""
+
+
+def optional_import(module: str, what: str, extra: str) -> Any:
+    """Import a module of an extra when `what` first needs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        message = f'{what} needs {module}, which is not installed. Run `pip install "personax[{extra}]"`.'
+        raise NotInstalled(message, name=error.name) from error
+
+
 def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The named parameters of a function or class with their annotations evaluated.
 
@@ -391,6 +404,28 @@ def name_of(item: Any) -> str:
     cls = type(item)
     is_ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
     return _NAMES.get(cls) or (cls.__name__ if is_ours else f"{cls.__module__}:{cls.__qualname__}")
+
+
+def short_repr(item: Any) -> str:
+    """A value as its constructor, without the fields that have their default.
+
+    >>> @value
+    ... class Step:
+    ...     lr: float
+    ...     num: Static[int] = 1
+    >>> short_repr(Step(0.1)), short_repr(Step(0.1, 2))
+    ('Step(lr=0.1)', 'Step(lr=0.1, num=2)')
+    """
+    if type(item) not in _VALUES:
+        return repr(item)
+    given = [(f.name, getattr(item, f.name)) for f in dataclasses.fields(item) if not _is_default(item, f)]
+    return f"{type(item).__name__}({', '.join(f'{name}={short_repr(one)}' for name, one in given)})"
+
+
+def _is_default(item: Any, field: dataclasses.Field) -> bool:
+    """Return True if a field has its default; arrays of swept numbers never do."""
+    given = getattr(item, field.name)
+    return type(given) is type(field.default) and np.ndim(given) == 0 and bool(given == field.default)
 
 
 def to_dict(item: Any) -> Any:

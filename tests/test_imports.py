@@ -7,8 +7,8 @@ import personax
 from tests.sources import ROOT, parse, trees
 
 LINE = """
-typing values keys curvature fast objectives data client schedules server algorithms models simulation evaluation theory
-experiment inspection reproduce report bench live flower cli
+typing values keys notebook curvature fast objectives data client schedules server algorithms models simulation
+evaluation theory experiment inspection reproduce report bench live flower cli
 """
 ORDER = LINE.split()
 
@@ -50,10 +50,13 @@ def test_the_test_tree_mirrors_the_package_tree():
 
 
 NAMEDTUPLE_AND_JIT = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_cache_size"}
+NOTEBOOKS = {"_repr_html_"}  # Jupyter calls it
 
 
 def is_private(name):
-    return name.startswith("_") and not name.endswith("__") and name != "_" and name not in NAMEDTUPLE_AND_JIT
+    return (
+        name.startswith("_") and not name.endswith("__") and name != "_" and name not in NAMEDTUPLE_AND_JIT | NOTEBOOKS
+    )
 
 
 def private_uses(tree):

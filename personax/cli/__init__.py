@@ -6,7 +6,7 @@ import signal
 
 import typer
 
-from personax.cli import bench, catalog, certify, data, flower, inspect, live, live_demo, reproduce, runs, watch
+from personax.cli import bench, catalog, certify, data, flower, inspect, live, live_demo, models, reproduce, runs, watch
 from personax.cli.options import GROUP_SETTINGS
 from personax.fast.compilation_cache import keep_compiled
 
@@ -64,6 +64,13 @@ for _name, _command, _examples in (
         "Example: personax personalize runs/digits --data patient.csv --out patient.safetensors",
     ),
     ("watch", watch.watch, "Example: personax watch runs/digits"),
+    (
+        "predict",
+        models.predict,
+        "Examples: personax predict personal.safetensors --data new.csv | "
+        "personax predict runs/people --client person-03 --data new.csv --out predictions.csv",
+    ),
+    ("export", models.export, "Example: personax export personal.safetensors --out model.stablehlo"),
     ("report", runs.report, "Example: personax report runs/digits runs/mnist --out both.html"),
     (
         "reproduce",

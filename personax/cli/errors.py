@@ -7,6 +7,7 @@ import typer
 from jax.errors import JaxRuntimeError
 
 from personax.data.datasets.fetch import CannotFetch
+from personax.values import NotInstalled
 
 _EXPECTED = (ValueError, OSError, CannotFetch, ArithmeticError, MemoryError, JaxRuntimeError)
 _LIVE_PACKAGES = ("grpc", "cryptography", "prometheus_client", "xxhash")  # of the extra `live`
@@ -17,14 +18,17 @@ def plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
     """Turn the errors of a command into a message and an exit status.
 
     Ctrl-C and SIGTERM print `interrupted` and exit with status 130. An expected error prints "Error: ..." and exits
-    with status 1, and so does a missing package of the extra `live`, with the command that installs it. Any other
-    error is a bug and keeps its traceback.
+    with status 1, and so does a missing optional package, with the command that installs it. Any other error is a bug
+    and keeps its traceback.
     """
     try:
         yield
     except KeyboardInterrupt:
         typer.echo(interrupted, err=True)
         raise typer.Exit(130) from None
+    except NotInstalled as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _LIVE_PACKAGES:
             raise

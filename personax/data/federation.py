@@ -26,6 +26,7 @@ from personax.data.partition import Partition
 from personax.data.scaling import Scaling, add_up, moments, scaled_type
 from personax.data.schema import Notify, Samples, Schema, settle
 from personax.keys import HostStream, host_generator
+from personax.notebook import html_table
 from personax.typing import Array
 from personax.values import require_count
 
@@ -380,6 +381,13 @@ class Federation:
 
     def __str__(self) -> str:
         """A summary for people."""
+        return "\n".join([f"{self.num_clients:,} clients", *(f"{title:15}{text}" for title, text in self._facts())])
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Federation: {self.num_clients:,} clients", self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Titled lines of a summary."""
         lines = [("training", describe_samples(self.x, self.offsets))]
         if self.test_x is not None and self.test_offsets is not None:
             lines.append(("test", describe_samples(self.test_x, self.test_offsets)))
@@ -390,7 +398,7 @@ class Federation:
             lines.append(("held out", f"{held.num_clients:,} clients, {describe_samples(held.x, held.offsets)}"))
         if self.origin:
             lines.append(("origin", self.origin))
-        return "\n".join([f"{self.num_clients:,} clients", *(f"{title:15}{text}" for title, text in lines)])
+        return lines
 
 
 def _federation(train: ArrayPart, test: ArrayPart | None, **about: Any) -> Federation:

@@ -189,9 +189,10 @@ class Schema:
             return x, y
         if own.feature_scaling or own.target_scaling:
             raise ValueError(f"{where}: the data were standardized in another way. Give the samples as they were.")
-        return self._inputs(x, own, where, notify), self._targets(y, own, where)
+        return self.inputs(x, own, where, notify), self._targets(y, own, where)
 
-    def _inputs(self, x: np.ndarray, own: "Schema", where: str, notify: Notify) -> np.ndarray:
+    def inputs(self, x: np.ndarray, own: "Schema", where: str, notify: Notify) -> np.ndarray:
+        """Inputs that `own` describes, as this schema has them: columns by name, shape, type and scaling."""
         if own.num_inputs != self.num_inputs and not (self.features and own.features):
             raise ValueError(
                 f"{where}: a sample must have {self.num_inputs} numbers (shape {self.shape}), got {own.num_inputs} "

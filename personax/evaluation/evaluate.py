@@ -80,6 +80,34 @@ def evaluate(
     return Evaluation(scoring, metrics, ids, num_test[positions], scored.counts[positions], *at)
 
 
+def client_models(
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    result: Result | Snapshot,
+    scoring: Scoring,
+    clients: Sequence[int] | np.ndarray,
+    *,
+    key: Array,
+) -> Params:
+    """Return the models that `evaluate` scores with the same key, of the clients at these positions.
+
+    Leaves are [clients, ...], or [seeds, clients, ...]. With `clients="held_out"` positions are among the newcomers; a
+    scoring of the last cohort gives the models of any client.
+
+    >>> client_models(algorithm, task, fed, result, Scoring("adapted", lr=0.1), [3], key=key)  # doctest: +SKIP
+    """
+    snapshot = result.snapshot if isinstance(result, Result) else result
+    scoring = replace(scoring, clients="all") if scoring.clients == "cohort" else scoring
+    _check_model(algorithm, *_first_client(snapshot), scoring)
+    scored, places = _scored(federation, snapshot, scoring), np.asarray(clients, int)
+    if places.ndim != 1 or not len(places) or places.min() < 0 or places.max() >= scored.num_clients:
+        raise ValueError(f"`clients` must be positions in 0..{scored.num_clients - 1}, got {clients}.")
+    at = np.broadcast_to(places, (*np.shape(snapshot.num_events), len(places)))
+    run = _run_of(algorithm, snapshot, scoring, at, key)
+    return _models(*_arguments(algorithm, task, scored, at, scoring, run, snapshot.has_seeds))
+
+
 def evaluate_client(
     algorithm: Algorithm, task: Task, data: Federation, start: Start, scoring: Scoring, *, update: int, key: Array
 ) -> dict[str, float]:
@@ -111,13 +139,26 @@ def _score_clients(
     has_seeds: bool,
 ) -> Metrics:
     """The metrics of the clients at these positions of a federation; `run` has what they hold."""
+    return _score(*_arguments(algorithm, task, scored, positions, scoring, run, has_seeds))
+
+
+def _arguments(
+    algorithm: Algorithm,
+    task: Task,
+    scored: Federation,
+    positions: np.ndarray,
+    scoring: Scoring,
+    run: _ScoredRun,
+    has_seeds: bool,
+) -> tuple:
+    """The arguments of `_score` and `_models`."""
     train, test, places = _data(scored, scoring.reads_test, positions)
     test_counts = scored.test_counts if scoring.reads_test else scored.counts
     program = _ScoringProgram(optimized(task), has_seeds, int(scored.counts.max()), int(test_counts.max()))
     adapt_data = test if scoring.adapt_on == "test" else train
     drawn = _draw_all(scoring, adapt_data, places, run.key) if scoring.adapts else ()
     # A model that is the shared one, or steps from it, is the same program for every algorithm.
-    return _score(program, None if scoring.is_stateless else algorithm, scoring, train, test, run, places, drawn)
+    return program, None if scoring.is_stateless else algorithm, scoring, train, test, run, places, drawn
 
 
 def _data(scored: Federation, reads_test: bool, positions: np.ndarray) -> tuple[ClientData, ClientData, Array]:
@@ -163,7 +204,7 @@ def _run_of(
         init = lambda params: repeat(algorithm.objective.init_personal(params), positions.shape[-1])
         personal = jax.vmap(init)(snapshot.params) if snapshot.has_seeds else init(snapshot.params)
         visits = np.zeros_like(positions)
-    elif scoring.clients == "all" and positions.shape[-1] == len(snapshot.ids):
+    elif positions.shape[-1] == len(snapshot.ids) and np.all(positions == np.arange(len(snapshot.ids))):
         personal, visits = snapshot.personal, snapshot.visits
     else:
         personal = snapshot.personal_of(positions)
@@ -302,6 +343,24 @@ def _score(
     def all_clients(run: _ScoredRun, positions: Array, drawn: tuple) -> Metrics:
         clients = (positions, run.personal, run.visits, drawn)
         return jax.lax.map(partial(one, run), clients, batch_size=_CHUNK)
+
+    return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, positions, drawn)
+
+
+@partial(jax.jit, static_argnames=("program",))
+def _models(
+    program: _ScoringProgram,
+    algorithm: Algorithm | None,
+    scoring: Scoring,
+    train: ClientData,
+    test: ClientData,
+    run: _ScoredRun,
+    positions: Array,
+    drawn: tuple,
+) -> Params:
+    def all_clients(run: _ScoredRun, positions: Array, drawn: tuple) -> Params:
+        one = lambda client: _client_model(program, algorithm, scoring, train, test, run, *client)
+        return jax.lax.map(one, (positions, run.personal, run.visits, drawn), batch_size=_CHUNK)
 
     return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, positions, drawn)
 

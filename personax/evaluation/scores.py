@@ -1,11 +1,14 @@
 """Scores per client and seed, with intervals, paired differences and the scoring that produced them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
 from personax.evaluation.scoring import Scoring
+from personax.notebook import html_table
+from personax.values import optional_import
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,32 @@ class Evaluation:
         lost = np.isin(np.arange(len(self.clients)), seeds)[:, None]
         return replace(self, metrics={name: np.where(lost, np.nan, of) for name, of in self.metrics.items()})
 
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name} {show(self.interval(name), name)}" for name in self.metrics)
+        return f"<Evaluation: {means}; {self._size()}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, *(show(of, name) for of in self._statistics(name))) for name in self.metrics]
+        heads = ("", "mean", "std over clients", "worst tenth", "best tenth")
+        return html_table(f"Evaluation: {self._size()}", rows, heads, [self.scoring.describe()])
+
+    def _size(self) -> str:
+        clients, seeds = self.clients.shape[-1], self.clients.size // self.clients.shape[-1]
+        return f"{clients:,} clients" + (f", {seeds} seeds" if self.clients.ndim > 1 else "")
+
+    def _statistics(self, name: str) -> tuple[Interval, float, float, float]:
+        """The mean over seeds with its interval, and the means over finite seeds of three others."""
+        others = (self.std(name), self.worst_decile(name), self.best_decile(name))
+        return self.interval(name), *map(_mean_of_finite, others)  # pyright: ignore[reportReturnType]
+
+    def to_pandas(self) -> Any:
+        """Return the numbers of clients as a data frame of pandas: a row for each client, and seed where there are."""
+        clients = self.clients.shape[-1]
+        seeds = {"seed": np.repeat(np.arange(self.clients.shape[0]), clients)} if self.clients.ndim > 1 else {}
+        counts = {"client": self.clients, "num_samples": self.num_samples, "num_train_samples": self.num_train_samples}
+        columns = {name: np.ravel(of) for name, of in {**counts, **self.metrics}.items()}
+        return optional_import("pandas", "`to_pandas`", "pandas").DataFrame({**seeds, **columns})
+
     def __str__(self) -> str:
         lines = [f"{name:15}{show(self.interval(name), name)}" for name in self.metrics]
         return "\n".join([self.scoring.describe(), *lines])
@@ -222,6 +251,18 @@ class ScoreRow:
         left = self.mean.num_seeds
         return f"{left} of {left + self.num_lost} seeds" if left and self.num_lost else ""
 
+    def numbers(self) -> dict[str, Any]:
+        """The row as plain numbers and strings, by column: an interval gives its mean, `..._low` and `..._high`."""
+        table: dict[str, Any] = {}
+        for one in fields(self):
+            found = getattr(self, one.name)
+            if not one.name.startswith(("mean", "over")):
+                table[one.name] = found
+                continue
+            ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
+            table |= zip((one.name, f"{one.name}_low", f"{one.name}_high"), ends, strict=True)
+        return {**table, "num_seeds": self.mean.num_seeds}
+
     def cells(self) -> dict[str, str]:
         """The row as text, by column; "(!)" marks a flagged score."""
         mean = show(self.mean, self.metric) if self.mean.num_seeds else "not finite"
@@ -295,6 +336,27 @@ class Comparison:
             if name is not None and (scored := self.evaluations[name].scoring.model) != model:
                 raise ValueError(f"`{field_name}` must name a score of the {model!r} model; {name!r} is of {scored!r}.")
 
+    def __repr__(self) -> str:
+        metric = self._headline
+        shown = [f"{row.score} {show(row.mean, metric)}" for row in self.rows(metric)]
+        return f"<Comparison: {metric} of {', '.join(shown)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [row.cells() for row in self.rows(self._headline)]
+        return html_table(
+            "Comparison", [list(row.values()) for row in rows], list(rows[0]), self._notes(self._headline)
+        )
+
+    @property
+    def _headline(self) -> str:
+        """The metric to show where there is room for one."""
+        return "accuracy" if "accuracy" in self.metrics else self.metrics[0]
+
+    def to_pandas(self) -> Any:
+        """Return the rows of all metrics as a data frame of pandas; intervals are columns `..._low` and `..._high`."""
+        rows = [row.numbers() for metric in self.metrics for row in self.rows(metric)]
+        return optional_import("pandas", "`to_pandas`", "pandas").DataFrame(rows)
+
     @property
     def metrics(self) -> list[str]:
         """The metrics of all scores."""
@@ -312,8 +374,12 @@ class Comparison:
         width = max([len(name) + 6 for name in self.evaluations] + [len(row[""]) + 2 for row in rows])
         layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}".format
         lines = [layout(*rows[0], width=width), *(layout(*row.values(), width=width) for row in rows)]
+        return "\n".join([*lines, "", *self._notes(metric)])
+
+    def _notes(self, metric: str) -> list[str]:
+        """Sentences that explain the columns and what each score measures."""
         notes = explain_scores([(name, found.scoring.describe()) for name, found in self.evaluations.items()])
-        return "\n".join([*lines, "", *explain_columns(self.rows(metric)), *notes])
+        return [*explain_columns(self.rows(metric)), *notes]
 
     def _row(self, name: str, found: Evaluation, metric: str) -> ScoreRow:
         left = np.isfinite(np.atleast_1d(found.mean(metric)))

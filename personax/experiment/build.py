@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -208,7 +209,7 @@ def outputs_of(config: Config, federation: Federation) -> Outputs:
 
 def make_task(config: Config, outputs: Outputs, target_scaling: Scaling | None = None) -> Task:
     """The model and its loss. The errors of scaled targets are measured in their original units."""
-    model = _model(config, outputs.num)
+    model = make_network(config.model.table, outputs.num)
     if outputs.kind == "classification":
         return classification(model, config.task.l2)
     return regression(model, config.task.l2, None if target_scaling is None else target_scaling.deviation)
@@ -220,8 +221,9 @@ def task_of(config: Config, schema: Schema) -> Task:
     return make_task(config, Outputs(kind, schema.num_outputs), schema.target_scaling)
 
 
-def _model(config: Config, num_outputs: int) -> Model:
-    made = MODELS.make(config.model.table, "model", num_outputs=num_outputs)
+def make_network(table: Mapping[str, Any], num_outputs: int) -> Model:
+    """The network that a `[model]` table describes."""
+    made = MODELS.make(table, "model", num_outputs=num_outputs)
     if not isinstance(made, Model):
         got = type(made).__name__
         raise ConfigError(f"`model` must give a personax.Model (got {got}). Use an adapter such as `px.from_flax`.")

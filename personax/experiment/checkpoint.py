@@ -179,7 +179,7 @@ def read_model(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """What `export` wrote: the parameters as nested dictionaries of NumPy arrays, and the metadata."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a file, got none there. Check the path.")
+        raise FileNotFoundError(f"File not found: {path}.")
     content = path.read_bytes()
     try:
         arrays = read_tensors(content)

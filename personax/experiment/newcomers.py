@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,21 @@ from personax.experiment.build import Training, make_training, task_of
 from personax.experiment.config import Config, ConfigError, choose_algorithm, load_run
 from personax.experiment.divergence import describe, has_numbers
 from personax.experiment.folders import Folder
+from personax.experiment.model_files import describe_model, restore, write_personal
 from personax.experiment.records import RunRecord, read_results
 from personax.experiment.summaries import newcomer_scoring
-from personax.models.tasks import as_inputs
 from personax.simulation.checks import check_model
 from personax.typing import Batch, Params, Task
 
 
 class PersonalModel(NamedTuple):
-    """A personal model, the scoring that made it, and its metrics before and after on data kept apart."""
+    """A personal model, the metadata of its file, the scoring that made it, and its metrics before and after.
+
+    The metrics are measured on data kept apart.
+    """
 
     params: Params
+    about: dict[str, str]
     algorithm: str
     words: str
     num_train: int
@@ -54,14 +58,19 @@ def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | No
         for score, scoring in training.scorings.items()
         if training.algorithm.objective.federated and newcomer_scoring(training.algorithm, scoring) is not None
     }
-    rows = [row for row in record.table if row.metric == record.headline and row.score in able and not row.flag]
+    rows = [row for row in record.table if row.score in able and not row.flag]
     rows = [row for row in rows if (row.is_ranked if algorithm is None else row.algorithm == algorithm)]
-    rows = [row for row in rows if np.isfinite(row.mean.mean)]
-    if not rows and algorithm is None:
+    best = best_row(record, rows)
+    if best is None and algorithm is None:
         raise ConfigError(f"{record.name} has no algorithm that adapts to newcomers. Name one with --algorithm.")
-    sign = 1 if higher_is_better(record.headline) else -1
-    best: ScoreRow | None = max(rows, key=lambda row: sign * row.mean.mean, default=None)
     return (str(algorithm), None) if best is None else (best.algorithm, best.score)
+
+
+def best_row(record: RunRecord, rows: Sequence[ScoreRow]) -> ScoreRow | None:
+    """The row with the best mean of the run's headline metric, of those that have a finite one."""
+    sign = 1 if higher_is_better(record.headline) else -1
+    rows = [row for row in rows if row.metric == record.headline and np.isfinite(row.mean.mean)]
+    return max(rows, key=lambda row: sign * row.mean.mean, default=None)
 
 
 def personalize_newcomer(
@@ -90,7 +99,7 @@ def personalize_newcomer(
     schema = Schema.from_dict(json.loads(about["schema"]))
     task = task_of(config, schema)
     client = read_newcomer(data, config, schema, seed, notify)
-    params = _restored(task, trees["params"], schema)
+    params = restore(task.model, trees["params"], schema)
     check_model(task, client, params)
     objective = training.algorithm.objective
     shared = jax.tree.unflatten(
@@ -102,14 +111,14 @@ def personalize_newcomer(
     )
     before, after = (_metrics(task, model, *client.client_test(0)) for model in (params, adapted))
     sizes = (len(client.x), len(client.client_test(0)[1]))
-    return PersonalModel(adapted, algorithm, scoring.describe(), *sizes, before, after)
+    about = describe_model(config, schema, algorithm)
+    return PersonalModel(adapted, about, algorithm, scoring.describe(), *sizes, before, after)
 
 
 def write(found: PersonalModel, path: Path) -> None:
     """The personal model as one safetensors file."""
     numbers = {"before": json.dumps(found.before), "after": json.dumps(found.after)}
-    about = {"algorithm": found.algorithm, "scoring": found.words, **numbers}
-    checkpoint.export(path, found.params, about, private=True)
+    write_personal(path, {**found.about, "scoring": found.words, **numbers}, found.params)
 
 
 def _scoring(training: Training, score: str | None, num_steps: int | None, lr: float | None) -> Scoring:
@@ -125,13 +134,6 @@ def read_newcomer(path: Path, config: Config, schema: Schema, seed: int, notify:
     names = {name: item for name, item in config.data.options.items() if name in ("client", "label")}
     read = datasets.read_client(path, **names, schema=schema, notify=notify)
     return read.split_tests(0.2, key=jax.random.key(seed)).conform(schema, notify)
-
-
-def _restored(task: Task, tree: dict[str, Any], schema: Schema) -> Params:
-    """The parameters in the structure that the task's model has."""
-    x = jnp.zeros((1, *schema.shape), schema.dtype)
-    shapes = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(x)))
-    return checkpoint.in_structure_of(shapes, tree)
 
 
 def _metrics(task: Task, params: Params, x: np.ndarray, y: np.ndarray) -> dict[str, float]:

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +21,7 @@ from personax.experiment import checkpoint
 from personax.experiment.build import Training
 from personax.experiment.config import Config
 from personax.experiment.folders import Folder
+from personax.experiment.model_files import describe_model, write_shared
 from personax.experiment.provenance import Provenance
 from personax.experiment.records import (
     RUN,
@@ -241,21 +241,13 @@ def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) 
 def export_model(
     folder: Folder, config: Config, algorithm: str, schema: Schema, model: tuple[Params, Shared], seed: int = 0
 ) -> None:
-    """Write one shared model, for `personax personalize` and for other programs that read safetensors.
+    """Write one shared model, for `px.load`, `personax personalize` and other programs that read safetensors.
 
     `schema` describes the samples that it was trained on; `seed` is the position of its seed.
     """
-    about = {
-        "personax": version("personax"),
-        "run": config.name,
-        "algorithm": algorithm,
-        "seed": str(config.seed_list[seed]),
-        "schema": json.dumps(schema.to_dict()),
-    }
-    params, shared = jax.tree.map(np.asarray, model)
+    about = {**describe_model(config, schema, algorithm), "run": config.name, "seed": str(config.seed_list[seed])}
     folder.models.mkdir(exist_ok=True)
-    leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(shared))}
-    checkpoint.export(folder.model(algorithm), {"params": params, "shared": leaves}, about)
+    write_shared(folder.model(algorithm), about, *model)
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

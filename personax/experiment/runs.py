@@ -106,11 +106,11 @@ class Work(NamedTuple):
 def prepare(config: Config) -> Work:
     """Build and check everything that a run computes with."""
     plan = build(config)
-    runs = {training.name: _planned(config, plan, training) for training in plan.trainings}
+    runs = {training.name: planned(config, plan, training) for training in plan.trainings}
     return Work(config, plan, runs, suspicions_of(plan))
 
 
-def _planned(config: Config, plan: Study, training: Training) -> PlannedRun:
+def planned(config: Config, plan: Study, training: Training) -> PlannedRun:
     """Plan the run of one algorithm."""
     algorithm = training.algorithm
     how = "raise" if config.on_nonfinite == "raise" else "skip"  # a seed that diverged computes on, and is not counted
@@ -371,6 +371,11 @@ def _restore(session: _Session, work: Work, place: Path, watch: Watch, every: in
         for score, records in saved.about["history"].items()
     }
     session.seconds = saved.about["seconds"]
+    return snapshot_of(run, saved)
+
+
+def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
+    """The snapshot that a checkpoint of a run was made of."""
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
     return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(run.schedules), run.run.federation.ids)
 
@@ -382,7 +387,7 @@ def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bo
     @cache
     def shorter(num_rounds: int) -> PlannedRun:
         schedule = replace(config.schedule, num_rounds=num_rounds)
-        found = _planned(replace(config, schedule=schedule), plan, training)
+        found = planned(replace(config, schedule=schedule), plan, training)
         if not all(map(Schedule.begins_with, run.schedules, found.schedules)):
             raise ConfigError(
                 f"`{training.name}` was trained for {num_rounds} rounds, and the schedule of a longer run does not "

@@ -194,7 +194,7 @@ def convolve_by_windows(x: Array, kernel: Array) -> Array:
     tall, wide = rows // 2 + 1, cols // 2 + 1  # pairs of pixels in a window
     more = 2 * (down + tall - 1) - x.shape[1], 2 * (across + wide - 1) - x.shape[2]  # rows and columns; may be negative
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, more[0], 0), (0, more[1], 0), (0, 0, 0)))
-    x = x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2 * depth)
+    x = x.reshape(x.shape[0], x.shape[1] // 2, 2, x.shape[2] // 2, 2 * depth)
     parts = [x[:, i : i + down, half, j : j + across] for i in range(tall) for half in (0, 1) for j in range(wide)]
     windows = jnp.concatenate(parts, axis=3).reshape(-1, 4 * tall * wide * depth)
     at = lambda i, j: jnp.pad(kernel, ((i, 2 * tall - rows - i), (j, 2 * wide - cols - j), (0, 0), (0, 0)))

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from personax.experiment import checkpoint
+from personax.experiment.model_files import describe_model, write_personal
 from personax.experiment.names import require_run_name
 from personax.live.recipe import Limits, read_recipe, require_within
 from personax.live.samples import SampleSource, conformed
@@ -189,9 +190,8 @@ class Membership:
         model, words = personal_model(self.recipe, self.data, anchor.params, anchor.shared, own)
         numbers["personal"] = score_one(self.recipe, self.data, model)
         path = self.place / "personal.safetensors"
-        about = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
-        about["schema"] = json.dumps(self.recipe.schema.to_dict())
-        checkpoint.export(path, model, about, private=True)
+        about = describe_model(self.recipe.config, self.recipe.schema, self.recipe.training.name)
+        write_personal(path, {**about, "scoring": words, "numbers": json.dumps(numbers)}, model)
         content = json.dumps(numbers, indent=1).encode()
         checkpoint.write_atomically(self.place / "numbers.json", content, private=True)
         return path, numbers

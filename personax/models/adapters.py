@@ -1,7 +1,6 @@
 """Adapters that turn a Flax, NNX or Equinox module into a `Model`."""
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from personax.typing import Model, Params
+from personax.values import optional_import
 
 
 def from_flax(module: Any) -> Model:
@@ -19,7 +19,7 @@ def from_flax(module: Any) -> Model:
     If the module's `__call__` takes `train` or `deterministic`, it is told whether a key was given; the key is its
     "dropout" stream. Parameters have the module's own `param_dtype`.
     """
-    linen = _import("flax.linen", "from_flax", "flax")
+    linen = optional_import("flax.linen", "`from_flax`", "flax")
     if not isinstance(module, linen.Module):
         raise TypeError(
             f"`module` must be an instance of flax.linen.Module, got {module!r}. For flax.nnx use `from_nnx(make)`."
@@ -33,7 +33,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
     Parameters are a plain dict of arrays. `make` runs again in every trace of `apply`, which then puts the given
     parameters in place; under `jit` the discarded initial values are never computed.
     """
-    _import("flax.nnx", "from_nnx", "flax")
+    optional_import("flax.nnx", "`from_nnx`", "flax")
     return _from_nnx(make)
 
 
@@ -43,17 +43,8 @@ def from_equinox(make: Callable[[Array], Any]) -> Model:
     Parameters are the module's inexact arrays. The rest (functions, integers, integer arrays) is captured once, so
     it must not depend on the key. If the module's `__call__` takes `key`, each example gets its own.
     """
-    _import("equinox", "from_equinox", "equinox")
+    optional_import("equinox", "`from_equinox`", "equinox")
     return _from_equinox(make)
-
-
-def _import(name: str, adapter: str, extra: str) -> Any:
-    """Import an optional dependency when an adapter first needs it."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        message = f'`{adapter}` needs {name}, which is not installed. Run `pip install "personax[{extra}]"`.'
-        raise ModuleNotFoundError(message, name=error.name) from error
 
 
 def _refuse_state(kinds: set[str]) -> None:

@@ -81,7 +81,7 @@ def _rematerialized(task: Task, slice_size: int) -> Task:
 @functools.cache
 def _classification(model: Model, l2: float) -> Task:
     def metrics(params: Params, batch: Batch) -> Metrics:
-        outputs = model.apply(params, _inputs(params, batch.x))
+        outputs = model.apply(params, inputs_of(params, batch.x))
         hits = (jnp.argmax(outputs, axis=-1) == batch.y).astype(outputs.dtype)
         cross_entropy = _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight)
         return {"loss": cross_entropy + _penalty(params, l2), "accuracy": _weighted_mean(hits, batch.weight)}
@@ -92,7 +92,7 @@ def _classification(model: Model, l2: float) -> Task:
 @functools.cache
 def _regression(model: Model, l2: float, deviation: tuple[float, ...] | None) -> Task:
     def metrics(params: Params, batch: Batch) -> Metrics:
-        outputs = model.apply(params, _inputs(params, batch.x))
+        outputs = model.apply(params, inputs_of(params, batch.x))
         errors = _squared_error(outputs, batch.y)
         error = _weighted_mean(errors, batch.weight)
         loss = error + _penalty(params, l2)
@@ -111,7 +111,7 @@ def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float)
         return _weighted_mean(of_examples(outputs, batch.y), batch.weight)
 
     def loss(params: Params, batch: Batch) -> Array:
-        return mean(model.apply(params, _inputs(params, batch.x), batch.key), batch) + _penalty(params, l2)
+        return mean(model.apply(params, inputs_of(params, batch.x), batch.key), batch) + _penalty(params, l2)
 
     return loss
 
@@ -121,7 +121,7 @@ def as_inputs(x: Array, dtype: Any = float) -> Array:
     return x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x
 
 
-def _inputs(params: Params, x: Array) -> Array:
+def inputs_of(params: Params, x: Array) -> Array:
     """What a model of these parameters sees, in their type."""
     dtype = jnp.result_type(*(leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)))
     return as_inputs(x, dtype)

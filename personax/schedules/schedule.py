@@ -6,8 +6,12 @@ on parameters, so a schedule is a table that is computed before the run.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
+from personax.notebook import html_table
+from personax.values import optional_import
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,31 @@ class Schedule:
             raise ValueError(
                 f"Rounds must have the same length and end with the last event, got ends {ends[:5].tolist()}."
             )
+
+    def __repr__(self) -> str:
+        return f"<Schedule: {', '.join(f'{title} {text}' for title, text in self._facts())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table("Schedule", self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Titled lines of a summary."""
+        num = int(self.round_ends.sum())
+        clients = f"{self.num_clients:,} clients"
+        if self.has_rounds:
+            facts = [("rounds", f"{num:,}"), ("cohort", f"{self.num_events // num:,} of {clients}")]
+        else:
+            stale = self.staleness()
+            facts = [("arrivals", f"{self.num_events:,} of {clients}")]
+            facts += [("staleness", f"{stale.mean():.3g} on average and at most {stale.max()}")]
+        end = float(self.time.max())
+        return [*facts, ("virtual time", f"{end:.4g}")] if end > 0 else facts
+
+    def to_pandas(self) -> Any:
+        """Return the events as a data frame of pandas, a row for each."""
+        names = ("client", "started_at", "requested", "received", "time", "aggregated", "round_ends")
+        columns = {name: getattr(self, name) for name in names}
+        return optional_import("pandas", "`to_pandas`", "pandas").DataFrame({**columns, "staleness": self.staleness()})
 
     @property
     def num_events(self) -> int:

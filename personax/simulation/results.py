@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from personax.notebook import html_table
 from personax.schedules import Schedule
 from personax.server import ServerState
 from personax.simulation.store import Kept
@@ -139,6 +140,27 @@ class Result:
     history: list[Any]
     bytes_up: np.ndarray
     bytes_down: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"<Result: {', '.join(f'{title} {text}' for title, text in self._facts())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table("Result", self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Titled lines of a summary."""
+        snapshot, num = self.snapshot, len(self.snapshot.schedules)
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params)) // num
+        events = np.atleast_1d(snapshot.num_events)
+        facts = [
+            ("events", f"{events.max():,} of {snapshot.schedules[0].num_events:,}"),
+            ("clients", f"{len(snapshot.ids):,}"),
+            ("seeds", str(num)),
+            ("parameters", f"{size:,}"),
+            ("evaluations", str(len(self.history))),
+        ]
+        counts = (("too stale", self.num_dropped), ("not finite", self.num_skipped))
+        return [*facts, *((title, f"{np.sum(of):,} updates") for title, of in counts if np.sum(of))]
 
     @property
     def has_seeds(self) -> bool:

@@ -406,6 +406,24 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
     assert load_file(place / "mine.safetensors").keys() == {"dense_0.kernel", "dense_0.bias"}
 
 
+def test_predictions_of_a_run_and_of_a_file(done, place):
+    rows = [row[1:] for row in rows_of("new", 5, 9)]
+    (place / "new.csv").write_text(table(rows, "a,b,c,state"))
+    for algorithm in ("FedAvg", "ARUBA"):
+        ended = personax("predict", str(done[0].root), "--data", "new.csv", "--algorithm", algorithm)
+        assert ended.exit_code == 0, ended.stderr
+        assert ended.stdout.splitlines()[0].startswith(f"{algorithm} of patients: the shared model as it is")
+        assert ended.stdout.splitlines()[1] == "5 predictions are in predictions.csv, in the order of new.csv"
+        assert "ignored 1 column that the model does not use: 'state'" in " ".join(ended.stderr.split())
+        of_run = (place / "predictions.csv").read_text()
+        ended = personax("predict", str(done[0].model(algorithm)), "--data", "new.csv", "--out", "again.csv")
+        assert ended.exit_code == 0 and (place / "again.csv").read_text() == of_run
+    assert of_run.splitlines()[0] == '"prediction","probability"' and len(of_run.splitlines()) == 6
+    ended = personax("export", str(done[0].root), "--client", "p1", "--out", "mine.stablehlo")
+    assert ended.exit_code == 0, ended.stderr
+    assert (place / "mine.stablehlo").exists() and json.loads((place / "mine.stablehlo.json").read_text())["features"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -416,7 +434,7 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
             ("compare", "{small}", "--set", "schedule.cohort_size=9"),
             "Error: `schedule.cohort_size` must be at most the 4",
         ),
-        (("compare", "{small}", "--set", "data.path=gone.csv"), "Error: gone.csv must be a file, got none there."),
+        (("compare", "{small}", "--set", "data.path=gone.csv"), "Error: File not found: gone.csv."),
         (("compare", "{small}", "--set", "model.kind=cnn2"), "Error: The model and its parameters must take"),
         (
             ("compare", "{small}", "--tune", "--set", "tune.mix=[0.1]"),
@@ -434,8 +452,20 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
         (("report", "nowhere"), "Error: nowhere has no results.json."),
         (("cite", "nowhere"), "Error: nowhere has no results.json."),
         (("personalize", "nowhere", "--data", "x.csv"), "Error: "),
-        (("personalize", "{done}", "--data", "x.csv"), "Error: x.csv must be a file, got none there."),
+        (("personalize", "{done}", "--data", "x.csv"), "Error: File not found: x.csv."),
         (("personalize", "{done}", "--data", "x.csv", "--algorithm", "X"), "Error: `the run` has no algorithm `X`."),
+        (("predict", "nowhere", "--data", "x.csv"), "Error: Run folder or model file not found: nowhere."),
+        (("predict", "{done}", "--data", "x.csv"), "Error: File not found: x.csv."),
+        (("predict", "{done}", "--data", "x.csv", "--out", "x.csv"), "Error: The predictions would replace the data"),
+        (
+            ("predict", "{done}", "--data", "x.csv", "--out", "x.txt"),
+            "Error: Predictions are written as .csv or .parquet",
+        ),
+        (
+            ("predict", "{done}", "--data", "x.csv", "--client", "p9"),
+            "Error: {done} has no client 'p9'.",
+        ),
+        (("export", "{done}", "--algorithm", "X"), "Error: `the run` has no algorithm `X`."),
         (("init", "nowhere/mine.toml"), "Error: [Errno 2] No such file or directory: 'nowhere/mine.toml'"),
     ],
 )

@@ -634,7 +634,7 @@ def test_a_missing_label(tmp_path):
 
 
 def test_a_missing_file_and_an_unknown_kind(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.csv must be a file, got none there"):
+    with pytest.raises(FileNotFoundError, match=r"File not found: .*nothing\.csv"):
         read_table(tmp_path / "nothing.csv")
     with pytest.raises(ValueError, match=r"`path` must end in one of .npz, .csv, .parquet, got 't.xlsx'"):
         read_table(tmp_path / "t.xlsx")
@@ -653,10 +653,13 @@ CSV_ERRORS = [
     ("client,label,f,g\n1,2,3,red\n", "the feature column 'g' must hold numbers, got string. Encode it"),
     ("client,label,f,f\n1,2,3,4\n", "columns with different names, got 'f'"),
     (",client,label,f\n0,1,2,3\n", "got ''. If it is the index of a pandas table, write the file with `index=False`"),
-    ("client,label,f\n1,2,3\n1,2,\n", r"got none in row 1 \(counted from 0, without the header\) of the column 'f'"),
-    ("client,label,f\n1,2,3\n1,2,nan\n", "got none in row 1 .* of the column 'f'"),
-    ("client,label,f\n1,2,3\n,2,4\n", "got none in row 1 .* of the column 'client'"),
-    ("client,label,f\n1,a,3\n1,,4\n", "got none in row 1 .* of the column 'label'"),
+    (
+        "client,label,f\n1,2,3\n1,2,\n",
+        r"value in row 1 \(counted from 0, without the header\) of the column 'f'",
+    ),
+    ("client,label,f\n1,2,3\n1,2,nan\n", "missing value in row 1 .* of the column 'f'"),
+    ("client,label,f\n1,2,3\n,2,4\n", "missing value in row 1 .* of the column 'client'"),
+    ("client,label,f\n1,a,3\n1,,4\n", "missing value in row 1 .* of the column 'label'"),
     ("client,label,f\n1,2,3,4\n", "is not a csv file that can be read"),
     ("client,label,f\n1,2,inf\n", "client 1: the training data must be finite"),
 ]
@@ -690,7 +693,7 @@ def test_nulls_of_parquet_are_found_in_any_block(tmp_path, monkeypatch):
     column = pa.array([1.0] * 2999 + [None])
     columns = {"client": np.zeros(3000, int), "label": np.zeros(3000, int), "f": column}
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"got none in row 2999 .* of the column 'f'. Fill it in"):
+    with pytest.raises(ValueError, match=r"missing value in row 2999 .* of the column 'f'. Fill it in"):
         read_table(tmp_path / "t.parquet")
 
 

@@ -101,6 +101,24 @@ def test_a_newcomer_gets_the_model_that_evaluation_scores():
         np.testing.assert_allclose(score(algorithm, fed, result, scoring), losses(fed, models), rtol=1e-9)
 
 
+@pytest.mark.parametrize("seeds", [None, 2])
+@pytest.mark.parametrize("model", ["global", "localized", "adapted", "personal", "recomputed"])
+def test_the_models_of_clients_are_those_that_are_scored(model, seeds):
+    algorithm = personax.apfl(lr=0.1, mix=0.4, **LOCAL)
+    fed, result = setting(algorithm, seeds=seeds)
+    scoring = personax.Scoring(model, lr=0.2, num_steps=2, batch_size=4)
+    scored, key = score(algorithm, fed, result, scoring), jax.random.key(9)
+    for clients in ([2], [3, 0, 2, 1]):
+        found = personax.client_models(algorithm, TASK, fed, result, scoring, clients, key=key)["w"]
+        for seed in range(seeds or 1):
+            of_seed = np.zeros((4, closed_forms.DIMENSION))
+            of_seed[clients] = found if seeds is None else found[seed]
+            wanted = scored if seeds is None else scored[seed]
+            np.testing.assert_allclose(losses(fed, of_seed)[clients], wanted[clients], rtol=1e-10)
+    with pytest.raises(ValueError, match=r"`clients` must be positions in 0\.\.3, got \[4\]"):
+        personax.client_models(algorithm, TASK, fed, result, scoring, [4], key=key)
+
+
 # localized models
 
 

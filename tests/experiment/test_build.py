@@ -477,7 +477,7 @@ def test_a_file_with_tests_and_shapes_of_its_own(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_an_error_with_its_path():
-    with refused("nowhere.csv must be a file, got none there", kind=OSError):
+    with refused("File not found: nowhere.csv.", kind=OSError):
         make_federation(config_of({"A": SYNC}, data={"kind": "file", "path": "nowhere.csv"}))
 
 

@@ -296,7 +296,7 @@ def unfinished(folder, root):
 def test_an_algorithm_or_a_file_that_is_not_there(folder, patient, tmp_path):
     with refused("`the run` has no algorithm `FedAv`. Did you mean `FedAvg`?"):
         personalize_newcomer(folder, patient, "FedAv")
-    with refused("must be a file, got none there", kind=OSError):
+    with refused("File not found: ", kind=OSError):
         personalize_newcomer(folder, tmp_path / "none.csv", "FedAvg")
     with refused("has no results.json", kind=ValueError):
         personalize_newcomer(unfinished(folder, tmp_path / "run"), patient, "FedAvg")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from personax import evaluate, rounds, simulate
+from personax import evaluate, load, rounds, simulate
 from personax.experiment import checkpoint
 from personax.live.membership import Anchor, Assignment, Membership
 from personax.live.recipe import Limits, Refused, read_recipe
@@ -164,6 +164,8 @@ def test_the_end_of_a_client_and_of_a_newcomer(tmp_path):
     tree, _ = checkpoint.read_model(path)
     mixed = given.algorithm.objective.models(anchor_of(given).params, member.held.personal)["personal"]
     assert_same_bits(list(jax.tree.leaves(tree)), list(map(np.asarray, jax.tree.leaves(mixed))))
+    x, y = data_of(0).client_test(0)
+    assert np.mean(load(path).predict(x) == y) == pytest.approx(numbers["personal"]["accuracy"])
     newcomer = Membership(assignment(given), "bert", data_of(1), tmp_path / "bert", Limits())
     _, numbers = newcomer.finish(anchor_of(given, 1))
     assert set(numbers) == {"shared", "personal"}

@@ -29,6 +29,17 @@ def read_arrays(path: Path, client: str | None, label: str, split: str | None) -
         raise ValueError(f"{path} is not an npz file that can be read ({error}).") from error
 
 
+def read_array(path: Path, name: str) -> np.ndarray:
+    """One array of features."""
+    try:
+        with path.open("rb") as opened, NpzFile(opened) as file:
+            if name not in file.files:
+                raise ValueError(f"{path.name} has no array {name!r}. It has {', '.join(map(repr, file.files))}.")
+            return _features(file, name, path.name)
+    except (BadZipFile, EOFError, OSError, TokenError) as error:
+        raise ValueError(f"{path} is not an npz file that can be read ({error}).") from error
+
+
 def _has_test(file: NpzFile, tests: list[str], split: str | None, where: str) -> bool:
     there = [name for name in tests if name in file.files]
     if there and (len(there) < len(tests) or split):

@@ -107,10 +107,7 @@ def _columns(path: Path, client: str | None, label: str, split: str | None, choi
     named = [name for name in (client, label, split) if name is not None]
     if len(set(named)) < len(named):
         raise ValueError(f"`client`, `label` and `split` must be different columns, got {', '.join(named)}.")
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(f"`path` must end in one of {', '.join(_SUFFIXES)}, got {path.name!r}. Convert the file.")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a file, got none there. Check the path.")
+    require_file(path)
     if path.suffix != ".npz":
         from personax.data.datasets.tables import read_columns  # Arrow takes a while to load
 
@@ -118,6 +115,14 @@ def _columns(path: Path, client: str | None, label: str, split: str | None, choi
     if choice != Choice():
         raise ValueError(f"{path.name}: columns of an .npz file have no names to `include` or `exclude`. Remove those.")
     return read_arrays(path, client, label, split)
+
+
+def require_file(path: Path) -> None:
+    """Raise unless there is a file at a path whose suffix is one that can be read."""
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(f"`path` must end in one of {', '.join(_SUFFIXES)}, got {path.name!r}. Convert the file.")
+    if not path.is_file():
+        raise FileNotFoundError(f"File not found: {path}.")
 
 
 def _names(path: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""CSV and Parquet files, read in blocks of rows."""
+"""CSV and Parquet files, read in blocks of rows, and tables in memory."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from personax.data.datasets.columns import Choice, Column, Columns, Words, requi
 
 BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
 _NOT_COUNTED = "counted from 0, without the header"
+_INDEX = "__index_level_"  # what pandas calls an index without a name
 
 
 def column_names(path: Path) -> list[str]:
@@ -33,7 +34,7 @@ def read_columns(path: Path, client: str | None, label: str, split: str | None, 
         if name is not None:
             require_column("a column", role, name, schema.names, path.name)
     features = choice.of([name for name in schema.names if name not in special], path.name)
-    dtype = _feature_type(schema, features, path.name)
+    dtype = _feature_type(schema, features, path.name, "Encode it, or leave it out with `exclude`.")
     x, columns_of, done = np.empty((_most_rows(path), len(features)), dtype), {name: [] for name in special}, 0
     with _opened(path, features, special) as batches:
         for batch in batches:
@@ -52,6 +53,36 @@ def read_columns(path: Path, client: str | None, label: str, split: str | None, 
     return columns
 
 
+def read_features(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> np.ndarray:
+    """The columns of a file that `choose` picks from its names, in that order; the others are not read."""
+    schema = _schema(path)
+    features = list(choose(schema.names))
+    dtype = _feature_type(schema, features, path.name, "Encode it as it was for training.")
+    with _opened(path, features, []) as batches:
+        return _rows(batches, features, np.empty((_most_rows(path), len(features)), dtype), path.name)
+
+
+def table_features(table: Any, choose: Callable[[Sequence[str]], Sequence[str]], where: str) -> np.ndarray:
+    """The columns of a table in memory (of pandas, Polars or Arrow) that `choose` picks from its names."""
+    found = pa.table(table)
+    features = list(choose([name for name in found.column_names if not name.startswith(_INDEX)]))
+    dtype = _feature_type(found.schema, features, where, "Encode it as it was for training.")
+    empty = np.empty((found.num_rows, len(features)), dtype)
+    return _rows(found.select(features).to_batches(), features, empty, where)
+
+
+def _rows(batches: Iterable[pa.RecordBatch], features: list[str], x: np.ndarray, where: str) -> np.ndarray:
+    """The rows of all batches, in the memory of `x`."""
+    done = 0
+    for batch in batches:
+        _require_no_nulls(batch, where, done)
+        _fill(x[done : done + batch.num_rows], batch, features)
+        done += batch.num_rows
+    if not done:
+        raise ValueError(f"{where} has no rows.")
+    return x[:done]
+
+
 def _schema(path: Path) -> pa.Schema:
     try:
         if path.suffix == ".csv":
@@ -62,7 +93,7 @@ def _schema(path: Path) -> pa.Schema:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a {path.suffix[1:]} file that can be read ({error}).") from error
     names = schema.names
-    odd = [name for name in names if not name or name.startswith("__index_level_") or names.count(name) > 1]
+    odd = [name for name in names if not name or name.startswith(_INDEX) or names.count(name) > 1]
     if odd:
         raise ValueError(
             f"{path.name} must have columns with different names, got {odd[0]!r}. "
@@ -71,17 +102,14 @@ def _schema(path: Path) -> pa.Schema:
     return schema
 
 
-def _feature_type(schema: pa.Schema, features: Sequence[str], where: str) -> type:
+def _feature_type(schema: pa.Schema, features: Sequence[str], where: str, remedy: str) -> type:
     if not features:
         raise ValueError(f"{where} must have feature columns, got {', '.join(map(repr, schema.names))} alone.")
     types = {name: schema.field(name).type for name in features}
     numeric = lambda t: any(check(t) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
     for name, kind in types.items():
         if not numeric(kind) and not pa.types.is_null(kind):
-            raise ValueError(
-                f"{where}: the feature column {name!r} must hold numbers, got {kind}. "
-                "Encode it, or leave it out with `exclude`."
-            )
+            raise ValueError(f"{where}: the feature column {name!r} must hold numbers, got {kind}. {remedy}")
     return np.uint8 if all(kind == pa.uint8() for kind in types.values()) else np.float32
 
 
@@ -91,13 +119,13 @@ def _opened(path: Path, features: list[str], special: list[str]) -> Iterator[Any
     try:
         if path.suffix == ".csv":
             types = {**dict.fromkeys(features, pa.float32()), **dict.fromkeys(special, pa.string())}
-            convert = pa_csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+            convert = pa_csv.ConvertOptions(column_types=types, strings_can_be_null=True, include_columns=list(types))
             with pa_csv.open_csv(path, pa_csv.ReadOptions(block_size=BLOCK), convert_options=convert) as reader:
                 yield reader
         else:
             rows = max(256, BLOCK // (4 * len(features)))
             with pa_parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
-                yield file.iter_batches(rows)
+                yield file.iter_batches(rows, columns=[*features, *special])
     except (pa.ArrowException, OSError) as error:
         found = _not_a_number(path, features) if path.suffix == ".csv" else ""
         raise ValueError(found or f"{path} cannot be read ({error}).") from error
@@ -128,8 +156,8 @@ def _require_no_nulls(batch: pa.RecordBatch, where: str, done: int) -> None:
         if column.null_count:
             row = done + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             raise ValueError(
-                f"{where}: every entry must be there, got none in row {row} ({_NOT_COUNTED}) of the column {name!r}. "
-                "Fill it in, or remove the row."
+                f"{where}: missing value in row {row} ({_NOT_COUNTED}) of the column {name!r}. Fill it in, or remove "
+                "the row."
             )
 
 

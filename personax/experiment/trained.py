@@ -1,0 +1,150 @@
+"""A trained model: a network, its parameters and the schema of its samples, to ask for predictions and to export."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.data.datasets.inputs import read_inputs
+from personax.data.schema import Notify, Schema
+from personax.experiment.checkpoint import write_atomically
+from personax.models.tasks import inputs_of
+from personax.typing import Apply, Array, Model, Params
+from personax.values import optional_import
+
+_SLICE = 1 << 13  # samples that are computed at once
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+CALL = (
+    "from jax import export; export.deserialize(pathlib.Path({name!r}).read_bytes()).call(x), where x has a row for "
+    "each sample, with its numbers as they are in the data: the standardization is inside."
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainedModel:
+    """A model that was trained, as `px.load` gives it.
+
+    Args:
+        network: the network.
+        params: its parameters.
+        schema: describes a sample: the columns in their order, the classes, and the standardization.
+        title: the algorithm and whose model it is, for people.
+        words: how the model was made.
+        is_personal: whether it is one client's own, so that only the owner of an exported file may read it.
+
+    `x` is always samples as they are in your data: an array with samples along its first axis, a data frame of pandas
+    or Polars, an Arrow table, or the path of a .csv, .parquet or .npz file. Columns are matched by name and
+    standardized as the training data were.
+
+    >>> model = px.load("runs/people", "FedAvg")  # doctest: +SKIP
+    >>> model.predict("new.csv")  # doctest: +SKIP
+    array(['rested', 'tired', 'rested'], dtype='<U6')
+    """
+
+    network: Model
+    params: Params
+    schema: Schema
+    title: str = "model"
+    words: str = ""
+    is_personal: bool = False
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The names of the classes in the order of the outputs: whole numbers where all of them are, else strings."""
+        names = self.schema.classes
+        is_number = [name.isascii() and name.removeprefix("-").isdigit() and str(int(name)) == name for name in names]
+        return np.array([int(name) for name in names] if all(is_number) else names)
+
+    def predict(self, x: Any, *, notify: Notify = lambda text: None) -> np.ndarray:
+        """Return the class of each sample by its name, or the targets of a regression in their original units.
+
+        Classes that are whole numbers in the data are whole numbers here. `notify` is called with the names of columns
+        that are ignored.
+        """
+        outputs = self.outputs(x, notify=notify)
+        return self.classes[outputs.argmax(axis=-1)] if self.schema.classes else self._targets(outputs)
+
+    def probabilities(self, x: Any, *, notify: Notify = lambda text: None) -> np.ndarray:
+        """Return the probability of each class, in the order of `classes`, for each sample."""
+        if not self.schema.classes:
+            raise ValueError("A regression has no classes and no probabilities. Use `predict`.")
+        return np.asarray(jax.nn.softmax(jnp.asarray(self.outputs(x, notify=notify))))
+
+    def outputs(self, x: Any, *, notify: Notify = lambda text: None) -> np.ndarray:
+        """Return what the network computes for each sample: one number for each class, or standardized targets."""
+        rows = read_inputs(x, self.schema, notify)
+        compute = lambda begin: _outputs(self.network.apply, self.params, rows[begin : begin + _SLICE])
+        return np.concatenate([np.asarray(compute(begin)) for begin in range(0, len(rows), _SLICE)])
+
+    def export(self, path: Path | str, *, num_samples: int | None = None, platforms: Sequence[str] = PLATFORMS) -> Path:
+        """Write the model as StableHLO, which `jax.export.deserialize` reads without personax; return its path.
+
+        The function takes samples as they are in the data, `num_samples` or by default any number, and gives the
+        probability of each class or the targets in their original units. `<path>.json` describes both: the order of the
+        columns, their type, and the order of the classes.
+        """
+        optional_import("flatbuffers", "`export`", "export")
+        from jax import export
+
+        schema = self.schema
+        num = "samples" if num_samples is None else num_samples
+        shape = export.symbolic_shape(", ".join(map(str, [num, *schema.shape])))
+        given = schema.dtype if schema.feature_scaling is None else "float32"
+        samples = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(given))
+        try:
+            found = export.export(jax.jit(self._whole), platforms=tuple(platforms))(samples)
+        except Exception as error:  # whatever the code of a user's network raises
+            many = "any number of" if num_samples is None else num_samples
+            remedy = "Give `num_samples`, or fewer `platforms`."
+            raise ValueError(f"The network cannot be exported for {many} samples. {remedy} {error}") from error
+        place = Path(path)
+        write_atomically(place, bytes(found.serialize()), private=self.is_personal)
+        about = {
+            "title": self.title,
+            "call": CALL.format(name=place.name),
+            "shape": [num, *schema.shape],
+            "dtype": str(samples.dtype),
+            "features": schema.features,
+            "result": "the probability of each class" if schema.classes else "the targets in their original units",
+            "classes": self.classes.tolist(),
+            "jax": jax.__version__,
+        }
+        write_atomically(place.with_name(f"{place.name}.json"), json.dumps(about, indent=1).encode())
+        return place
+
+    def _whole(self, x: Array) -> Array:
+        """From samples as they are in the data to probabilities or targets."""
+        scaling = self.schema.feature_scaling
+        if scaling is not None:
+            mean, deviation = (_row(part, self.schema.shape, x) for part in (scaling.mean, scaling.deviation))
+            x = (x - mean) / deviation
+        outputs = _outputs(self.network.apply, self.params, x)
+        return jax.nn.softmax(outputs) if self.schema.classes else self._targets(outputs)
+
+    def _targets(self, outputs: Any) -> Any:
+        """The targets of a regression in their original units."""
+        targets = outputs.reshape(outputs.shape[0], *self.schema.target_shape)
+        scaling = self.schema.target_scaling
+        if scaling is None:
+            return targets
+        mean, deviation = (_row(part, self.schema.target_shape, outputs) for part in (scaling.mean, scaling.deviation))
+        return targets * deviation + mean
+
+    def __repr__(self) -> str:
+        return f"<TrainedModel: {self.title}; {self.schema.look}>"
+
+
+def _row(numbers: Sequence[float], shape: tuple[int, ...], like: Any) -> np.ndarray:
+    """Numbers of one sample as an array to compute with samples of this type."""
+    return np.asarray(numbers, like.dtype).reshape(1, *shape)
+
+
+@partial(jax.jit, static_argnums=0)
+def _outputs(apply: Apply, params: Params, x: Array) -> Array:
+    return apply(params, inputs_of(params, x))

@@ -1,0 +1,112 @@
+"""The figures of the report for notebooks, `px.plot`: from run folders, or from a `Comparison` in memory.
+
+Each function returns a Plotly figure, one view of what the report shows with selectors.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from personax.evaluation.scores import Comparison
+from personax.experiment.results import client_rows
+from personax.experiment.summaries import evaluation_record, headline_of, score_record
+from personax.report import figures
+from personax.report.clients import Clients
+from personax.report.runs import GREYS, PALETTE, SYMBOLS, Look, Score, read_runs, scores_of
+from personax.report.words import ROLES
+from personax.values import require_one_of, unknown_name
+
+__all__ = ["clients", "curves", "gains", "staleness"]
+
+
+def curves(*runs: Path | str, metric: str | None = None, against: str = "rounds") -> go.Figure:
+    """Learning curves of run folders: means over clients against "rounds", "virtual time" or "seconds".
+
+    >>> px.plot.curves("runs/people", against="seconds").show()  # doctest: +SKIP
+    """
+    require_one_of("against", against, tuple(figures.AXES))
+    return _view(figures.learning_curves(*_given(runs, metric)), against=against)
+
+
+def clients(*runs: Path | str | Comparison, metric: str | None = None) -> go.Figure:
+    """The numbers of single clients in ascending order, one curve for each score.
+
+    >>> px.plot.clients("runs/people", metric="loss").show()  # doctest: +SKIP
+    """
+    return _view(figures.distribution(*_given(runs, metric)))
+
+
+def gains(
+    *runs: Path | str | Comparison, metric: str | None = None, against: str | None = None, score: str | None = None
+) -> go.Figure:
+    """Gains and losses of each client against the shared model ("global") or against local training ("local").
+
+    With a `score` there is a bar for each of its clients. By default `against` is "global" where there is one.
+
+    >>> px.plot.gains("runs/people", against="local", score="APFL").show()  # doctest: +SKIP
+    """
+    found = figures.changes(*_given(runs, metric))
+    if found is None:
+        raise ValueError("There is no baseline to compare with. Give runs of `personax compare`, which has both.")
+    if against is not None:
+        require_one_of("against", against, tuple(ROLES))
+    return _view(found, against=None if against is None else ROLES[against], score=score)
+
+
+def staleness(*runs: Path | str) -> go.Figure:
+    """The staleness of the updates of asynchronous algorithms, in versions of the shared model.
+
+    >>> px.plot.staleness("runs/people").show()  # doctest: +SKIP
+    """
+    read = read_runs([Path(run) for run in runs])
+    found = next((one for one in figures.activity(read, scores_of(read)) if one.name == "staleness"), None)
+    if found is None:
+        raise ValueError("No algorithm of these runs is asynchronous, so no update was stale. Give other runs.")
+    return _view(found)
+
+
+def _given(runs: Sequence[Path | str | Comparison], metric: str | None) -> tuple[list[Score], list[str]]:
+    """The scores of run folders, or of one comparison, and the metric that was asked for, or the headline."""
+    compared = [run for run in runs if isinstance(run, Comparison)]
+    if compared and len(runs) > 1:
+        raise ValueError("Give run folders, or one comparison.")
+    if compared:
+        scores, known = _of_comparison(compared[0]), compared[0].metrics
+    else:
+        read = read_runs([Path(run) for run in runs if not isinstance(run, Comparison)])
+        scores, known = scores_of(read), list(dict.fromkeys(name for run in read for name in run.record.metrics))
+    if metric is not None and metric not in known:
+        raise ValueError(unknown_name("the run", metric, known, "metric"))
+    return scores, [headline_of(known) if metric is None else metric]
+
+
+def _of_comparison(comparison: Comparison) -> list[Score]:
+    """The scores of a comparison as those of a run folder look to figures of clients."""
+    made = []
+    for at, (name, found) in enumerate(comparison.evaluations.items()):
+        role = {comparison.local: "local", comparison.shared: "global"}.get(name, "")
+        colour = GREYS[role][0] if role else PALETTE[at % len(PALETTE)][0]
+        look = Look(colour, "dash" if role else "solid", SYMBOLS[at % len(SYMBOLS)])
+        names = [f"client {one}" for one in found.clients.ravel().tolist()]
+        seeds = range(found.clients.size // found.clients.shape[-1])
+        rows = client_rows((comparison.algorithms.get(name, name), name), seeds, found, names)
+        record = score_record(name, found.scoring, [evaluation_record(found, 0, 0.0)], None)
+        run: Any = comparison  # the figures of clients only compare whose scores they are, and look at no algorithm
+        algorithm: Any = None
+        made.append(Score(name, name, run, algorithm, record, Clients(rows), role, look))
+    return made
+
+
+def _view(found: figures.Figure, **chosen: str | None) -> go.Figure:
+    """The view of a figure that these choices select; the first choice where None or nothing is given."""
+    at = []
+    for name, offered in found.choices.items():
+        wanted = chosen.get(name) or offered[0]
+        require_one_of(name, wanted, tuple(offered))
+        at.append(offered.index(wanted))
+    sizes = [len(offered) for offered in found.choices.values()]
+    place = int(np.ravel_multi_index(at, sizes)) if at else 0
+    return go.Figure(found.views[place]).update_layout(template="plotly_white", title=found.title)
