@@ -48,6 +48,6 @@ def reproduce(
 
 def _cell_text(cell: CellRecord) -> str:
     """Format a cell of a paper's table: our numbers, and the paper's if it has one."""
-    ours = ", ".join(f"{one.ours.mean:.2f} ({one.reading})" for one in cell.readings)
+    ours = ", ".join(f"{one.ours.mean:.2f} ({one.name})" for one in cell.scorings)
     paper = "" if cell.paper is None else f", paper {cell.paper:.2f}"
     return f"{cell.row} · {cell.column}: {ours}{paper}"

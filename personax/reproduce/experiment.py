@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 from typing import Protocol as Interface
 
@@ -13,8 +14,27 @@ from personax.evaluation.scoring import Scoring
 from personax.schedules import Schedule
 from personax.typing import Array, Task
 
-OF_CIFAR = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # mean and deviation of each colour, training images
-Verdict = Literal["holds", "holds in part", "does not hold", "undecided"]
+OF_CIFAR = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # mean and deviation of each color, training images
+OF_MNIST = 0.1307, 0.3081  # mean and deviation of all pixels, training images
+Verdict = Literal["holds", "holds in part", "does not hold", "undecided", "not testable", "not finite"]
+Source = Literal["the text", "the authors' code", "the cited code", "our choice"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way to fill in what a paper leaves open, such as a decay or a network, and where it comes from.
+
+    Claims are judged in each reading separately. With `excluded`, which states the reason, a reading is shown but does
+    not count in the overall verdict: because it comes nowhere near the paper, or because it only looks for a cause.
+    """
+
+    name: str
+    words: str
+    source: Source
+    excluded: str = ""
+
+
+MAIN = Reading("main", "The text where it speaks, the choices listed here where it is silent.", "the text")
 
 
 class MakesSchedule(Interface):
@@ -47,17 +67,63 @@ class ActiveShare:
 
 
 @dataclass(frozen=True)
+class MostFrequentClass:
+    """The accuracy of always predicting the class that is most frequent in a client's training data."""
+
+    flag = ""
+
+    def describe(self) -> str:
+        """The measure in words."""
+        return "always the most frequent class of the client's training data; scored on its test data"
+
+    def of(self, federation: Federation) -> float:
+        """The mean over clients; ties go to the smaller class."""
+        assert federation.test_y is not None and federation.test_offsets is not None  # every experiment has test data
+        labels, test_labels = np.asarray(federation.y), np.asarray(federation.test_y)
+        bounds = zip(pairwise(federation.offsets), pairwise(federation.test_offsets), strict=True)
+        shares = []
+        for train, test in bounds:
+            classes, counts = np.unique(labels[slice(*train)], return_counts=True)
+            shares.append(np.mean(test_labels[slice(*test)] == classes[counts.argmax()]))
+        return float(np.mean(shares))
+
+
+Measure = Scoring | ActiveShare | MostFrequentClass
+UNTRAINED, MOST_FREQUENT = "untrained", "most frequent class"  # the columns of the baselines
+
+
+@dataclass(frozen=True)
 class Cell:
     """One number of a table, or one curve of a figure, and what the paper says of it.
 
-    `scorings` are the readings of the paper's evaluation, by name; the first is set beside the paper's number.
+    `scorings` are the ways to score that the paper allows, by name; the first is set beside the paper's number.
+    `reading` names a reading of the experiment. A cell `at` the start scores the model before training.
     """
 
     row: str
     column: str
-    scorings: Mapping[str, Scoring | ActiveShare]
+    scorings: Mapping[str, Measure]
     paper: tuple[float, float] | None = None  # the value and half its interval, as printed (accuracies in %)
     metric: str = "accuracy"
+    reading: str = MAIN.name
+    at: Literal["start", "end"] = "end"
+
+    @property
+    def is_baseline(self) -> bool:
+        """True if nothing was trained for this number."""
+        return self.column in (UNTRAINED, MOST_FREQUENT)
+
+
+def baselines(row: str, scorings: Mapping[str, Measure], reading: str = MAIN.name) -> tuple[Cell, Cell]:
+    """The rows without training: the initial model, scored as the others are, and the most frequent class.
+
+    A claim about accuracies is not testable in a row where no compared method is above both. Any training of the row's
+    federation and network can fill these cells.
+    """
+    return (
+        Cell(row, UNTRAINED, scorings, reading=reading, at="start"),
+        Cell(row, MOST_FREQUENT, {MOST_FREQUENT: MostFrequentClass()}, reading=reading),
+    )
 
 
 @dataclass(frozen=True)
@@ -95,8 +161,10 @@ class Claim:
     """An ordering or a trend that the paper states: all contrasts are above 0.
 
     `at` is the share of the training after which they are compared: 1 for the end, less for "converges faster".
+    `along="seconds"` compares after the same time of computation: that of the shortest training, times `at`.
     `of` is what is compared: the sums of the values (losses the other way); how little they waver, the standard
     deviation over the second half of the curve; or how little they spread, the largest less the smallest.
+    `untestable` is the reason why a claim cannot be tested whatever the numbers are; it may have no contrasts then.
     """
 
     words: str
@@ -104,6 +172,8 @@ class Claim:
     contrasts: tuple[Contrast, ...]
     at: float = 1.0
     of: Literal["values", "wavering", "spread"] = "values"
+    along: Literal["progress", "seconds"] = "progress"
+    untestable: str = ""
 
 
 def beats(better: str | Sequence[str], worse: str | Sequence[str], rows: Iterable[str]) -> tuple[Contrast, ...]:
@@ -131,6 +201,9 @@ class Experiment:
     num_seeds: int
     claims: tuple[Claim, ...]
     choices: tuple[str, ...]  # what the paper does not say, and what was chosen
+    readings: tuple[Reading, ...] = (MAIN,)
+    needs: tuple[str, ...] = ()  # the datasets to fetch first
+    unavailable: str = ""  # why no record is kept, where the data cannot be obtained
     quick: bool = False
     timed: bool = False  # trainings one after another, so that their times can be compared
 
