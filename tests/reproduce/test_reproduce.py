@@ -20,7 +20,6 @@ from personax.reproduce.apfl import figures, setting
 from personax.reproduce.choices import TEXTS
 from personax.reproduce.experiment import (
     MAIN,
-    ActiveShare,
     Cell,
     Claim,
     Contrast,
@@ -31,6 +30,7 @@ from personax.reproduce.experiment import (
     beats,
 )
 from personax.reproduce.judging import judge
+from personax.reproduce.measures import ActiveShare
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ScoringRecord
 from personax.reproduce.run import reproduce
 
