@@ -25,8 +25,8 @@ from personax.reproduce.outcome import (
     CellRecord,
     ClaimRecord,
     CurveRecord,
-    ReadingRecord,
     ReproductionRecord,
+    ScoringRecord,
     difference_shown,
     interval_shown,
     shown,
@@ -65,15 +65,15 @@ def _tables(record: ReproductionRecord) -> list[Table]:
 
 
 def _row_table(row: str, cells: Sequence[CellRecord]) -> Table:
-    names = list(dict.fromkeys(reading.reading for cell in cells for reading in cell.readings))
+    names = list(dict.fromkeys(one.name for cell in cells for one in cell.scorings))
     rows = []
     for cell in cells:
-        found = {reading.reading: reading for reading in cell.readings}
+        found = {one.name: one for one in cell.scorings}
         ours = [_number(found.get(name), cell.metric) for name in names]
         paper, away = "–", "–"
         if cell.paper is not None and cell.paper_interval is not None:
             paper = f"{shown(cell.paper, cell.metric)} ±{NO_BREAK}{shown(cell.paper_interval, cell.metric)}"
-            away = shown(cell.readings[0].ours.mean - cell.paper, cell.metric, "+")
+            away = shown(cell.scorings[0].ours.mean - cell.paper, cell.metric, "+")
         rows.append(Row(TableCell(cell.column, small=_some(cell.chosen)), [TableCell(paper), *ours, TableCell(away)]))
     return table(f"{row}: {_metric(cells)}", ("", "paper", *names, "difference"), rows)
 
@@ -88,16 +88,18 @@ def _metric(cells: Sequence[CellRecord]) -> str:
     return ", ".join(name + (", %" if is_share(name) else "") for name in names)
 
 
-def _number(reading: ReadingRecord | None, metric: str) -> TableCell:
-    if reading is None:
+def _number(scoring: ScoringRecord | None, metric: str) -> TableCell:
+    if scoring is None:
         return TableCell("–")
-    return TableCell(interval_shown(reading.ours, metric, f" ±{NO_BREAK}"), small=_some(reading.flag))
+    return TableCell(interval_shown(scoring.ours, metric, f" ±{NO_BREAK}"), small=_some(scoring.flag))
 
 
 def _claims(claims: Sequence[ClaimRecord]) -> Table:
     rows = []
     for claim in claims:
-        found = "; ".join(f"{row.name}: {difference_shown(row)}" for row in claim.contrasts)
+        found = claim.reason or "; ".join(
+            f"{row.name}: {difference_shown(row)}" for one in claim.judged for row in one.contrasts
+        )
         rows.append(
             Row(TableCell(claim.words, small=[claim.place]), [TableCell(claim.verdict), TableCell(found, "words")])
         )
@@ -143,4 +145,4 @@ def _view(cells: Sequence[CellRecord], along: str, words: str) -> go.Figure:
 
 
 def _readings(cells: Sequence[CellRecord]) -> list[str]:
-    return list(dict.fromkeys(f"{one.reading}: {one.words}" for cell in cells for one in cell.readings))
+    return list(dict.fromkeys(f"{one.name}: {one.words}" for cell in cells for one in cell.scorings))

@@ -11,8 +11,8 @@ from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import (
     REPRODUCTION,
     CellRecord,
-    ReadingRecord,
     ReproductionRecord,
+    ScoringRecord,
     difference_shown,
     interval_shown,
     shown,
@@ -40,8 +40,8 @@ def section(record: ReproductionRecord) -> str:
     tables = [_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows]
     claims = ["| claim | place | here | paired difference |", "|---|---|---|---|"]
     for claim in record.claims:
-        found = "; ".join(f"{row.name}: {difference_shown(row)}" for row in claim.contrasts)
-        claims.append(f"| {claim.words} | {claim.place} | **{claim.verdict}** | {found} |")
+        found = "; ".join(f"{row.name}: {difference_shown(row)}" for one in claim.judged for row in one.contrasts)
+        claims.append(f"| {claim.words} | {claim.place} | **{claim.verdict}** | {claim.reason or found} |")
     choices = [f"- {choice}" for choice in record.choices]
     data = [f"- Data, {name}: {origin}" for name, origin in record.data.items()]
     title = f"## {record.name}\n\n{record.source}: {record.title}."
@@ -54,24 +54,24 @@ def section(record: ReproductionRecord) -> str:
 
 
 def _table(row: str, cells: Sequence[CellRecord]) -> str:
-    names = list(dict.fromkeys(reading.reading for cell in cells for reading in cell.readings))
+    names = list(dict.fromkeys(one.name for cell in cells for one in cell.scorings))
     lines = [f"| {row} | paper | {' | '.join(names)} | difference |", "|---" * (len(names) + 3) + "|"]
     for cell in cells:
-        found = {reading.reading: reading for reading in cell.readings}
+        found = {one.name: one for one in cell.scorings}
         paper, away = "", ""
         if cell.paper is not None and cell.paper_interval is not None:
             paper = f"{shown(cell.paper, cell.metric)} ± {shown(cell.paper_interval, cell.metric)}"
-            away = shown(cell.readings[0].ours.mean - cell.paper, cell.metric, "+")
+            away = shown(cell.scorings[0].ours.mean - cell.paper, cell.metric, "+")
         name = f"{cell.column}, {cell.chosen}" if cell.chosen else cell.column
         ours = " | ".join(_number(found.get(name), cell.metric) for name in names)
         lines.append(f"| {name} | {paper} | {ours} | {away} |")
     return "\n".join(lines)
 
 
-def _number(reading: ReadingRecord | None, metric: str) -> str:
-    if reading is None:
+def _number(scoring: ScoringRecord | None, metric: str) -> str:
+    if scoring is None:
         return ""
-    return f"{interval_shown(reading.ours, metric)}{' (!)' if reading.flag else ''}"
+    return f"{interval_shown(scoring.ours, metric)}{' (!)' if scoring.flag else ''}"
 
 
 if __name__ == "__main__":

@@ -7,16 +7,27 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from personax.evaluation.scores import Interval, is_share
-from personax.reproduce.experiment import Verdict
+from personax.fast.precision import Precision
+from personax.reproduce.experiment import Source, Verdict
 
 _KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class ReadingRecord:
-    """One reading of the paper's evaluation: values in the units of the paper, with a 95 % interval over seeds."""
+    """A reading of the paper's setting, and where it comes from. With `excluded` it does not count in a verdict."""
 
-    reading: str
+    name: str
+    words: str
+    source: Source
+    excluded: str
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class ScoringRecord:
+    """One way to score: values in the units of the paper, with a 95 % interval over seeds."""
+
+    name: str
     words: str
     flag: str
     ours: Interval
@@ -25,7 +36,7 @@ class ReadingRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class CurveRecord:
-    """The first reading along the training, [evaluations][seeds].
+    """The first scoring along the training, [evaluations][seeds].
 
     `rounds` are the server's versions, `seconds` those of training, all seeds together, and `times` virtual ones: none
     where nothing was delayed.
@@ -39,17 +50,19 @@ class CurveRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class CellRecord:
-    """One cell: the paper's value beside ours. The first reading is the one that is compared."""
+    """One cell: the paper's value beside ours. The first scoring is the one that is compared."""
 
     row: str
     column: str
+    reading: str  # the name of one of the record's readings
     metric: str
     paper: float | None
     paper_interval: float | None
-    readings: list[ReadingRecord]
+    scorings: list[ScoringRecord]
     algorithm: dict[str, Any]
     chosen: str  # of several candidates
     seconds: float  # of its training, which may have filled other cells too
+    is_baseline: bool = False  # nothing was trained for it: the untrained model, the most frequent class
     curve: CurveRecord | None = None
 
 
@@ -63,28 +76,61 @@ class TrainingRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ContrastRecord:
-    """One contrast of a claim: the difference over seeds, paired."""
+    """One contrast of a claim: the difference over seeds, paired, positive in the direction of the claim."""
 
     name: str
+    metric: str
     difference: Interval
     verdict: Verdict
+    reason: str  # why it is not testable, or not finite
 
 
 @dataclass(frozen=True, config=_KNOWN)
-class ClaimRecord:
-    """A claim of the paper, judged."""
+class EffectRecord:
+    """The size of a claim's difference: the mean over its contrasts of one metric, paired over seeds.
 
-    words: str
-    place: str
+    Accuracies are in points. `least` and `most` are the contrasts' extremes.
+    """
+
+    metric: str
+    difference: Interval
+    num_contrasts: int
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class JudgedRecord:
+    """A claim in one reading and one way to score."""
+
+    reading: str
+    scoring: str
     verdict: Verdict
+    reason: str
+    effect: EffectRecord | None  # none where nothing can be compared
     contrasts: list[ContrastRecord]
 
 
 @dataclass(frozen=True, config=_KNOWN)
-class ReproductionRecord:
-    """`results.json` of a reproduction."""
+class ClaimRecord:
+    """A claim of the paper: judged in each reading, and over the readings that count, by their first scoring.
 
-    schema_version: Literal[2]
+    `effect` is that of the first reading that counts and can be tested.
+    """
+
+    words: str
+    place: str
+    verdict: Verdict
+    reason: str
+    effect: EffectRecord | None
+    judged: list[JudgedRecord]
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class ReproductionRecord:
+    """`results.json` of a reproduction. `precision` is that of matrix products."""
+
+    schema_version: Literal[3]
     personax: str
     name: str
     source: str
@@ -93,10 +139,12 @@ class ReproductionRecord:
     started: str
     command: str
     machine: dict[str, str]
+    precision: Precision
     seconds: float
     length: str
     data: dict[str, str]  # the federations, by name: where they come from
     seeds: list[int]
+    readings: list[ReadingRecord]
     cells: list[CellRecord]
     claims: list[ClaimRecord]
     choices: list[str]

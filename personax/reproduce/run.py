@@ -1,10 +1,11 @@
-"""Run a reproduction: each training with all seeds together, its cells kept as it ends, then the claims."""
+"""Run a reproduction: each training with all seeds together, its cells kept as it ends; then judge the claims."""
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -27,16 +28,17 @@ from personax.experiment.summaries import machine
 from personax.experiment.tuning import run_all, validation_of
 from personax.fast.backends import runs_side_by_side
 from personax.models.tasks import as_inputs
-from personax.reproduce.experiment import ActiveShare, Claim, Contrast, Experiment, PaperTraining, Place, Verdict
+from personax.reproduce.experiment import Cell, Experiment, Measure, PaperTraining, Reading
+from personax.reproduce.judging import judge
+from personax.reproduce.measures import MeasuredRun
 from personax.reproduce.outcome import (
     REPRODUCTION,
     TRAINING,
     CellRecord,
-    ClaimRecord,
-    ContrastRecord,
     CurveRecord,
     ReadingRecord,
     ReproductionRecord,
+    ScoringRecord,
     TrainingRecord,
 )
 from personax.schedules import Schedule
@@ -46,7 +48,6 @@ from personax.simulation.simulate import simulate
 from personax.typing import Array, Batch, Task
 from personax.values import to_dict
 
-Reading = Scoring | ActiveShare
 Scores = dict[str, list[float]]  # by metric, of each seed
 
 
@@ -74,8 +75,31 @@ def reproduce(
     """Do what is left of a reproduction and write its results. Trainings that have ended are kept.
 
     By default trainings run side by side on accelerators: compiling takes longer there than running, and leaves the
-    device free. A CPU has better to do.
+    device free. A CPU has better to do. Matrix products are in float32 on every device.
     """
+    with _in_float32():
+        return _reproduce(experiment, folder, num_seeds, command, notify, side_by_side)
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """Full float32 products in all threads, which `jax.default_matmul_precision` does not reach."""
+    before = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_default_matmul_precision", "highest")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
+
+
+def _reproduce(
+    experiment: Experiment,
+    folder: Path,
+    num_seeds: int | None,
+    command: str,
+    notify: CellCallback,
+    side_by_side: bool | None,
+) -> ReproductionRecord:
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     seeds = list(range(num_seeds or experiment.num_seeds))
     needed = {training.data for training in experiment.trainings}
@@ -89,7 +113,7 @@ def reproduce(
         cells += found
         notify(found)
     record = ReproductionRecord(
-        schema_version=2,
+        schema_version=3,
         personax=version("personax"),
         name=experiment.name,
         source=experiment.source,
@@ -98,12 +122,14 @@ def reproduce(
         started=started,
         command=command,
         machine=machine(),
+        precision="float32",
         seconds=time.perf_counter() - began,
         length=experiment.length,
         data={name: federation.origin for name, federation in federations.items()},
         seeds=seeds,
+        readings=[_reading_record(one) for one in experiment.readings],
         cells=cells,
-        claims=[judge(claim, {(cell.row, cell.column): cell for cell in cells}) for claim in experiment.claims],
+        claims=[judge(claim, cells, experiment.readings) for claim in experiment.claims],
         choices=list(experiment.choices),
     )
     write_atomically(folder / "results.json", REPRODUCTION.dump_json(record, indent=1))
@@ -143,20 +169,22 @@ def _training(
     began = time.perf_counter()
     setting = _TrainingSetting(training, schedules, keys)
     chosen, algorithm = _choose(setting, federation)
-    found, curves, skipped = _train(setting, algorithm, federation)
+    trained = _train(setting, algorithm, federation)
     seconds = time.perf_counter() - began
     cells = [
         CellRecord(
             row=cell.row,
             column=cell.column,
+            reading=cell.reading,
             metric=cell.metric,
             paper=None if cell.paper is None else cell.paper[0],
             paper_interval=None if cell.paper is None else cell.paper[1],
-            readings=[_reading(name, one, found[one][cell.metric], skipped) for name, one in cell.scorings.items()],
-            algorithm=to_dict(algorithm),
-            chosen=chosen,
+            scorings=[_scoring_record(name, one, cell, trained) for name, one in cell.scorings.items()],
+            algorithm={} if cell.is_baseline else to_dict(algorithm),
+            chosen="" if cell.is_baseline else chosen,
             seconds=seconds,
-            curve=curves[at] if curves else None,
+            is_baseline=cell.is_baseline,
+            curve=trained.curves.get(at),
         )
         for at, cell in enumerate(training.cells)
     ]
@@ -167,8 +195,10 @@ def _training(
 def _fingerprint(training: PaperTraining, federation: Federation, schedules: list[Schedule]) -> str:
     """What tells a training from others: its network, its algorithms, what it scores, and who reports when."""
     algorithms = {name: to_dict(one) for name, one in _candidates(training).items()}
-    readings = [(cell.metric, name, repr(one)) for cell in training.cells for name, one in cell.scorings.items()]
-    stated = json.dumps([training.data, algorithms, readings, training.every], sort_keys=True)
+    measures = [
+        (cell.metric, cell.at, name, repr(one)) for cell in training.cells for name, one in cell.scorings.items()
+    ]
+    stated = json.dumps([training.data, algorithms, measures, training.every], sort_keys=True)
     digest = hashlib.sha256(stated.encode())
     digest.update(_written_out(training.task, federation).encode())
     for schedule in schedules:
@@ -190,55 +220,65 @@ def _candidates(training: PaperTraining) -> dict[str, Algorithm]:
     return {"": training.algorithm} if isinstance(training.algorithm, Algorithm) else dict(training.algorithm)
 
 
-def _train(
-    setting: _TrainingSetting, algorithm: Algorithm, federation: Federation
-) -> tuple[dict[Reading, Scores], list[CurveRecord], int]:
-    """Train with all seeds; the readings at the end, and the first one of each cell along the way.
+class _TrainedScores(NamedTuple):
+    """The scores at the start, where a cell asks for them, and at the end; the curves by cell.
 
-    Updates that are not finite are left out of the averages, so that one that diverges does not end the table; how many
-    is the last of the three.
+    `num_left_out` counts updates that were not finite: they are left out of the averages, so that one that diverges
+    does not end the table.
     """
+
+    start: dict[Measure, Scores]
+    end: dict[Measure, Scores]
+    curves: dict[int, CurveRecord]
+    num_left_out: int
+
+
+def _train(setting: _TrainingSetting, algorithm: Algorithm, federation: Federation) -> _TrainedScores:
+    """Train with all seeds, and follow the first scoring of each trained cell along the way."""
     training, schedules, keys = setting
     cells, every = training.cells, training.every
-    followed = [next(iter(cell.scorings.values())) for cell in cells]
+    asked = lambda at: {one for cell in cells if cell.at == at for one in cell.scorings.values()}
+    followed = {at: next(iter(cell.scorings.values())) for at, cell in enumerate(cells) if not cell.is_baseline}
+    start: dict[Measure, Scores] = {}
     points, chunks, mark = [], [], [time.perf_counter()]
 
     def observe(snapshot: Snapshot) -> None:
+        if not chunks and asked("start"):
+            start.update(_score(setting, algorithm, federation, snapshot, asked("start")))
         jax.block_until_ready(snapshot.params)
         chunks.append(time.perf_counter() - mark[0])
-        scored = _score(setting, algorithm, federation, snapshot, set(followed))
-        values = [scored[one][cell.metric] for cell, one in zip(cells, followed, strict=True)]
-        points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
+        if every is not None:
+            scored = _score(setting, algorithm, federation, snapshot, set(followed.values()))
+            values = [scored[one][cells[at].metric] for at, one in followed.items()]
+            points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
         mark[0] = time.perf_counter()
 
-    monitor = _pauses(schedules) if every is None else Monitor(observe, every)
+    monitor = Monitor(observe, every or _twentieth(schedules[0]))
     skips = Execution(on_nonfinite="skip")
     run = simulate(algorithm, training.task, federation, schedules, key=keys, monitor=monitor, execution=skips)
     end = run.snapshot
-    found = _score(setting, algorithm, federation, end, {one for cell in cells for one in cell.scorings.values()})
-    return found, _curves(points, chunks) if points else [], int(np.sum(end.state.faults.num))
+    found = _score(setting, algorithm, federation, end, asked("end"))
+    curves = dict(zip(followed, _curves(points, chunks), strict=True)) if points else {}
+    return _TrainedScores(start, found, curves, int(np.sum(end.state.faults.num)))
 
 
-def _pauses(schedules: list[Schedule]) -> Monitor:
-    """A monitor that only pauses, so that Ctrl-C takes effect within a twentieth of a run."""
-    first = schedules[0]
-    length = int(first.round_ends.sum()) if first.has_rounds else first.num_events
-    return Monitor(lambda snapshot: None, every=-(-length // 20))
+def _twentieth(schedule: Schedule) -> int:
+    """A twentieth of a run: how often it pauses, so that Ctrl-C takes effect."""
+    length = int(schedule.round_ends.sum()) if schedule.has_rounds else schedule.num_events
+    return -(-length // 20)
 
 
 def _score(
-    setting: _TrainingSetting, algorithm: Algorithm, federation: Federation, at: Snapshot, readings: set[Reading]
-) -> dict[Reading, Scores]:
-    """What these readings say of each seed."""
+    setting: _TrainingSetting, algorithm: Algorithm, federation: Federation, at: Snapshot, measures: set[Measure]
+) -> dict[Measure, Scores]:
+    """What these measures give for each seed."""
     training, schedules, keys = setting
     found = {}
-    for one in readings:
-        if isinstance(one, ActiveShare):
-            times = np.broadcast_to(at.time, len(schedules))
-            shares = [one.of(schedule, when) for schedule, when in zip(schedules, times, strict=True)]
-            found[one] = {"active_share": shares}
-        else:
+    for one in measures:
+        if isinstance(one, Scoring):
             found[one] = _of_seeds(evaluate(algorithm, training.task, federation, at, one, key=keys))
+        else:
+            found[one] = {one.metric: one.of_seeds(MeasuredRun(training.task, federation, schedules, at))}
     return found
 
 
@@ -266,8 +306,9 @@ def _choose(setting: _TrainingSetting, federation: Federation) -> tuple[str, Alg
     cell, scores = training.cells[0], {}
     honest = next(one for one in cell.scorings.values() if not one.flag)
     sign = 1 if higher_is_better(cell.metric) else -1
+    pauses = Monitor(lambda snapshot: None, every=_twentieth(schedules[0]))
     run = (list(candidates.values()), training.task, held, lambda algorithm: schedules, keys)
-    for (name, algorithm), end in zip(candidates.items(), run_all(*run, monitor=_pauses(schedules)), strict=True):
+    for (name, algorithm), end in zip(candidates.items(), run_all(*run, monitor=pauses), strict=True):
         if end is not None:
             found = _score(_TrainingSetting(training, schedules, keys), algorithm, held, end, {honest})[honest]
             scores[name] = sign * float(np.mean(found[cell.metric]))
@@ -283,43 +324,14 @@ def _of_seeds(found: Evaluation) -> Scores:
     return {metric: (scale(metric) * np.atleast_1d(found.mean(metric))).tolist() for metric in found.metrics}
 
 
-def _reading(name: str, reading: Reading, of_seeds: list[float], skipped: int) -> ReadingRecord:
-    left_out = f"{skipped} updates were not finite and left out" if skipped else ""
-    flag = "; ".join(filter(None, (reading.flag, left_out)))
-    return ReadingRecord(name, reading.describe(), flag, interval(of_seeds), of_seeds)
+def _scoring_record(name: str, measure: Measure, cell: Cell, trained: _TrainedScores) -> ScoringRecord:
+    """One way to score a cell; its flag also says how many updates were left out."""
+    of_seeds = (trained.start if cell.at == "start" else trained.end)[measure][cell.metric]
+    num = 0 if cell.is_baseline else trained.num_left_out
+    left_out = f"{num} updates were not finite and left out" if num else ""
+    flag = "; ".join(filter(None, (measure.flag, left_out)))
+    return ScoringRecord(name, measure.describe(), flag, interval(of_seeds), of_seeds)
 
 
-def judge(claim: Claim, cells: Mapping[Place, CellRecord]) -> ClaimRecord:
-    """A contrast holds if its paired interval is above 0, and fails where it is below."""
-    found = [_contrasted(claim, contrast, cells) for contrast in claim.contrasts]
-    return ClaimRecord(claim.words, claim.place, _overall([one.verdict for one in found]), found)
-
-
-def _overall(verdicts: list[Verdict]) -> Verdict:
-    if len(set(verdicts)) == 1:
-        return verdicts[0]
-    return "holds in part" if "holds" in verdicts else "does not hold"
-
-
-def _contrasted(claim: Claim, contrast: Contrast, cells: Mapping[Place, CellRecord]) -> ContrastRecord:
-    def value(places: tuple[Place, ...]) -> np.ndarray:
-        values = np.stack([_values(cells[place], claim) for place in places])
-        return -np.ptp(values, axis=0) if claim.of == "spread" else values.sum(axis=0)
-
-    found = interval(value(contrast.better) - value(contrast.worse))
-    verdict = "holds" if found.is_above(0) else "does not hold" if found.is_below(0) else "undecided"
-    return ContrastRecord(contrast.name, found, verdict)
-
-
-def _values(cell: CellRecord, claim: Claim) -> np.ndarray:
-    """What is compared of each seed, signed so that more is better."""
-    if claim.of == "wavering":
-        assert cell.curve is not None  # the experiment follows it
-        curve = np.asarray(cell.curve.of_seeds)
-        return -curve[len(curve) // 2 :].std(axis=0)
-    sign = 1 if higher_is_better(cell.metric) else -1
-    if claim.at == 1.0 or cell.curve is None:
-        return sign * np.asarray(cell.readings[0].of_seeds)
-    along = np.asarray(cell.curve.times or cell.curve.rounds, float)
-    nearest = int(np.argmin(np.abs(along - claim.at * along[-1])))
-    return sign * np.asarray(cell.curve.of_seeds[nearest])
+def _reading_record(reading: Reading) -> ReadingRecord:
+    return ReadingRecord(reading.name, reading.words, reading.source, reading.excluded)

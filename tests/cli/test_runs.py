@@ -1,6 +1,7 @@
 """The command line: what it prints where, and how it ends."""
 
 import io
+import json
 import os
 import re
 import shutil

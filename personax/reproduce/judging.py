@@ -1,0 +1,140 @@
+"""Judge the claims of a paper: in each reading and by each scoring, over seeds that are paired."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from personax.evaluation.scores import higher_is_better, interval, is_share
+from personax.reproduce.experiment import MOST_FREQUENT, Claim, Contrast, Place, Reading, Verdict
+from personax.reproduce.outcome import CellRecord, ClaimRecord, ContrastRecord, EffectRecord, JudgedRecord
+
+_FAILING: tuple[Verdict, ...] = ("does not hold", "undecided", "not finite")
+_Found = tuple[ContrastRecord, np.ndarray]  # a contrast and its differences, of each seed
+
+
+def judge(claim: Claim, cells: Sequence[CellRecord], readings: Sequence[Reading]) -> ClaimRecord:
+    """Judge a claim in each reading; the overall verdict is over the readings that count, by their first scoring.
+
+    A contrast holds if its paired interval is above 0, and fails if it is below. It is not testable in a row where no
+    method is above both baselines, or where no compared method is above the most frequent class; it is not finite if a
+    number is not. Readings in which nothing can be tested do not count beside others in which something can.
+    """
+    if claim.untestable:
+        return ClaimRecord(claim.words, claim.place, "not testable", claim.untestable, None, [])
+    by_place = {(cell.row, cell.column): cell for cell in cells}
+    judged, counted = [], []
+    for reading in readings:
+        contrasts = [one for one in claim.contrasts if by_place[one.better[0]].reading == reading.name]
+        for at, name in enumerate(_scorings(contrasts, by_place)):
+            found = [_contrasted(claim, one, by_place, cells, at) for one in contrasts]
+            judged.append(_judged(reading.name, name, found))
+            counted += [judged[-1]] if at == 0 and not reading.excluded else []
+    testable = [one for one in counted if one.verdict != "not testable"] or counted
+    verdict = overall([one.verdict for one in testable])
+    reason = next((one.reason for one in testable if one.verdict == verdict and one.reason), "")
+    effect = testable[0].effect if testable else None
+    return ClaimRecord(claim.words, claim.place, verdict, reason, effect, judged)
+
+
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of several: theirs if they agree; else "holds in part" if any of them holds.
+
+    >>> overall(["holds", "undecided"]), overall(["undecided", "does not hold"])
+    ('holds in part', 'does not hold')
+    """
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    if "holds" in verdicts or "holds in part" in verdicts:
+        return "holds in part"
+    failing: list[Verdict] = [one for one in _FAILING if one in verdicts]
+    return failing[0] if failing else "not testable"
+
+
+def _scorings(contrasts: Sequence[Contrast], cells: Mapping[Place, CellRecord]) -> list[str]:
+    """The ways to score by which all contrasts can be judged: those of the cell that has most."""
+    places = [place for one in contrasts for place in (*one.better, *one.worse)]
+    most = max((cells[place].scorings for place in places), key=len, default=[])
+    return [one.name for one in most]
+
+
+def _judged(reading: str, scoring: str, found: Sequence[_Found]) -> JudgedRecord:
+    contrasts = [contrast for contrast, _ in found]
+    verdict = overall([one.verdict for one in contrasts])
+    reason = next((one.reason for one in contrasts if one.reason), "")
+    return JudgedRecord(reading, scoring, verdict, reason, _effect(found), contrasts)
+
+
+def _effect(found: Sequence[_Found]) -> EffectRecord | None:
+    """The mean of the finite contrasts of accuracies, or of the first metric where there are none."""
+    finite = [(one.metric, of_seeds) for one, of_seeds in found if np.isfinite(of_seeds).all()]
+    if not finite:
+        return None
+    metric = next((metric for metric, _ in finite if is_share(metric)), finite[0][0])
+    values = np.stack([of_seeds for of, of_seeds in finite if of == metric])
+    means = values.mean(axis=1)
+    mean = interval(values.mean(axis=0))
+    return EffectRecord(metric, mean, len(values), float(means.min()), float(means.max()))
+
+
+def _contrasted(
+    claim: Claim, contrast: Contrast, by_place: Mapping[Place, CellRecord], cells: Sequence[CellRecord], at: int
+) -> _Found:
+    better, worse = ([by_place[place] for place in side] for side in (contrast.better, contrast.worse))
+    seconds = min((cell.curve.seconds[-1] for cell in (*better, *worse) if cell.curve is not None), default=0.0)
+
+    def value(side: Sequence[CellRecord]) -> np.ndarray:
+        values = np.stack([_values(cell, claim, at, seconds) for cell in side])
+        return -np.ptp(values, axis=0) if claim.of == "spread" else values.sum(axis=0)
+
+    of_seeds = value(better) - value(worse)
+    found = interval(of_seeds)
+    verdict, reason = _undecidable([*better, *worse], cells, at, np.isfinite(of_seeds))
+    if not verdict:
+        verdict = "holds" if found.is_above(0) else "does not hold" if found.is_below(0) else "undecided"
+    return ContrastRecord(contrast.name, better[0].metric, found, verdict, reason), of_seeds
+
+
+def _undecidable(
+    compared: Sequence[CellRecord], cells: Sequence[CellRecord], at: int, finite: np.ndarray
+) -> tuple[Verdict | None, str]:
+    """The verdict that does not depend on the difference, if there is one, and the reason."""
+    if not finite.all():
+        return "not finite", f"{np.sum(~finite)} of {len(finite)} seeds gave a number that is not finite"
+    for row in sorted({cell.row for cell in compared if is_share(cell.metric)}):
+        here = {one.column: one for one in cells if one.row == row}
+        bars = {name: _of(one, at) for name, one in here.items() if one.is_baseline}
+        trained = {name: _of(one, at) for name, one in here.items() if not one.is_baseline}
+        reached = {one.column: _of(one, at) for one in compared if one.row == row}
+        guess = [values for name, values in bars.items() if name == MOST_FREQUENT]
+        stated = ", ".join(f"{name} {values.mean():.1f}" for name, values in {**bars, **reached}.items())
+        if not any(_is_above_all(values, bars.values()) for values in trained.values()):
+            return "not testable", f"no method is above both baselines ({stated} %)"
+        if not any(_is_above_all(values, guess) for values in reached.values()):
+            return "not testable", f"no compared method is above guessing ({stated} %)"
+    return None, ""
+
+
+def _is_above_all(values: np.ndarray, bars: Iterable[np.ndarray]) -> bool:
+    """Return True if a method is above every baseline: by its paired interval, or by its only seed."""
+    return all(interval(values - bar).is_above(0) if len(values) > 1 else values[0] > bar[0] for bar in bars)
+
+
+def _of(cell: CellRecord, at: int) -> np.ndarray:
+    """A cell's values by the scoring at a position, or by its only one."""
+    return np.asarray(cell.scorings[at if at < len(cell.scorings) else 0].of_seeds)
+
+
+def _values(cell: CellRecord, claim: Claim, at: int, seconds: float) -> np.ndarray:
+    """The compared values of each seed, signed so that more is better; curves are those of the first scoring."""
+    if claim.of == "wavering":
+        assert cell.curve is not None  # the experiment follows it
+        curve = np.asarray(cell.curve.of_seeds)
+        return -curve[len(curve) // 2 :].std(axis=0)
+    sign = 1 if higher_is_better(cell.metric) else -1
+    if cell.curve is None or (claim.at == 1.0 and claim.along == "progress"):
+        return sign * _of(cell, at)
+    curve = np.asarray(cell.curve.of_seeds)
+    if claim.along == "seconds":
+        return sign * np.array([np.interp(claim.at * seconds, cell.curve.seconds, of_seed) for of_seed in curve.T])
+    along = np.asarray(cell.curve.times or cell.curve.rounds, float)
+    return sign * curve[np.argmin(np.abs(along - claim.at * along[-1]))]
