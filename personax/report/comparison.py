@@ -1,0 +1,178 @@
+"""A reproduction as plain tables: the paper's numbers beside ours, and its claims with their effects."""
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import NamedTuple
+
+from personax.report.words import MINUS
+from personax.reproduce.experiment import Verdict
+from personax.reproduce.outcome import (
+    CellRecord,
+    ClaimRecord,
+    EffectRecord,
+    ReadingRecord,
+    ReproductionRecord,
+    ScoringRecord,
+    difference_shown,
+    interval_shown,
+    shown,
+)
+
+MEASURES = {
+    "accuracy": "accuracy, %",
+    "train_loss": "training loss",
+    "loss": "validation loss",
+    "active_share": "active clients, %",
+}
+SUFFIXES = (": training loss", ": validation loss", ": validation accuracy")  # of rows: their measure, once more
+MARKS: dict[str, str] = {
+    "holds": "✔",
+    "holds in part": "◐",
+    "does not hold": "✘",
+    "undecided": "≈",
+    "not testable": "–",
+    "not tested": "–",
+    "not finite": "∞",
+}
+POINTS = ("accuracy", "active_share")
+MOST_COLUMNS = 6  # settings beside each other; of more, each is a row
+FLAG = " (!)"
+
+
+class NumberTable(NamedTuple):
+    """Heads and rows of text; `notes` explain the flags in it."""
+
+    caption: str
+    scoring: str
+    heads: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def tables_of(record: ReproductionRecord, reading: ReadingRecord, first: bool = True) -> Iterator[NumberTable]:
+    """The tables of one reading, one for each measure: by the first way to score, or by each of the others."""
+    cells = [cell for cell in record.cells if cell.reading == reading.name]
+    names = dict.fromkeys(one.name for cell in cells for one in cell.scorings if (one is cell.scorings[0]) == first)
+    for metric in dict.fromkeys(cell.metric for cell in cells):
+        for scoring in [""] if first else names:
+            mine = [cell for cell in cells if cell.metric == metric and (first or _scored(cell, scoring))]
+            if mine:
+                yield _table(mine, metric, scoring)
+
+
+def _scored(cell: CellRecord, scoring: str) -> ScoringRecord | None:
+    """A cell by one way to score; the first one without a name."""
+    return next((one for one in cell.scorings if one.name == scoring or not scoring), None)
+
+
+def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTable:
+    """A row for each method and a column for each setting; the reverse where the paper's numbers differ by setting."""
+    settings = list(dict.fromkeys(cell.row for cell in cells))
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    at = {(cell.row, cell.column): cell for cell in cells}
+    papers = {column: {at[row, column].paper for row in settings if (row, column) in at} for column in columns}
+    flags = [one.flag for cell in cells if not cell.is_baseline and (one := _scored(cell, scoring))]
+    flagged = len(set(flags)) > 1  # of one flag for all, the note is enough
+    names = [cell.scorings[0].name for cell in cells if not cell.is_baseline]
+    words = scoring or (names[0] if len(set(names)) == 1 and names[0] != "ours" else "")
+    caption = ", ".join(filter(None, (MEASURES.get(metric, metric), words)))
+    ours = lambda row, column: _ours(at.get((row, column)), scoring, flagged)
+    paper = lambda row, column: _paper(at.get((row, column)))
+    if len(settings) > MOST_COLUMNS or any(len(of) > 1 for of in papers.values()):
+        paired = [column for column in columns if papers[column] != {None}]
+        heads = ["", *(head for one in columns for head in ((f"{one}: paper", "ours") if one in paired else (one,)))]
+        lines = [
+            [_short(row), *(text for one in columns for text in _pair(one in paired, paper(row, one), ours(row, one)))]
+            for row in settings
+        ]
+    else:
+        stated = any(of != {None} for of in papers.values())
+        heads = ["", *(["paper"] if stated else []), *([_short(row) for row in settings] if settings[1:] else ["ours"])]
+        lines = [
+            [one, *([paper(settings[0], one)] if stated else []), *(ours(row, one) for row in settings)]
+            for one in columns
+        ]
+        caption = caption if settings[1:] else f"{_short(settings[0])}: {caption}"
+    notes = [f"{FLAG.strip()} {flag}" if flagged else f"all: {flag}" for flag in sorted(set(flags)) if flag]
+    return NumberTable(caption, words, heads, lines, notes)
+
+
+def _pair(paired: bool, paper: str, ours: str) -> tuple[str, ...]:
+    return (paper, ours) if paired else (ours,)
+
+
+def _short(row: str) -> str:
+    """A row without its measure, which is in the caption."""
+    return next((row.removesuffix(suffix) for suffix in SUFFIXES if row.endswith(suffix)), row)
+
+
+def _ours(cell: CellRecord | None, scoring: str, flagged: bool) -> str:
+    found = None if cell is None else _scored(cell, scoring)
+    if cell is None or found is None:
+        return ""
+    return f"{interval_shown(found.ours, cell.metric)}{FLAG if found.flag and flagged else ''}"
+
+
+def _paper(cell: CellRecord | None) -> str:
+    if cell is None or cell.paper is None:
+        return ""
+    half = f" ± {shown(cell.paper_interval, cell.metric)}" if cell.paper_interval else ""
+    return f"{shown(cell.paper, cell.metric)}{half}"
+
+
+def scorings_of(record: ReproductionRecord) -> list[str]:
+    """Each way to score, with the words that describe it."""
+    return list(dict.fromkeys(f"{one.name}: {one.words}" for of in record.cells for one in of.scorings))
+
+
+def mark(verdict: Verdict | str) -> str:
+    """A verdict with its sign.
+
+    >>> mark("holds in part")
+    '◐ in part'
+    """
+    return f"{MARKS[verdict]} {verdict.removeprefix('holds ') if verdict != 'holds' else verdict}"
+
+
+def rounded(number: float, metric: str) -> str:
+    """A number in a sentence: accuracies with one digit, losses with three.
+
+    >>> rounded(92.13, "accuracy"), rounded(0.15449, "loss")
+    ('92.1', '0.154')
+    """
+    return f"{number:.{1 if metric in POINTS else 3}f}" if isfinite(number) else "not finite"
+
+
+def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
+    """The size of a difference: positive in the direction of the claim, in points of accuracy or as a loss.
+
+    It is a mean over comparisons; their range is added where there are several.
+    """
+    if effect is None:
+        return ""
+    found, points = effect.difference, effect.metric in POINTS
+    unit = " points" if points else f" in {MEASURES.get(effect.metric, effect.metric)}"
+    if not isfinite(found.mean):
+        return "not finite"
+    digits = 3 if not points else 1 if abs(found.mean) >= 0.1 else 2
+    signed = lambda number: f"{number:+.{digits}f}".replace("-", MINUS)
+    half = "" if found.half is None else f" ± {found.half:.{digits}f}"
+    ends = f" (of {effect.num_contrasts}: {signed(effect.least)} to {signed(effect.most)})"
+    return f"{signed(found.mean)}{half}{unit}{ends if ranged and effect.num_contrasts > 1 else ''}"
+
+
+def claim_lines(claims: Sequence[ClaimRecord]) -> Iterator[str]:
+    """A line for each claim: its verdict, its words, the effect and the reason."""
+    for claim in claims:
+        found = "; ".join(filter(None, (effect_shown(claim.effect), claim.reason)))
+        yield f"{mark(claim.verdict):16}{claim.words} ({claim.place}){': ' if found else ''}{found}"
+
+
+def comparisons(claim: ClaimRecord) -> Iterator[tuple[str, str, str]]:
+    """Every comparison of a claim: its words, the paired difference, the verdict."""
+    readings, scorings = ({getattr(one, of) for one in claim.judged} for of in ("reading", "scoring"))
+    for judged in claim.judged:
+        several = (judged.reading if len(readings) > 1 else "", judged.scoring if len(scorings) > 1 else "")
+        where = ", ".join(filter(None, several))
+        for one in judged.contrasts:
+            yield f"{where}: {one.name}" if where else one.name, difference_shown(one), mark(one.verdict)

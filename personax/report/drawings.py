@@ -1,0 +1,110 @@
+"""The figure of a reproduction: curves where the training was followed, otherwise a trend over settings, or dots."""
+
+import re
+from collections.abc import Iterator, Sequence
+from math import isfinite
+
+from personax.evaluation.scores import interval
+from personax.report.clients import thinned
+from personax.report.comparison import MEASURES
+from personax.report.svg import Dot, DotPanel, Line, LinePanel, draw
+from personax.report.words import is_share
+from personax.reproduce.outcome import CellRecord, CurveRecord, ReproductionRecord, shown
+
+# Rows that differ by a setting which is the figure's horizontal axis: what it is called, how to find it in the row.
+TRENDS = {
+    "apfl-figure1": ("classes of each client", r"(?P<at>[^:]+?)( classes)?: (?P<panel>.+)"),
+    "apfl-figure6": ("epochs of the new client", r"(?P<data>.+), (?P<at>\d) epochs?: (?P<panel>.+)"),
+}
+ALONG = {"fallah-appendix": "seconds"}  # the axis of curves, where it is not virtual time or rounds
+AXES = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds of training, all seeds together"}
+WIDE = 20  # from this ratio on, losses are drawn on a logarithmic axis
+HUGE = 100.0  # losses above it are written, not drawn
+EARLY = 0.1  # the share of the training that the height of curves is not scaled to
+
+
+def figure_of(record: ReproductionRecord) -> str:
+    """The figure as SVG."""
+    followed = any(cell.curve is not None for cell in record.cells)
+    words = "Means over clients and seeds; bands are 95 % intervals over seeds."
+    if followed:
+        panels = list(_curve_panels(record))
+    elif record.name in TRENDS:
+        panels = list(_trends(record))
+    else:
+        panels, words = list(_dot_panels(record)), "Dots: ours, with 95 % intervals over seeds. Diamonds: the paper's."
+    if followed and any(cell.paper is not None for cell in record.cells):
+        words += " Diamonds: the paper's numbers at the end."
+    return draw(f"{record.source}: {record.title}", panels, words)
+
+
+def _curve_panels(record: ReproductionRecord) -> Iterator[LinePanel]:
+    """A panel for each row that was followed along its training."""
+    for row, cells in _rows([cell for cell in record.cells if cell.curve is not None]):
+        delayed = any(cell.curve is not None and cell.curve.times for cell in cells)
+        along = "times" if delayed else ALONG.get(record.name, "rounds")
+        lines = [_curve(cell, cell.curve, along) for cell in cells if cell.curve is not None]
+        metric, begin = cells[0].metric, EARLY * max(x for line in lines for x in line.x)
+        yield LinePanel(row, AXES[along], MEASURES.get(metric, metric), lines, {}, _is_wide(lines), begin)
+
+
+def _curve(cell: CellRecord, curve: CurveRecord, along: str) -> Line:
+    kept = thinned(len(curve.of_seeds))
+    x = getattr(curve, along)
+    return _line(cell.column, [x[at] for at in kept], [curve.of_seeds[at] for at in kept], cell.paper)
+
+
+def _trends(record: ReproductionRecord) -> Iterator[LinePanel]:
+    """A panel for each measure, over the settings in the order of the rows."""
+    across, pattern = TRENDS[record.name]
+    found: dict[str, dict[str, list[CellRecord]]] = {}
+    for row, cells in _rows(record.cells):
+        match = re.fullmatch(pattern, row)
+        assert match is not None  # the rows of the experiment and the pattern are from one repository
+        title = ": ".join(filter(None, (match.groupdict().get("data"), match["panel"])))
+        found.setdefault(title, {})[match["at"]] = cells
+    for title, settings in found.items():
+        ticks = {float(at): name for at, name in enumerate(settings)}
+        columns = dict.fromkeys(cell.column for cells in settings.values() for cell in cells)
+        lines = []
+        for column in columns:
+            mine = [next(cell for cell in cells if cell.column == column) for cells in settings.values()]
+            lines.append(_line(column, list(ticks), [cell.scorings[0].of_seeds for cell in mine], None))
+        metric = next(iter(settings.values()))[0].metric
+        yield LinePanel(title, across, MEASURES.get(metric, metric), lines, ticks, _is_wide(lines))
+
+
+def _line(name: str, x: Sequence[float], of_seeds: Sequence[Sequence[float]], paper: float | None) -> Line:
+    found = [interval(values) for values in of_seeds]
+    ends = [(one.low, one.high) if one.low is not None and one.high is not None else (one.mean,) * 2 for one in found]
+    return Line(name, x, [one.mean for one in found], [low for low, _ in ends], [high for _, high in ends], paper)
+
+
+def _dot_panels(record: ReproductionRecord) -> Iterator[DotPanel]:
+    """A panel for each row."""
+    for row, cells in _rows(record.cells):
+        metric, dots = cells[0].metric, [_dot(cell) for cell in cells]
+        numbers = [number for dot in dots for number in (dot.value, dot.paper) if number is not None and not dot.words]
+        yield DotPanel(row, MEASURES.get(metric, metric), dots, not is_share(metric) and _spans_decades(numbers))
+
+
+def _dot(cell: CellRecord) -> Dot:
+    ours, least, most = cell.scorings[0].ours, 0.0, 100.0 if is_share(cell.metric) else HUGE
+    words = "" if ours.mean <= most else shown(ours.mean, cell.metric)
+    ends = (None, None) if ours.low is None or ours.high is None else (max(ours.low, least), min(ours.high, most))
+    return Dot(cell.column, ours.mean, *ends, cell.paper, words)
+
+
+def _is_wide(lines: Sequence[Line]) -> bool:
+    return _spans_decades([y for line in lines for y in line.y])
+
+
+def _spans_decades(numbers: Sequence[float]) -> bool:
+    finite = [number for number in numbers if isfinite(number)]
+    return bool(finite) and min(finite) > 0 and max(finite) > WIDE * min(finite)
+
+
+def _rows(cells: Sequence[CellRecord]) -> Iterator[tuple[str, list[CellRecord]]]:
+    """The cells by row: those named (a), (b), ... in this order, others as they come."""
+    for row in sorted(dict.fromkeys(cell.row for cell in cells), key=lambda row: row[:3] if row[0] == "(" else ""):
+        yield row, [cell for cell in cells if cell.row == row]

@@ -1,0 +1,98 @@
+"""The claims of the papers over all experiments that test them, with the texts of `papers.toml` and their numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from jinja2 import StrictUndefined, Template
+
+from personax.report.comparison import effect_shown, rounded
+from personax.reproduce import EXPERIMENTS
+from personax.reproduce.experiment import Verdict
+from personax.reproduce.judging import overall
+from personax.reproduce.outcome import CellRecord, ClaimRecord, ReproductionRecord, shown
+from personax.reproduce.papers import Paper, PaperClaim
+
+Records = Mapping[str, ReproductionRecord]
+
+
+class OverviewRow(NamedTuple):
+    """A claim as the overview has it."""
+
+    words: str
+    places: str
+    verdict: str
+    effect: str
+    why: str
+    is_main: bool
+
+
+def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
+    """A claim over all experiments that test it."""
+    names = [test.partition(": ")[0] for test in claim.tests]
+    experiments = [EXPERIMENTS[name](False) for name in names]
+    places = [experiment.source.split(", ")[1] for experiment in experiments]
+    where = ", ".join(dict.fromkeys(places))
+    for experiment in experiments:
+        if experiment.unavailable:
+            return OverviewRow(claim.words, where, "not tested", "", experiment.unavailable, claim.main)
+    found = [_tested(test, records) for test in claim.tests]
+    verdict = over_experiments([one.verdict for one in found])
+    if verdict != claim.expected:
+        raise ValueError(
+            f"papers.toml: the records now give {verdict!r} for {claim.words!r}, and its sentence was written for "
+            f"{claim.expected!r}. Rewrite the sentence, then set `expected`."
+        )
+    effects = [effect_shown(one.effect, ranged=len(found) == 1) for one in found]
+    texts = [
+        effect if len(set(places)) == 1 else f"{place}: {effect}"
+        for place, effect in zip(places, effects, strict=True)
+        if effect
+    ]
+    return OverviewRow(claim.words, where, verdict, "; ".join(texts), filled(claim.why, records), claim.main)
+
+
+def _tested(test: str, records: Records) -> ClaimRecord:
+    name, _, words = test.partition(": ")
+    found = next((one for one in records[name].claims if one.words == words), None) if name in records else None
+    if found is None:
+        raise ValueError(f"papers.toml: there is no record of {test!r}. Copy the words from docs/results/{name}.json.")
+    return found
+
+
+def over_experiments(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict for several experiments; those in which nothing can be tested do not count beside others."""
+    return overall([one for one in verdicts if one != "not testable"] or verdicts)
+
+
+def with_numbers(paper: Paper, records: Records) -> Paper:
+    """A paper with the numbers of the records in its summary and findings."""
+    findings = [filled(text, records) for text in paper.findings]
+    return replace(paper, summary=filled(paper.summary, records), findings=findings)
+
+
+def filled(text: str, records: Records) -> str:
+    """A text of `papers.toml` with its numbers from the records.
+
+    `{{ ours("fallah-table1", "MNIST, 4 steps, 0.01", "FedAvg + update") }}` is the mean of a cell, `paper(...)` the
+    paper's number there, and `effect("fallah-table1", "words of a claim")` the size of a claim's difference.
+    """
+
+    def cell_of(name: str, row: str, column: str) -> CellRecord:
+        found = (
+            [one for one in records[name].cells if (one.row, one.column) == (row, column)] if name in records else []
+        )
+        if not found:
+            raise ValueError(f"papers.toml: {name} has no cell ({row!r}, {column!r}). Copy its row and column.")
+        return found[0]
+
+    def ours(name: str, row: str, column: str) -> str:
+        found = cell_of(name, row, column)
+        return rounded(found.scorings[0].ours.mean, found.metric)
+
+    def paper(name: str, row: str, column: str) -> str:
+        found = cell_of(name, row, column)
+        return "–" if found.paper is None else shown(found.paper, found.metric)
+
+    effect = lambda name, words: effect_shown(_tested(f"{name}: {words}", records).effect, ranged=False)
+    return Template(text, undefined=StrictUndefined).render(ours=ours, paper=paper, effect=effect)
