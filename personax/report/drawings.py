@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import isfinite
 
 from personax.evaluation.scores import interval
@@ -20,31 +21,45 @@ ALONG = {"fallah-appendix": "seconds"}  # the axis of curves, where it is not vi
 AXES = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds of training, all seeds together"}
 WIDE = 20  # from this ratio on, losses are drawn on a logarithmic axis
 HUGE = 100.0  # losses above it are written, not drawn
+MOST_PANELS = 16
 EARLY = 0.1  # the share of the training that the height of curves is not scaled to
 
 
 def figure_of(record: ReproductionRecord) -> str:
-    """The figure as SVG."""
+    """The figure as SVG: the readings that count, or all where none does."""
+    left_out = {reading.name for reading in record.readings if reading.excluded}
+    counted = [cell for cell in record.cells if cell.reading not in left_out]
+    return _figure(replace(record, cells=counted) if counted else record)
+
+
+def _figure(record: ReproductionRecord) -> str:
     followed = any(cell.curve is not None for cell in record.cells)
     words = "Means over clients and seeds; bands are 95 % intervals over seeds."
     if followed:
         panels = list(_curve_panels(record))
-    elif record.name in TRENDS:
+    elif record.name in TRENDS and all(re.fullmatch(TRENDS[record.name][1], cell.row) for cell in record.cells):
         panels = list(_trends(record))
     else:
         panels, words = list(_dot_panels(record)), "Dots: ours, with 95 % intervals over seeds. Diamonds: the paper's."
     if followed and any(cell.paper is not None for cell in record.cells):
         words += " Diamonds: the paper's numbers at the end."
-    return draw(f"{record.source}: {record.title}", panels, words)
+    if len(panels) > MOST_PANELS:
+        words = f"The first {MOST_PANELS} of {len(panels)} settings; the tables have all. {words}"
+    return draw(f"{record.source}: {record.title}", panels[:MOST_PANELS], words)
 
 
 def _curve_panels(record: ReproductionRecord) -> Iterator[LinePanel]:
-    """A panel for each row that was followed along its training."""
-    for row, cells in _rows([cell for cell in record.cells if cell.curve is not None]):
+    """A panel for each row that was followed along its training; what needs no training as level lines."""
+    for row, every in _rows(record.cells):
+        cells = [cell for cell in every if cell.curve is not None]
+        if not cells:
+            continue
         delayed = any(cell.curve is not None and cell.curve.times for cell in cells)
         along = "times" if delayed else ALONG.get(record.name, "rounds")
         lines = [_curve(cell, cell.curve, along) for cell in cells if cell.curve is not None]
-        metric, begin = cells[0].metric, EARLY * max(x for line in lines for x in line.x)
+        ends = [edge(x for line in lines for x in line.x) for edge in (min, max)]
+        lines += [_line(cell.column, ends, [cell.scorings[0].of_seeds] * 2, None) for cell in every if cell.is_baseline]
+        metric, begin = cells[0].metric, EARLY * ends[1]
         yield LinePanel(row, AXES[along], MEASURES.get(metric, metric), lines, {}, _is_wide(lines), begin)
 
 
@@ -60,7 +75,7 @@ def _trends(record: ReproductionRecord) -> Iterator[LinePanel]:
     found: dict[str, dict[str, list[CellRecord]]] = {}
     for row, cells in _rows(record.cells):
         match = re.fullmatch(pattern, row)
-        assert match is not None  # the rows of the experiment and the pattern are from one repository
+        assert match is not None  # as the caller checked
         title = ": ".join(filter(None, (match.groupdict().get("data"), match["panel"])))
         found.setdefault(title, {})[match["at"]] = cells
     for title, settings in found.items():
