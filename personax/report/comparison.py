@@ -156,7 +156,7 @@ def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
         return "not finite"
     digits = 3 if not points else 1 if abs(found.mean) >= 0.1 else 2
     signed = lambda number: f"{number:+.{digits}f}".replace("-", MINUS)
-    half = "" if found.half is None else f" ± {found.half:.{digits}f}"
+    half = f" ± {found.half:.{digits}f}" if found.half else ""  # the seeds of an active share have one schedule
     ends = f" (of {effect.num_contrasts}: {signed(effect.least)} to {signed(effect.most)})"
     return f"{signed(found.mean)}{half}{unit}{ends if ranged and effect.num_contrasts > 1 else ''}"
 

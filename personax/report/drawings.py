@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from personax.evaluation.scores import interval
+from personax.evaluation.scores import Interval, interval
 from personax.report.clients import thinned
 from personax.report.comparison import MEASURES
 from personax.report.svg import Dot, DotPanel, Line, LinePanel, draw
@@ -58,15 +58,16 @@ def _curve_panels(record: ReproductionRecord) -> Iterator[LinePanel]:
         along = "times" if delayed else ALONG.get(record.name, "rounds")
         lines = [_curve(cell, cell.curve, along) for cell in cells if cell.curve is not None]
         ends = [edge(x for line in lines for x in line.x) for edge in (min, max)]
-        lines += [_line(cell.column, ends, [cell.scorings[0].of_seeds] * 2, None) for cell in every if cell.is_baseline]
         metric, begin = cells[0].metric, EARLY * ends[1]
+        untrained = [cell for cell in every if cell.is_baseline]
+        lines += [_line(one.column, ends, [one.scorings[0].of_seeds] * 2, None, metric) for one in untrained]
         yield LinePanel(row, AXES[along], MEASURES.get(metric, metric), lines, {}, _is_wide(lines), begin)
 
 
 def _curve(cell: CellRecord, curve: CurveRecord, along: str) -> Line:
     kept = thinned(len(curve.of_seeds))
     x = getattr(curve, along)
-    return _line(cell.column, [x[at] for at in kept], [curve.of_seeds[at] for at in kept], cell.paper)
+    return _line(cell.column, [x[at] for at in kept], [curve.of_seeds[at] for at in kept], cell.paper, cell.metric)
 
 
 def _trends(record: ReproductionRecord) -> Iterator[LinePanel]:
@@ -80,19 +81,30 @@ def _trends(record: ReproductionRecord) -> Iterator[LinePanel]:
         found.setdefault(title, {})[match["at"]] = cells
     for title, settings in found.items():
         ticks = {float(at): name for at, name in enumerate(settings)}
+        metric = next(iter(settings.values()))[0].metric
         columns = dict.fromkeys(cell.column for cells in settings.values() for cell in cells)
         lines = []
         for column in columns:
             mine = [next(cell for cell in cells if cell.column == column) for cells in settings.values()]
-            lines.append(_line(column, list(ticks), [cell.scorings[0].of_seeds for cell in mine], None))
-        metric = next(iter(settings.values()))[0].metric
+            lines.append(_line(column, list(ticks), [cell.scorings[0].of_seeds for cell in mine], None, metric))
         yield LinePanel(title, across, MEASURES.get(metric, metric), lines, ticks, _is_wide(lines))
 
 
-def _line(name: str, x: Sequence[float], of_seeds: Sequence[Sequence[float]], paper: float | None) -> Line:
+def _line(name: str, x: Sequence[float], of_seeds: Sequence[Sequence[float]], paper: float | None, metric: str) -> Line:
     found = [interval(values) for values in of_seeds]
-    ends = [(one.low, one.high) if one.low is not None and one.high is not None else (one.mean,) * 2 for one in found]
+    ends = [_ends(one, metric) or (one.mean, one.mean) for one in found]
     return Line(name, x, [one.mean for one in found], [low for low, _ in ends], [high for _, high in ends], paper)
+
+
+def _ends(found: Interval, metric: str) -> tuple[float, float] | None:
+    """The ends of an interval within what the metric can be."""
+    if found.low is None or found.high is None:
+        return None
+    return max(found.low, 0.0), min(found.high, _most(metric))
+
+
+def _most(metric: str) -> float:
+    return 100.0 if is_share(metric) else HUGE
 
 
 def _dot_panels(record: ReproductionRecord) -> Iterator[DotPanel]:
@@ -104,10 +116,9 @@ def _dot_panels(record: ReproductionRecord) -> Iterator[DotPanel]:
 
 
 def _dot(cell: CellRecord) -> Dot:
-    ours, least, most = cell.scorings[0].ours, 0.0, 100.0 if is_share(cell.metric) else HUGE
-    words = "" if ours.mean <= most else shown(ours.mean, cell.metric)
-    ends = (None, None) if ours.low is None or ours.high is None else (max(ours.low, least), min(ours.high, most))
-    return Dot(cell.column, ours.mean, *ends, cell.paper, words)
+    ours = cell.scorings[0].ours
+    words = "" if ours.mean <= _most(cell.metric) else shown(ours.mean, cell.metric)
+    return Dot(cell.column, ours.mean, *(_ends(ours, cell.metric) or (None, None)), cell.paper, words)
 
 
 def _is_wide(lines: Sequence[Line]) -> bool:
