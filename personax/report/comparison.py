@@ -1,5 +1,6 @@
 """A reproduction as plain tables: the paper's numbers beside ours, and its claims with their effects."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
@@ -23,8 +24,14 @@ MEASURES = {
     "train_loss": "training loss",
     "loss": "validation loss",
     "active_share": "active clients, %",
+    "step_times_curvature": "step times largest curvature",
 }
-SUFFIXES = (": training loss", ": validation loss", ": validation accuracy")  # of rows: their measure, once more
+SUFFIXES = (
+    ": training loss",
+    ": validation loss",
+    ": validation accuracy",
+    ": alpha times curvature",
+)  # of rows: their measure, once more
 MARKS: dict[str, str] = {
     "holds": "✔",
     "holds in part": "◐",
@@ -49,15 +56,31 @@ class NumberTable(NamedTuple):
     notes: list[str]
 
 
-def tables_of(record: ReproductionRecord, reading: ReadingRecord, first: bool = True) -> Iterator[NumberTable]:
-    """The tables of one reading, one for each measure: by the first way to score, or by each of the others."""
-    cells = [cell for cell in record.cells if cell.reading == reading.name]
+def reading_groups(record: ReproductionRecord) -> list[list[ReadingRecord]]:
+    """The readings that share tables: all, if each is one setting; otherwise each is a group of its own."""
+    settings = Counter((reading, metric) for reading, metric, _ in {(c.reading, c.metric, c.row) for c in record.cells})
+    alone = any(num > 1 for num in settings.values())
+    return [[reading] for reading in record.readings] if alone else [list(record.readings)]
+
+
+def reading_words(reading: ReadingRecord) -> str:
+    """A reading, its source, and why it does not count."""
+    left_out = f" Not counted in the verdicts: {reading.excluded}." if reading.excluded else ""
+    return f"{reading.words} Source: {reading.source}.{left_out}"
+
+
+def tables_of(
+    record: ReproductionRecord, readings: Sequence[ReadingRecord], first: bool = True
+) -> Iterator[NumberTable]:
+    """The tables of readings, one for each measure: by the first way to score, or by each of the others."""
+    mine = {reading.name for reading in readings}
+    cells = [cell for cell in record.cells if cell.reading in mine]
     names = dict.fromkeys(one.name for cell in cells for one in cell.scorings if (one is cell.scorings[0]) == first)
     for metric in dict.fromkeys(cell.metric for cell in cells):
         for scoring in [""] if first else names:
-            mine = [cell for cell in cells if cell.metric == metric and (first or _scored(cell, scoring))]
-            if mine:
-                yield _table(mine, metric, scoring)
+            chosen = [cell for cell in cells if cell.metric == metric and (first or _scored(cell, scoring))]
+            if chosen:
+                yield _table(chosen, metric, scoring)
 
 
 def _scored(cell: CellRecord, scoring: str) -> ScoringRecord | None:

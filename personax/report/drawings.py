@@ -22,14 +22,16 @@ AXES = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds of trai
 WIDE = 20  # from this ratio on, losses are drawn on a logarithmic axis
 HUGE = 100.0  # losses above it are written, not drawn
 MOST_PANELS = 16
+NOT_DRAWN = ("step_times_curvature",)
 EARLY = 0.1  # the share of the training that the height of curves is not scaled to
 
 
 def figure_of(record: ReproductionRecord) -> str:
     """The figure as SVG: the readings that count, or all where none does."""
     left_out = {reading.name for reading in record.readings if reading.excluded}
-    counted = [cell for cell in record.cells if cell.reading not in left_out]
-    return _figure(replace(record, cells=counted) if counted else record)
+    drawn = [cell for cell in record.cells if cell.metric not in NOT_DRAWN]
+    counted = [cell for cell in drawn if cell.reading not in left_out]
+    return _figure(replace(record, cells=counted or drawn))
 
 
 def _figure(record: ReproductionRecord) -> str:

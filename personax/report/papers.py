@@ -15,6 +15,8 @@ from personax.report.comparison import (
     NumberTable,
     comparisons,
     mark,
+    reading_groups,
+    reading_words,
     scorings_of,
     tables_of,
 )
@@ -22,7 +24,7 @@ from personax.report.drawings import figure_of
 from personax.report.overview import OverviewRow, overview_row, with_numbers
 from personax.report.tables import NO_BREAK
 from personax.reproduce import EXPERIMENTS
-from personax.reproduce.outcome import REPRODUCTION, ReadingRecord, ReproductionRecord
+from personax.reproduce.outcome import REPRODUCTION, ReproductionRecord
 from personax.reproduce.papers import FINDINGS, PAPERS, Paper, paper_of
 
 TEMPLATES = Environment(
@@ -84,14 +86,19 @@ def _heading(record: ReproductionRecord) -> str:
     return f"{where[0].upper()}{where[1:]}: {record.title}"
 
 
-def _readings(record: ReproductionRecord) -> list[tuple[ReadingRecord, list[NumberTable]]]:
-    return [(reading, list(tables_of(record, reading))) for reading in record.readings]
+def _tables(record: ReproductionRecord) -> list[tuple[list[tuple[str, str]], list[NumberTable]]]:
+    """Each group of readings, in words where there are several, with its tables."""
+    several = len(record.readings) > 1
+    return [
+        ([(one.name, reading_words(one)) for one in group] if several else [], list(tables_of(record, group)))
+        for group in reading_groups(record)
+    ]
 
 
 def _other_scorings(record: ReproductionRecord) -> list[tuple[str, list[NumberTable]]]:
     found: dict[str, list[NumberTable]] = {}
-    for reading in record.readings:
-        for table in tables_of(record, reading, first=False):
+    for group in reading_groups(record):
+        for table in tables_of(record, group, first=False):
             found.setdefault(table.scoring, []).append(table)
     return list(found.items())
 
@@ -112,7 +119,7 @@ TEMPLATES.globals.update(
     comparisons=comparisons,
     number_table=number_table,
     heading=_heading,
-    readings=_readings,
+    tables=_tables,
     other_scorings=_other_scorings,
     scorings=scorings_of,
     how=_how,

@@ -4,16 +4,26 @@ from collections.abc import Iterator, Sequence
 
 import plotly.graph_objects as go
 
-from personax.report.comparison import MEASURES, NumberTable, comparisons, effect_shown, mark, scorings_of, tables_of
+from personax.report.comparison import (
+    MEASURES,
+    NumberTable,
+    comparisons,
+    effect_shown,
+    mark,
+    reading_groups,
+    reading_words,
+    scorings_of,
+    tables_of,
+)
 from personax.report.document import (
     Block,
+    Bullets,
     Facts,
     Folded,
     PageSection,
     Paragraph,
     Picture,
     Row,
-    Subtitle,
     Table,
     TableCell,
     bullets,
@@ -56,15 +66,13 @@ def render(record: ReproductionRecord) -> str:
 
 
 def _tables(record: ReproductionRecord) -> Iterator[Block]:
-    """The tables of each reading, by the first way to score; by the others they are folded away."""
-    for reading in record.readings:
+    """The tables, by the first way to score; by the others they are folded away."""
+    for group in reading_groups(record):
         if len(record.readings) > 1:
-            yield Subtitle(f"Reading: {reading.name}")
-            left_out = f" Not counted in the verdicts: {reading.excluded}." if reading.excluded else ""
-            yield Paragraph(f"{reading.words} Source: {reading.source}.{left_out}", "words")
-        for found in tables_of(record, reading):
+            yield Bullets([(reading.name, reading_words(reading)) for reading in group])
+        for found in tables_of(record, group):
             yield _as_block(found)
-        for found in tables_of(record, reading, first=False):
+        for found in tables_of(record, group, first=False):
             yield Folded(f"The same by another way to score: {found.scoring}", _as_block(found))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from personax.evaluation.scores import interval
 from personax.report import write_reproduction
-from personax.report.comparison import effect_shown, tables_of
+from personax.report.comparison import effect_shown, reading_groups, tables_of
 from personax.report.document import Facts, PageSection, Picture, document
 from personax.report.drawings import figure_of
 from personax.report.overview import filled, over_experiments, overview_row
@@ -123,7 +123,7 @@ def record_of(*cells):
 
 def test_a_paper_with_one_number_for_several_settings_has_one_column():
     cells = [made(row, one, [at, at + 2.0], 9.0) for row in ("x", "y") for at, one in enumerate(("a", "b"))]
-    (found,) = tables_of(record_of(*cells), MAIN)
+    (found,) = tables_of(record_of(*cells), [MAIN])
     assert found.heads == ["", "paper", "x", "y"]
     assert found.rows[1] == ["b", "9.00 ± 0.50", "2.00 ± 12.71", "2.00 ± 12.71"]
 
@@ -131,29 +131,41 @@ def test_a_paper_with_one_number_for_several_settings_has_one_column():
 def test_a_paper_with_a_number_for_each_setting_has_it_beside_ours():
     cells = [made(row, one, [1.0, 1.0], at) for at, row in enumerate("xy", 5) for one in ("a", "b")]
     cells += [made(row, "untold", [1.0, 1.0]) for row in "xy"]
-    (found,) = tables_of(record_of(*cells), MAIN)
+    (found,) = tables_of(record_of(*cells), [MAIN])
     assert found.heads == ["", "a: paper", "ours", "b: paper", "ours", "untold"]
     assert found.rows[1] == ["y", "6.00 ± 0.50", "1.00 ± 0.00", "6.00 ± 0.50", "1.00 ± 0.00", "1.00 ± 0.00"]
 
 
+def test_readings_of_one_setting_each_share_a_table():
+    other = dataclasses.replace(MAIN, name="other", excluded="far from the paper")
+    cells = [made("x", "a", [1.0, 1.0]), dataclasses.replace(made("y", "a", [2.0, 2.0]), reading="other")]
+    record = dataclasses.replace(record_of(*cells), readings=[MAIN, other])
+    assert reading_groups(record) == [[MAIN, other]]
+    (found,) = tables_of(record, [MAIN, other])
+    assert found.heads == ["", "x", "y"] and found.rows == [["a", "1.00 ± 0.00", "2.00 ± 0.00"]]
+    more = dataclasses.replace(record, cells=[*cells, made("z", "a", [1.0, 1.0])])
+    assert reading_groups(more) == [[MAIN], [other]]
+    assert "<circle" in figure_of(record) and ">y<" not in figure_of(record)  # what does not count is not drawn
+
+
 def test_warnings_are_at_the_numbers_unless_all_have_the_same():
     some = record_of(made("x", "a", [1.0, 1.0], flag="lost"), made("x", "b", [1.0, 1.0]))
-    (found,) = tables_of(some, MAIN)
+    (found,) = tables_of(some, [MAIN])
     assert found.rows[0][-1].endswith(" (!)") and found.notes == ["(!) lost"] and "(!)" not in found.rows[1][-1]
-    (found,) = tables_of(record_of(made("x", "a", [1.0, 1.0], flag="lost")), MAIN)
+    (found,) = tables_of(record_of(made("x", "a", [1.0, 1.0], flag="lost")), [MAIN])
     assert found.notes == ["all: lost"] and "(!)" not in found.rows[0][-1]
 
 
 def test_other_ways_to_score_have_tables_of_their_own():
     other = ScoringRecord("own copy", "", "", interval([4.0, 4.0]), [4.0, 4.0])
     record = record_of(made("x", "a", [1.0, 1.0], more=[other]), made("x", "b", [1.0, 1.0]))
-    (first,), (second,) = tables_of(record, MAIN), tables_of(record, MAIN, first=False)
+    (first,), (second,) = tables_of(record, [MAIN]), tables_of(record, [MAIN], first=False)
     assert [row[0] for row in first.rows] == ["a", "b"]
     assert second.rows == [["a", "4.00 ± 0.00"]] and second.scoring == "own copy" and "own copy" in second.caption
 
 
 def test_cells_of_tables_cannot_break_them():
-    table = number_table(tables_of_hostile := next(tables_of(record_of(made("x|y", "<b>", [1.0])), MAIN)))
+    table = number_table(tables_of_hostile := next(tables_of(record_of(made("x|y", "<b>", [1.0])), [MAIN])))
     assert "\\|" not in tables_of_hostile.caption and "| &lt;b> |" in table and cell("a|b") == "a\\|b"
 
 
