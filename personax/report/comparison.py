@@ -184,6 +184,26 @@ def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
     return f"{signed(found.mean)}{half}{unit}{ends if ranged and effect.num_contrasts > 1 else ''}"
 
 
+def verdicts_by_reading(record: ReproductionRecord, scoring: str = "") -> NumberTable | None:
+    """A row for each claim and a column for each reading: the sign of the verdict and the effect.
+
+    By the first way to score, or by a given one; None where there is a single reading and no other way to score.
+    """
+    if not scoring and len(record.readings) == 1:
+        return None
+    rows = []
+    for claim in record.claims:
+        found = {}
+        for one in claim.judged:
+            if one.scoring == scoring or (not scoring and one.reading not in found):
+                found[one.reading] = f"{MARKS[one.verdict]} {effect_shown(one.effect, ranged=False)}".strip()
+        if found:
+            rows.append([claim.words, *(found.get(reading.name, "") for reading in record.readings)])
+    heads = ["claim", *(f"({one.name})" if one.excluded else one.name for one in record.readings)]
+    notes = ["readings in parentheses do not count"] if any(one.excluded for one in record.readings) else []
+    return NumberTable("Verdicts by reading", scoring, heads, rows, notes) if rows else None
+
+
 def claim_lines(claims: Sequence[ClaimRecord]) -> Iterator[str]:
     """A line for each claim: its verdict, its words, the effect and the reason."""
     for claim in claims:

@@ -19,6 +19,7 @@ from personax.report.comparison import (
     reading_words,
     scorings_of,
     tables_of,
+    verdicts_by_reading,
 )
 from personax.report.drawings import figure_of
 from personax.report.overview import OverviewRow, overview_row, with_numbers
@@ -100,6 +101,9 @@ def _other_scorings(record: ReproductionRecord) -> list[tuple[str, list[NumberTa
     for group in reading_groups(record):
         for table in tables_of(record, group, first=False):
             found.setdefault(table.scoring, []).append(table)
+    for scoring, tables in found.items():
+        verdicts = verdicts_by_reading(record, scoring)
+        tables += [] if verdicts is None else [verdicts]
     return list(found.items())
 
 
@@ -117,6 +121,7 @@ TEMPLATES.globals.update(
     mark=mark,
     cell=cell,
     comparisons=comparisons,
+    verdicts_by_reading=verdicts_by_reading,
     number_table=number_table,
     heading=_heading,
     tables=_tables,

@@ -14,6 +14,7 @@ from personax.report.comparison import (
     reading_words,
     scorings_of,
     tables_of,
+    verdicts_by_reading,
 )
 from personax.report.document import (
     Block,
@@ -35,7 +36,7 @@ from personax.report.figures import Figure
 from personax.report.runs import PALETTE, SYMBOLS, Look
 from personax.report.traces import band_and_line, figure, thin_line
 from personax.report.words import is_share, moment, seconds
-from personax.reproduce.outcome import CellRecord, ClaimRecord, CurveRecord, ReproductionRecord
+from personax.reproduce.outcome import CellRecord, CurveRecord, ReproductionRecord
 
 
 def render(record: ReproductionRecord) -> str:
@@ -46,7 +47,7 @@ def render(record: ReproductionRecord) -> str:
     results: list[Block] = [*(quick if record.quick else []), drawing, *_tables(record)]
     sections = [
         PageSection("results", "The paper's numbers and ours", results),
-        PageSection("claims", "The paper's claims", list(_claims(record.claims))),
+        PageSection("claims", "The paper's claims", list(_claims(record))),
         *([PageSection("curves", "Curves", figures=drawn)] if drawn else []),
         PageSection("choices", "What the paper does not say, and what was chosen", [bullets(record.choices)]),
         PageSection("protocols", "What each way to score measures", [bullets(scorings_of(record))]),
@@ -81,14 +82,18 @@ def _as_block(found: NumberTable) -> Table:
     return table("; ".join([found.caption, *found.notes]), found.heads, rows)
 
 
-def _claims(claims: Sequence[ClaimRecord]) -> Iterator[Block]:
+def _claims(record: ReproductionRecord) -> Iterator[Block]:
     """The claims with their effects, and each comparison behind them folded away."""
+    claims = record.claims
     texts = [(mark(claim.verdict), effect_shown(claim.effect), claim.reason) for claim in claims]
     rows = [
         Row(TableCell(claim.words, small=[claim.place]), [TableCell(text, "text") for text in of])
         for claim, of in zip(claims, texts, strict=True)
     ]
     yield table("The papers' claims, judged over seeds", ("claim", "here", "effect", ""), rows)
+    by_reading = verdicts_by_reading(record)
+    if by_reading is not None:
+        yield _as_block(by_reading)
     for claim in claims:
         lines = [
             Row(TableCell(words), [TableCell(found), TableCell(verdict)])
