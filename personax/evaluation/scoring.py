@@ -11,6 +11,7 @@ MODELS = {
     "personal": "the personal model that the client keeps",
     "recomputed": "the objective's personal model, recomputed from the shared one in {rounds}, step size {lr:g}{each}",
     "local": "the part of the client's mixture that is its own",
+    "own_copy": "the client's mixture with its own copy of the shared model, from before it was averaged",
 }
 COMPUTED = ("localized", "adapted", "recomputed")  # of every algorithm; the others are those of `objective.models`
 
@@ -33,6 +34,7 @@ class Scoring:
       client's v (APFL (7); a newcomer's weight is the initial one), ARUBA's refinement (`lr` multiplies its learned
       step sizes: 1 leaves them), gradient steps of size `lr` for the others.
     - `"local"`: APFL's v alone.
+    - `"own_copy"`: the mixture with the client's own copy of the shared model, of objectives that keep it.
 
     Adaptation takes shuffled batches of `batch_size` of the client's training data. `adapt_on="test"` takes them from
     the data that is scored, as Fallah's section 5 has it: see `fallah_scoring`. `clients` are `"all"`, the `"cohort"`
@@ -40,7 +42,7 @@ class Scoring:
     `"training"` data (metrics are then called `train_...`) or `"both"`. `weighting` is that of the mean over clients.
     """
 
-    model: Static[Literal["global", "localized", "adapted", "personal", "recomputed", "local"]] = "adapted"
+    model: Static[Literal["global", "localized", "adapted", "personal", "recomputed", "local", "own_copy"]] = "adapted"
     num_steps: Static[int] = 1
     lr: float = 0.01
     batch_size: Static[int] = 40
@@ -84,7 +86,7 @@ class Scoring:
     @property
     def is_kept(self) -> bool:
         """True if the client keeps the model as its own state."""
-        return self.model in ("personal", "local")
+        return self.model in ("personal", "local", "own_copy")
 
     @property
     def reads_test(self) -> bool:

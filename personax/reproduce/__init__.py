@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from personax.reproduce import apfl, fallah, gmeta, persafl
+from personax.reproduce import apfl, fallah, fallah_causes, gmeta, persafl
 from personax.reproduce.experiment import Experiment
 
 EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "fallah-table1": fallah.table1,
-    "fallah-initialisation": fallah.initialisation,
+    "fallah-causes": fallah_causes.causes,
     "fallah-appendix": fallah.appendix,
     "fallah-tuned": fallah.tuned,
     "gmeta-figure1": gmeta.figure1,
@@ -15,10 +15,13 @@ EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "apfl-figure2": apfl.figure2,
     "apfl-figure3": apfl.figure3,
     "apfl-table1": apfl.table1,
+    "apfl-table1-causes": apfl.table1_causes,
     "apfl-table2": apfl.table2,
+    "apfl-table2-causes": apfl.table2_causes,
     "apfl-table3": apfl.table3,
     "apfl-figure4": apfl.figure4,
     "apfl-figure5": apfl.figure5,
     "apfl-figure6": apfl.figure6,
     "persafl-figure2": persafl.figure2,
+    "persafl-figure2c": persafl.figure2c,
 }

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 from typing import Protocol as Interface
-
-import numpy as np
 
 from personax.algorithms import Algorithm
 from personax.data.federation import Federation
 from personax.evaluation.scoring import Scoring
+from personax.reproduce.measures import MostFrequentClass, RunMeasure
 from personax.schedules import Schedule
 from personax.typing import Array, Task
 
@@ -43,52 +41,7 @@ class MakesSchedule(Interface):
     def __call__(self, *, key: Array) -> Schedule: ...
 
 
-@dataclass(frozen=True)
-class ActiveShare:
-    """The mean share of active clients up to a virtual time, in % (see `Schedule.active_share`).
-
-    `to_the_end` counts the members of a round as active until it ends.
-    """
-
-    to_the_end: bool = False
-    flag = ""
-
-    def describe(self) -> str:
-        """The measure in words."""
-        if self.to_the_end:
-            return "the share of clients in the cohort"
-        return "the share of clients that have a model and have not yet delivered an update, mean over virtual time"
-
-    def of(self, schedule: Schedule, time: float) -> float:
-        """The mean over 1000 times up to this one."""
-        if self.to_the_end:
-            return 100 * schedule.num_events / int(schedule.round_ends.sum()) / schedule.num_clients
-        return 100 * float(schedule.active_share(np.linspace(0, time, 1000, endpoint=False)).mean())
-
-
-@dataclass(frozen=True)
-class MostFrequentClass:
-    """The accuracy of always predicting the class that is most frequent in a client's training data."""
-
-    flag = ""
-
-    def describe(self) -> str:
-        """The measure in words."""
-        return "always the most frequent class of the client's training data; scored on its test data"
-
-    def of(self, federation: Federation) -> float:
-        """The mean over clients; ties go to the smaller class."""
-        assert federation.test_y is not None and federation.test_offsets is not None  # every experiment has test data
-        labels, test_labels = np.asarray(federation.y), np.asarray(federation.test_y)
-        bounds = zip(pairwise(federation.offsets), pairwise(federation.test_offsets), strict=True)
-        shares = []
-        for train, test in bounds:
-            classes, counts = np.unique(labels[slice(*train)], return_counts=True)
-            shares.append(np.mean(test_labels[slice(*test)] == classes[counts.argmax()]))
-        return float(np.mean(shares))
-
-
-Measure = Scoring | ActiveShare | MostFrequentClass
+Measure = Scoring | RunMeasure
 UNTRAINED, MOST_FREQUENT = "untrained", "most frequent class"  # the columns of the baselines
 
 
@@ -114,7 +67,9 @@ class Cell:
         return self.column in (UNTRAINED, MOST_FREQUENT)
 
 
-def baselines(row: str, scorings: Mapping[str, Measure], reading: str = MAIN.name) -> tuple[Cell, Cell]:
+def baselines(
+    row: str, scorings: Mapping[str, Measure], reading: str = MAIN.name, held_out: bool = False
+) -> tuple[Cell, Cell]:
     """The rows without training: the initial model, scored as the others are, and the most frequent class.
 
     A claim about accuracies is not testable in a row where no compared method is above both. Any training of the row's
@@ -122,7 +77,7 @@ def baselines(row: str, scorings: Mapping[str, Measure], reading: str = MAIN.nam
     """
     return (
         Cell(row, UNTRAINED, scorings, reading=reading, at="start"),
-        Cell(row, MOST_FREQUENT, {MOST_FREQUENT: MostFrequentClass()}, reading=reading),
+        Cell(row, MOST_FREQUENT, {MOST_FREQUENT: MostFrequentClass(held_out)}, reading=reading),
     )
 
 
@@ -203,6 +158,7 @@ class Experiment:
     choices: tuple[str, ...]  # what the paper does not say, and what was chosen
     readings: tuple[Reading, ...] = (MAIN,)
     needs: tuple[str, ...] = ()  # the datasets to fetch first
+    causes_of: str = ""  # the experiment whose numbers it explains
     unavailable: str = ""  # why no record is kept, where the data cannot be obtained
     quick: bool = False
     timed: bool = False  # trainings one after another, so that their times can be compared

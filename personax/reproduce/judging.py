@@ -37,18 +37,18 @@ def judge(claim: Claim, cells: Sequence[CellRecord], readings: Sequence[Reading]
     return ClaimRecord(claim.words, claim.place, verdict, reason, effect, judged)
 
 
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict of several: theirs if they agree; else "holds in part" if any of them holds.
 
     >>> overall(["holds", "undecided"]), overall(["undecided", "does not hold"])
     ('holds in part', 'does not hold')
     """
-    given: set[Verdict] = set(verdicts)
-    if len(given) == 1:
-        return given.pop()
-    if "holds" in given or "holds in part" in given:
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    if "holds" in verdicts or "holds in part" in verdicts:
         return "holds in part"
-    return next((one for one in _FAILING if one in given), "not testable")
+    failing: list[Verdict] = [one for one in _FAILING if one in verdicts]
+    return failing[0] if failing else "not testable"
 
 
 def _scorings(contrasts: Sequence[Contrast], cells: Mapping[Place, CellRecord]) -> list[str]:

@@ -21,22 +21,16 @@ from personax.algorithms import Algorithm
 from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
 from personax.evaluation.scores import Evaluation, higher_is_better, interval, is_share
+from personax.evaluation.scoring import Scoring
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.folders import slug
 from personax.experiment.summaries import machine
 from personax.experiment.tuning import run_all, validation_of
 from personax.fast.backends import runs_side_by_side
 from personax.models.tasks import as_inputs
-from personax.reproduce.experiment import (
-    ActiveShare,
-    Cell,
-    Experiment,
-    Measure,
-    MostFrequentClass,
-    PaperTraining,
-    Reading,
-)
+from personax.reproduce.experiment import Cell, Experiment, Measure, PaperTraining, Reading
 from personax.reproduce.judging import judge
+from personax.reproduce.measures import MeasuredRun
 from personax.reproduce.outcome import (
     REPRODUCTION,
     TRAINING,
@@ -281,14 +275,10 @@ def _score(
     training, schedules, keys = setting
     found = {}
     for one in measures:
-        if isinstance(one, MostFrequentClass):
-            found[one] = {"accuracy": [100 * one.of(federation)] * len(schedules)}
-        elif isinstance(one, ActiveShare):
-            times = np.broadcast_to(at.time, len(schedules))
-            shares = [one.of(schedule, when) for schedule, when in zip(schedules, times, strict=True)]
-            found[one] = {"active_share": shares}
-        else:
+        if isinstance(one, Scoring):
             found[one] = _of_seeds(evaluate(algorithm, training.task, federation, at, one, key=keys))
+        else:
+            found[one] = {one.metric: one.of_seeds(MeasuredRun(training.task, federation, schedules, at))}
     return found
 
 

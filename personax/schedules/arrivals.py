@@ -1,22 +1,36 @@
 """Asynchronous arrivals: every client reports when it is ready, and starts again."""
 
+from typing import Literal
+
 import numpy as np
 
 from personax.keys import HostStream, host_generator
 from personax.schedules.delays import BLOCK, Delays
 from personax.schedules.schedule import Schedule
 from personax.typing import Array
-from personax.values import require_count
+from personax.values import require_count, require_one_of
 
 
-def arrivals(num_clients: int, num_events: int, *, delays: Delays, key: Array) -> Schedule:
+def arrivals(
+    num_clients: int,
+    num_events: int,
+    *,
+    delays: Delays,
+    key: Array,
+    model_at: Literal["request", "receipt"] = "request",
+) -> Schedule:
     """Asynchronous arrivals: each client downloads, trains, uploads, and begins again.
 
-    A client receives the model as it is when it asks. Where several things happen at the same time, clients with fewer
-    updates come first, then those of lower position; a request sees the arrivals that came before it in that order.
+    A client receives the model as it is when it asks: the server sends what it has, and the download takes time. With
+    `model_at="receipt"` it is the model as it is when the download ends: PersA-FL's Omega(t) is "the timestep of the
+    round at which client i_t has received the server's parameters". Updates are then less stale.
+
+    Where several things happen at the same time, clients with fewer updates come first, then those of lower position; a
+    request, or a receipt, sees the arrivals that came before it in that order.
     """
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)
+    require_one_of("model_at", model_at, ("request", "receipt"))
     clients = np.broadcast_to(np.arange(num_clients), (BLOCK, num_clients))
     requested, received, arrived, begin = [], [], [], np.zeros(num_clients)
     while not arrived or not _complete(np.concatenate(arrived), num_events):
@@ -33,7 +47,7 @@ def arrivals(num_clients: int, num_events: int, *, delays: Delays, key: Array) -
     return Schedule(
         num_clients=num_clients,
         client=client[order].astype(np.int32),
-        started_at=_num_before(time[order], update[order], asked[order]),
+        started_at=_num_before(time[order], update[order], (asked if model_at == "request" else had)[order]),
         requested=asked[order],
         received=had[order],
         time=time[order],

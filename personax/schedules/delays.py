@@ -7,7 +7,7 @@ import numpy as np
 
 from personax.keys import HostStream, host_generator
 from personax.typing import Array
-from personax.values import DELAY_TIMES, DELAYS, require_count, require_nonnegative, require_positive, value
+from personax.values import DELAY_TIMES, DELAYS, require, require_count, require_nonnegative, require_positive, value
 
 BLOCK = 64  # rounds, or updates of each client, drawn at once, so that a longer schedule begins like a shorter one
 
@@ -93,6 +93,23 @@ class Gamma:
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
         """Independent gamma times."""
         return rng.gamma(self.shape, _of(self.mean, clients) / self.shape)
+
+
+@DELAY_TIMES.register()
+@value
+class Uniform:
+    """Times that are uniform within `spread` times the mean of the mean, and so bounded: PersA-FL Assumption 1."""
+
+    mean: PerClient
+    spread: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive("mean", self.mean, "For no delay leave it out.")
+        require(lambda v: (v >= 0) & (v <= 1), "spread", self.spread, "lie in [0, 1]")
+
+    def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        """Independent uniform times."""
+        return _of(self.mean, clients) * rng.uniform(1 - self.spread, 1 + self.spread, clients.shape)
 
 
 @dataclass(frozen=True, eq=False)

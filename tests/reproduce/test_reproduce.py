@@ -21,7 +21,6 @@ from personax.reproduce.apfl import figures, setting
 from personax.reproduce.choices import TEXTS
 from personax.reproduce.experiment import (
     MAIN,
-    ActiveShare,
     Cell,
     Claim,
     Contrast,
@@ -32,6 +31,7 @@ from personax.reproduce.experiment import (
     beats,
 )
 from personax.reproduce.judging import judge
+from personax.reproduce.measures import ActiveShare
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ScoringRecord
 from personax.reproduce.papers import FINDINGS
 from personax.reproduce.run import reproduce

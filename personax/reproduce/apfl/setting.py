@@ -17,10 +17,12 @@ from personax.data.partition import Partition
 from personax.evaluation.scoring import Scoring
 from personax.models import logistic_regression, mlp
 from personax.models.tasks import classification
+from personax.objectives import Mixture
+from personax.reproduce.apfl.variants import WithCopy
 from personax.reproduce.choices import choices
-from personax.reproduce.experiment import Cell, Experiment
+from personax.reproduce.experiment import MAIN, Cell, Experiment, baselines
 from personax.schedules import rounds
-from personax.typing import Array
+from personax.typing import Array, Clock
 
 SPLIT = 2003  # the seed of the splits
 NUM_CLIENTS, BATCH, LR = 100, 20, 0.1
@@ -63,36 +65,72 @@ def accuracy_of(row: str) -> str:
     return f"{row}: validation accuracy"
 
 
-def cells_of(row: str, columns: Iterable[str], paper: Mapping[str, Any] = {}, **scored: Any) -> tuple[Cell, ...]:
-    """Training loss and validation accuracy of each column that one training fills."""
+def cells_of(
+    row: str,
+    columns: Iterable[str],
+    paper: Mapping[str, Any] = {},
+    *,
+    reading: str = MAIN.name,
+    plain: Mapping[str, Scoring] = {},
+    **scored: Any,
+) -> tuple[Cell, ...]:
+    """Training loss and validation accuracy of each column that one training fills; with FedAvg the rows without."""
     cells = []
     for column in columns:
-        readings = {"ours": protocol_of(column, **scored)}
-        if column == PER_FEDAVG:
-            readings["after 20 steps"] = replace(readings["ours"], num_steps=20)
+        scorings = scorings_of(column, plain, **scored)
         loss, accuracy = paper.get(column, (None, None))
-        cells.append(Cell(loss_of(row), column, readings, loss, "train_loss"))
-        cells.append(Cell(accuracy_of(row), column, readings, accuracy))
+        cells.append(Cell(loss_of(row), column, scorings, loss, "train_loss", reading))
+        cells.append(Cell(accuracy_of(row), column, scorings, accuracy, reading=reading))
+        if column == FEDAVG:
+            cells += baselines(accuracy_of(row), {"after a round's local steps": Scoring("localized")}, reading)
     return tuple(cells)
 
 
-def protocol_of(column: str, **scored: Any) -> Scoring:
-    """What a column scores: a global, a localized or a personal model."""
+def scorings_of(column: str, plain: Mapping[str, Scoring] = {}, **scored: Any) -> dict[str, Scoring]:
+    """The ways to score a column, that of the text first.
+
+    Section 3 mixes the client's own copy of the shared model, from before the average; localized models are the shared
+    one after plain local steps (section 5), given in `plain` for SCAFFOLD, whose own steps have corrections.
+    """
+    here = partial(Scoring, score_on="both", **scored)
+    if column in (*ALL_MIXED,):
+        return {"own copy": here("own_copy"), "average": here("personal")}
+    if column == LOCALIZED_SCAFFOLD:
+        return {
+            **{name: replace(one, score_on="both", **scored) for name, one in plain.items()},
+            "with corrections": here("localized"),
+        }
     if column == PER_FEDAVG:
-        return Scoring("adapted", 1, 0.01, BATCH, score_on="both", **scored)
-    return Scoring(SCORED.get(column, "personal"), score_on="both", **scored)
+        return {f"after {num} step{'s' * (num > 1)}": here("adapted", num, 0.01, BATCH) for num in (1, 20)}
+    return {"ours": here(SCORED.get(column, "personal"))}
+
+
+def plain_steps(lr: StepSize, other: StepSize, num_rounds: int, num_steps: int) -> dict[str, Scoring]:
+    """Plain local steps from the last shared model: of the training's own size by then, and of another one's."""
+    now = Clock(num_rounds, 0, num_steps)
+    sizes = {"plain steps": lr, "plain steps of FedAvg's size": other}
+    return {name: Scoring("adapted", num_steps, float(of(now)), BATCH) for name, of in sizes.items()}
 
 
 online_cells = partial(cells_of, clients="cohort")  # averaged over the clients online, as in the tables
 
 
+def mixture(**options: Any) -> Algorithm:
+    """The recipe `apfl`, whose clients also keep their copy of the shared model from before the average."""
+    made = apfl(**options)
+    assert isinstance(made.objective, Mixture)  # as the recipe states
+    return replace(made, objective=WithCopy(made.objective))
+
+
 def contestants_of(lr: StepSize, scaffold_lr: StepSize, **local: Any) -> dict[tuple[str, ...], Algorithm]:
     """Who is trained, by the columns that each fills."""
-    mixed = {(name,): apfl(lr=lr, mix=mix, update_mix="never", **local) for name, mix in zip(FIXED, MIXES, strict=True)}
+    mixed = {
+        (name,): mixture(lr=lr, mix=mix, update_mix="never", **local) for name, mix in zip(FIXED, MIXES, strict=True)
+    }
     return {
         **mixed,
-        (ADAPTIVE,): apfl(lr=lr, mix=0.5, update_mix="round", **local),
-        (FROM_LITTLE,): apfl(lr=lr, mix=0.01, update_mix="round", **local),
+        (ADAPTIVE,): mixture(lr=lr, mix=0.5, update_mix="round", **local),
+        (FROM_LITTLE,): mixture(lr=lr, mix=0.01, update_mix="round", **local),
         (FEDAVG, LOCALIZED_FEDAVG): fedavg(lr=lr, **local),
         (SCAFFOLD, LOCALIZED_SCAFFOLD): scaffold(lr=scaffold_lr, option=2, **local),
     }
@@ -121,7 +159,7 @@ def by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: int
 
 
 def size_of(quick: bool, num_rounds: int = 100) -> dict[str, int]:
-    """How much is done."""
+    """The numbers of clients and rounds."""
     return {"num_clients": 20, "num_rounds": 5} if quick else {"num_clients": NUM_CLIENTS, "num_rounds": num_rounds}
 
 

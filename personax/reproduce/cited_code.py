@@ -1,0 +1,88 @@
+"""The network, loss and initialization of the public code that Fallah 2020 cites as [45], and single parts of them.
+
+The paper states hidden layers of 80 and 60 with ELU, and that part of its code is adopted from [45]. Public copies of
+[45] also have ELU on the output layer, the loss `1/2 |o - onehot|^2`, kernels from N(0, 2 / n_in) and biases from
+N(0, 1).
+"""
+
+import functools
+import itertools
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from personax.curvature import finite_difference, norm_unused
+from personax.models import mlp
+from personax.models.tasks import classification
+from personax.typing import Array, Batch, LayeredLoss, LossFn, Metrics, Model, Params, Scalar, Task
+from personax.values import Static, value
+
+WIDTHS, NUM_CLASSES = (80, 60), 10
+
+
+@functools.cache
+def network(
+    init: Literal["cited", "glorot", "fan_in"] = "cited", output: Literal["elu", "linear"] = "elu", elu: float = 1.0
+) -> Model:
+    """The network of [45], or one of its parts: `elu` is c in `c (exp(x) - 1)` below 0, in some copies 0.2."""
+    base = mlp(WIDTHS, num_outputs=NUM_CLASSES, activation="elu", init="glorot" if init == "cited" else init)
+    assert base.dense is not None  # every `mlp` has one
+    layer = base.dense
+
+    def start(key: Array, x: Array) -> Params:
+        sizes = (math.prod(x.shape[1:]), *WIDTHS, NUM_CLASSES)
+        params = {}
+        for i, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
+            kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, i))
+            kernel = math.sqrt(2 / num_in) * jax.random.normal(kernel_key, (num_in, num_out))
+            params[f"dense_{i}"] = {"kernel": kernel, "bias": jax.random.normal(bias_key, (num_out,))}
+        return params
+
+    def after(rest: Params, products: Array, key: Array | None = None, /) -> Array:
+        del key
+        act = lambda x: jnp.where(x > 0, x, elu * jnp.expm1(jnp.minimum(x, 0)))
+        x = products + rest["dense_0"]["bias"][None, :]
+        for i in range(1, len(WIDTHS) + 1):
+            x = act(x) @ rest[f"dense_{i}"]["kernel"] + rest[f"dense_{i}"]["bias"][None, :]
+        return act(x) if output == "elu" else x
+
+    def apply(params: Params, x: Array, key: Array | None = None, /) -> Array:
+        kernel, rest = layer.split(params)
+        return after(rest, layer.rows(rest, x).astype(kernel.dtype) @ kernel, key)
+
+    return Model(start if init == "cited" else base.init, apply, layer._replace(apply=after))
+
+
+@functools.cache
+def squared_error(model: Model) -> Task:
+    """Half the squared distance of the outputs from the one-hot label, averaged over the batch."""
+    plain = classification(model)
+    assert isinstance(plain.loss, LayeredLoss) and model.dense is not None  # of the networks here
+    layer = model.dense
+
+    def mean(outputs: Array, batch: Batch) -> Scalar:
+        far = 0.5 * jnp.square(outputs - jax.nn.one_hot(batch.y, NUM_CLASSES, dtype=outputs.dtype)).sum(axis=-1)
+        weight = batch.weight.astype(far.dtype)
+        return jnp.sum(weight * far) / jnp.maximum(jnp.sum(weight), jnp.finfo(far.dtype).tiny)
+
+    loss = LayeredLoss(layer, plain.loss.rows, lambda at, batch: mean(layer.apply(*at, batch.key), batch))
+
+    def metrics(params: Params, batch: Batch) -> Metrics:
+        return {"loss": jnp.asarray(loss(params, batch)), "accuracy": plain.metrics(params, batch)["accuracy"]}
+
+    return Task(model, loss, metrics, plain.check, plain.inputs)
+
+
+@value
+class WithoutTwo:
+    """`[g(w + r v) - g(w - r v)] / r`: the difference as section 5 prints it, twice the Hessian's product."""
+
+    radius: Static[float]
+    needs_batch = True
+    is_coordinate_free = True
+    given_norm = norm_unused
+
+    def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params:
+        return jax.tree.map(lambda leaf: 2 * leaf, finite_difference(self.radius)(loss, params, vector, batch))
