@@ -27,6 +27,21 @@ class OverviewRow(NamedTuple):
     is_main: bool
 
 
+def overview_rows(papers: Mapping[str, Paper], records: Records) -> dict[str, list[OverviewRow]]:
+    """The claims of each paper; all texts that no longer fit the records are reported together."""
+    rows: dict[str, list[OverviewRow]] = {key: [] for key in papers}
+    errors = []
+    for key, paper in papers.items():
+        for claim in paper.claims:
+            try:
+                rows[key].append(overview_row(claim, records))
+            except ValueError as error:
+                errors.append(str(error))
+    if errors:
+        raise ValueError("\n".join(errors))
+    return rows
+
+
 def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
     """A claim over all experiments that test it."""
     names = [test.partition(": ")[0] for test in claim.tests]

@@ -22,7 +22,7 @@ from personax.report.comparison import (
     verdicts_by_reading,
 )
 from personax.report.drawings import figure_of
-from personax.report.overview import OverviewRow, overview_row, with_numbers
+from personax.report.overview import OverviewRow, overview_rows, with_numbers
 from personax.report.tables import NO_BREAK
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import REPRODUCTION, ReproductionRecord
@@ -42,7 +42,7 @@ def pages(records: Sequence[ReproductionRecord]) -> dict[str, str]:
     experiments = {name: make(False) for name, make in EXPERIMENTS.items()}
     by_name = {record.name: record for record in records if not experiments[record.name].unavailable}
     papers = {key: with_numbers(paper, by_name) for key, paper in PAPERS.items()}
-    rows = {key: [overview_row(claim, by_name) for claim in paper.claims] for key, paper in papers.items()}
+    rows = overview_rows(papers, by_name)
     missing = [name for name, one in experiments.items() if name not in by_name and not one.unavailable]
     tally = [verdict for verdict in MARKS if any(row.verdict == verdict for of in rows.values() for row in of)]
     overview = TEMPLATES.get_template("overview.md.jinja")

@@ -8,14 +8,14 @@ import pytest
 
 from personax.evaluation.scores import interval
 from personax.report import write_reproduction
-from personax.report.comparison import effect_shown, reading_groups, tables_of
+from personax.report.comparison import effect_shown, reading_groups, tables_of, verdicts_by_reading
 from personax.report.document import Facts, PageSection, Picture, document
 from personax.report.drawings import figure_of
-from personax.report.overview import filled, over_experiments, overview_row
+from personax.report.overview import filled, over_experiments, overview_row, overview_rows
 from personax.report.papers import cell, number_table, pages, read_records, write_pages
 from personax.report.svg import Dot, DotPanel, Line, LinePanel, axis, draw
 from personax.reproduce import EXPERIMENTS
-from personax.reproduce.outcome import CellRecord, EffectRecord, ReadingRecord, ScoringRecord
+from personax.reproduce.outcome import CellRecord, ClaimRecord, EffectRecord, JudgedRecord, ReadingRecord, ScoringRecord
 from personax.reproduce.papers import FINDINGS, PAPERS, PaperClaim, paper_of
 from tests.sources import ROOT
 
@@ -50,7 +50,7 @@ def test_every_claim_is_in_the_overview_once():
     stated = {
         f"{record.name}: {claim.words}"
         for record in RECORDS
-        if any(not reading.excluded for reading in record.readings)
+        if any(not reading.excluded for reading in record.readings) and not EXPERIMENTS[record.name](False).causes_of
         for claim in record.claims
         if claim.place != "ours"
     }
@@ -84,6 +84,13 @@ def test_a_sentence_is_not_shown_for_another_verdict():
         overview_row(dataclasses.replace(claim, expected="does not hold"), BY_NAME)
     with pytest.raises(ValueError, match="there is no record of 'fallah-table1: a dream'"):
         overview_row(PaperClaim("", ["fallah-table1: a dream"], "holds", ""), BY_NAME)
+
+
+def test_all_texts_that_no_longer_fit_are_named_at_once():
+    claims = [PaperClaim(f"{at}", ["fallah-table1: a dream"], "holds", "") for at in "ab"]
+    paper = dataclasses.replace(PAPERS["fallah"], claims=claims)
+    with pytest.raises(ValueError, match=r"no record of .*\n.*no record of"):
+        overview_rows({"fallah": paper}, BY_NAME)
 
 
 def test_an_experiment_without_its_data_is_not_tested_and_its_record_is_not_shown(monkeypatch):
@@ -167,6 +174,20 @@ def test_other_ways_to_score_have_tables_of_their_own():
 def test_cells_of_tables_cannot_break_them():
     table = number_table(tables_of_hostile := next(tables_of(record_of(made("x|y", "<b>", [1.0])), [MAIN])))
     assert "\\|" not in tables_of_hostile.caption and "| &lt;b> |" in table and cell("a|b") == "a\\|b"
+
+
+def test_verdicts_are_shown_for_each_reading_and_way_to_score():
+    tried = dataclasses.replace(MAIN, name="tried", excluded="looks for a cause")
+    effect = EffectRecord("accuracy", interval([1.0, 3.0]), 1, 2.0, 2.0)
+    one = lambda reading, scoring, verdict: JudgedRecord(reading, scoring, verdict, "", effect, [])
+    judged = [one("main", "average", "holds"), one("main", "own copy", "undecided"), one("tried", "average", "holds")]
+    claim = ClaimRecord("better", "Table 1", "holds", "", effect, judged)
+    single = dataclasses.replace(record_of(), claims=[claim])
+    assert verdicts_by_reading(single) is None
+    several = dataclasses.replace(single, readings=[MAIN, tried])
+    assert verdicts_by_reading(several).heads == ["claim", "main", "(tried)"]
+    assert verdicts_by_reading(several).rows == [["better", "✔ +2.0 ± 12.7 points", "✔ +2.0 ± 12.7 points"]]
+    assert verdicts_by_reading(several, "own copy").rows == [["better", "≈ +2.0 ± 12.7 points", ""]]
 
 
 def test_effects_have_their_unit_and_range():
