@@ -48,9 +48,10 @@ def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
     experiments = [EXPERIMENTS[name](False) for name in names]
     places = [experiment.source.split(", ")[1] for experiment in experiments]
     where = ", ".join(dict.fromkeys(places))
-    for experiment in experiments:
-        if experiment.unavailable:
-            return OverviewRow(claim.words, where, "not tested", "", experiment.unavailable, claim.main)
+    unrun = [f"Not run yet: `personax reproduce {name}`." for name in names if name not in records]
+    reason = next((one.unavailable for one in experiments if one.unavailable), unrun[0] if unrun else "")
+    if reason:
+        return OverviewRow(claim.words, where, "not tested", "", reason, claim.main)
     found = [_tested(test, records) for test in claim.tests]
     verdict = over_experiments([one.verdict for one in found])
     if verdict != claim.expected:

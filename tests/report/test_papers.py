@@ -102,6 +102,12 @@ def test_an_experiment_without_its_data_is_not_tested_and_its_record_is_not_show
     assert f"reproduction/{name}.svg" not in made and f"({name}.svg)" not in made["reproduction/fallah.md"]
 
 
+def test_a_claim_whose_experiment_was_not_run_is_not_tested():
+    claim = PAPERS["fallah"].claims[0]
+    found = overview_row(claim, {})
+    assert found.verdict == "not tested" and found.why.startswith("Not run yet: `personax reproduce fallah-")
+
+
 def test_the_numbers_of_a_text_are_those_of_the_records():
     place = ("fallah-table1", "MNIST, 4 steps, 0.01", "Per-FedAvg (HF)")
     found = next(one for one in BY_NAME[place[0]].cells if (one.row, one.column) == place[1:])
