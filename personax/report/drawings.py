@@ -22,6 +22,7 @@ AXES = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds of trai
 WIDE = 20  # from this ratio on, losses are drawn on a logarithmic axis
 HUGE = 100.0  # losses above it are written, not drawn
 MOST_PANELS = 16
+MOST_POINTS = 1500  # of all lines together, so that a figure stays light
 NOT_DRAWN = ("step_times_curvature",)
 EARLY = 0.1  # the share of the training that the height of curves is not scaled to
 
@@ -52,13 +53,14 @@ def _figure(record: ReproductionRecord) -> str:
 
 def _curve_panels(record: ReproductionRecord) -> Iterator[LinePanel]:
     """A panel for each row that was followed along its training; what needs no training as level lines."""
+    most = max(11, MOST_POINTS // sum(cell.curve is not None for cell in record.cells))
     for row, every in _rows(record.cells):
         cells = [cell for cell in every if cell.curve is not None]
         if not cells:
             continue
         delayed = any(cell.curve is not None and cell.curve.times for cell in cells)
         along = "times" if delayed else ALONG.get(record.name, "rounds")
-        lines = [_curve(cell, cell.curve, along) for cell in cells if cell.curve is not None]
+        lines = [_curve(cell, cell.curve, along, most) for cell in cells if cell.curve is not None]
         ends = [edge(x for line in lines for x in line.x) for edge in (min, max)]
         metric, begin = cells[0].metric, EARLY * ends[1]
         untrained = [cell for cell in every if cell.is_baseline]
@@ -66,8 +68,8 @@ def _curve_panels(record: ReproductionRecord) -> Iterator[LinePanel]:
         yield LinePanel(row, AXES[along], MEASURES.get(metric, metric), lines, {}, _is_wide(lines), begin)
 
 
-def _curve(cell: CellRecord, curve: CurveRecord, along: str) -> Line:
-    kept = thinned(len(curve.of_seeds))
+def _curve(cell: CellRecord, curve: CurveRecord, along: str, most: int) -> Line:
+    kept = thinned(len(curve.of_seeds), most)
     x = getattr(curve, along)
     return _line(cell.column, [x[at] for at in kept], [curve.of_seeds[at] for at in kept], cell.paper, cell.metric)
 

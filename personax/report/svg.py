@@ -11,6 +11,7 @@ from personax.report.runs import PALETTE
 PANEL_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400, 190, 58, 14, 34, 44
 PLOT_WIDTH = PANEL_WIDTH - LEFT - RIGHT
 NAMES_WIDTH, DOT_STEP = 168, 20  # of a panel of dots: its names, and from one dot to the next
+NARROW = 1.5  # a band that is nowhere higher cannot be seen
 LEGEND_STEP, CHARACTER = 20, 6.3  # the height of a line of the legend, the width of a character
 COLORS = tuple(light for light, _ in PALETTE)
 DASHES = ("", "6 3", "2 2")  # when the colors are used up
@@ -194,14 +195,18 @@ def _lines(panel: LinePanel, styles: Mapping[str, tuple[str, str]]) -> Iterator[
     yield text(LEFT - 50, TOP - 6, panel.up, "start", 10, PALE)
     for x in panel.ticks or across.ticks:
         yield text(across.place(x), bottom + 15, panel.ticks.get(x, short(x)), "middle", 10)
-        yield rule(across.place(x), TOP, across.place(x), bottom)
     for y in up.ticks:
         yield text(LEFT - 6, up.place(y) + 4, short(y), "end", 10)
-        yield rule(LEFT, up.place(y), right, up.place(y))
+    vertical = [f"M{across.place(x):.1f} {TOP}V{bottom}" for x in panel.ticks or across.ticks]
+    yield _grid([*vertical, *(f"M{LEFT} {up.place(y):.1f}H{right}" for y in up.ticks)])
     yield '<g clip-path="url(#plot)">'
     for line in panel.lines:
         yield from _line(line, across, up, *styles[line.name])
     yield "</g>"
+
+
+def _grid(lines: Sequence[str]) -> str:
+    return f'<path d="{"".join(lines)}" stroke="{GRID}"/>'
 
 
 def _heights(panel: LinePanel) -> Iterator[float]:
@@ -214,16 +219,16 @@ def _heights(panel: LinePanel) -> Iterator[float]:
 
 
 def _line(line: Line, across: PlotAxis, up: PlotAxis, color: str, dash: str) -> Iterator[str]:
-    """A line with its band behind it, in parts where it is not finite."""
+    """A line with its band behind it, without the points that are not finite."""
     seen = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
     known = [
         (x, low, high)
         for x, low, high in zip(line.x, line.low, line.high, strict=False)
         if math.isfinite(low) and math.isfinite(high)
     ]
-    if known:
+    if any(abs(up.place(low) - up.place(high)) > NARROW for _, low, high in known):
         outline = [(x, high) for x, _, high in known] + [(x, low) for x, low, _ in reversed(known)]
-        joined = " ".join(f"{across.place(x):.1f},{up.place(y):.1f}" for x, y in outline)
+        joined = " ".join(f"{across.place(x):.0f},{up.place(y):.1f}" for x, y in outline)
         yield f'<polygon points="{joined}" fill="{color}" fill-opacity="0.15"/>'
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     yield polyline([(across.place(x), up.place(y)) for x, y in seen], color, dashed)
@@ -242,7 +247,7 @@ def _dots(panel: DotPanel) -> Iterator[str]:
     yield from _titles(panel.title, panel.across, (NAMES_WIDTH + right) / 2, bottom)
     for x in along.ticks:
         yield text(along.place(x), bottom + 15, short(x), "middle", 10)
-        yield rule(along.place(x), TOP, along.place(x), bottom)
+    yield _grid([f"M{along.place(x):.1f} {TOP}V{bottom}" for x in along.ticks])
     for at, dot in enumerate(panel.dots):
         y = TOP + DOT_STEP * (at + 0.5) + 3
         yield text(NAMES_WIDTH - 8, y + 4, dot.name, "end", 10)
@@ -253,7 +258,7 @@ def _dot(dot: Dot, along: PlotAxis, y: float) -> Iterator[str]:
     if dot.paper is not None:
         yield _diamond(along.place(dot.paper), y, COLORS[1])
     if dot.words:
-        yield text(PANEL_WIDTH - RIGHT, y + 4, dot.words, "end", 10, PALE)
+        yield text(NAMES_WIDTH + 4, y + 4, dot.words, "start", 10, PALE)
         return
     if dot.low is not None and dot.high is not None:
         ends = max(along.place(dot.low), NAMES_WIDTH), min(along.place(dot.high), PANEL_WIDTH - RIGHT)
