@@ -53,7 +53,7 @@ def _figure(record: ReproductionRecord) -> str:
 
 def _curve_panels(record: ReproductionRecord) -> Iterator[LinePanel]:
     """A panel for each row that was followed along its training; what needs no training as level lines."""
-    most = max(11, MOST_POINTS // sum(cell.curve is not None for cell in record.cells))
+    most = max(9, MOST_POINTS // sum(cell.curve is not None for cell in record.cells))
     for row, every in _rows(record.cells):
         cells = [cell for cell in every if cell.curve is not None]
         if not cells:

@@ -97,13 +97,12 @@ def pretended(experiment):
             values = lambda *shape, one=one: (90 if one.metric == "accuracy" else 1) * draws.uniform(0.5, 1, shape)
             found = {name: values(3) for name in one.scorings}
             ways = [ScoringRecord(name, "", "", interval(of), of.tolist()) for name, of in found.items()]
-            curve = CurveRecord(
-                list(range(51)), np.arange(51.0).tolist(), [], (values(51, 1) + [-0.01, 0, 0.01]).tolist()
-            )
+            along = values(51, 1) + np.array([-0.01, 0, 0.01])
+            curve = CurveRecord(list(range(51)), np.arange(51.0).tolist(), [], along.tolist())
             paper = (None, None) if one.paper is None else one.paper
-            along = None if training.every is None or one.is_baseline else curve
+            kept = None if training.every is None or one.is_baseline else curve
             place = (one.row, one.column, one.reading, one.metric)
-            cells.append(CellRecord(*place, *paper, ways, {}, "", 0.0, one.is_baseline, along))
+            cells.append(CellRecord(*place, *paper, ways, {}, "", 0.0, one.is_baseline, kept))
     readings = [ReadingRecord(one.name, one.words, one.source, one.excluded) for one in experiment.readings]
     facts = {name: getattr(experiment, name) for name in ("name", "source", "title", "length")}
     claims = [judge(claim, cells, experiment.readings) for claim in experiment.claims]
