@@ -1,7 +1,7 @@
 """A reproduction as plain tables: the paper's numbers beside ours, and its claims with their effects."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -91,7 +91,9 @@ def _scored(cell: CellRecord, scoring: str) -> ScoringRecord | None:
 def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTable:
     """A row for each method and a column for each setting; the reverse where the paper's numbers differ by setting."""
     settings = list(dict.fromkeys(cell.row for cell in cells))
-    columns = list(dict.fromkeys(cell.column for cell in cells))
+    columns = list(dict.fromkeys(cell.column for cell in sorted(cells, key=lambda cell: cell.is_baseline)))
+    readings = {cell.reading for cell in cells}
+    titles = {row: _short(row, readings) for row in settings}
     at = {(cell.row, cell.column): cell for cell in cells}
     papers = {column: {at[row, column].paper for row in settings if (row, column) in at} for column in columns}
     flags = [one.flag for cell in cells if not cell.is_baseline and (one := _scored(cell, scoring))]
@@ -100,33 +102,37 @@ def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTabl
     words = scoring or (names[0] if len(set(names)) == 1 and names[0] != "ours" else "")
     caption = ", ".join(filter(None, (MEASURES.get(metric, metric), words)))
     ours = lambda row, column: _ours(at.get((row, column)), scoring, flagged)
-    paper = lambda row, column: _paper(at.get((row, column)))
+    paper = lambda row, column, with_interval=True: _paper(at.get((row, column)), with_interval)
     if len(settings) > MOST_COLUMNS or any(len(of) > 1 for of in papers.values()):
         paired = [column for column in columns if papers[column] != {None}]
         heads = ["", *(head for one in columns for head in ((f"{one}: paper", "ours") if one in paired else (one,)))]
         lines = [
-            [_short(row), *(text for one in columns for text in _pair(one in paired, paper(row, one), ours(row, one)))]
+            [
+                titles[row],
+                *(
+                    text
+                    for one in columns
+                    for text in ([paper(row, one, False)] if one in paired else []) + [ours(row, one)]
+                ),
+            ]
             for row in settings
         ]
     else:
         stated = any(of != {None} for of in papers.values())
-        heads = ["", *(["paper"] if stated else []), *([_short(row) for row in settings] if settings[1:] else ["ours"])]
+        heads = ["", *(["paper"] if stated else []), *([titles[row] for row in settings] if settings[1:] else ["ours"])]
         lines = [
             [one, *([paper(settings[0], one)] if stated else []), *(ours(row, one) for row in settings)]
             for one in columns
         ]
-        caption = caption if settings[1:] else f"{_short(settings[0])}: {caption}"
+        caption = caption if settings[1:] else f"{titles[settings[0]]}: {caption}"
     notes = [f"{FLAG.strip()} {flag}" if flagged else f"all: {flag}" for flag in sorted(set(flags)) if flag]
     return NumberTable(caption, words, heads, lines, notes)
 
 
-def _pair(paired: bool, paper: str, ours: str) -> tuple[str, ...]:
-    return (paper, ours) if paired else (ours,)
-
-
-def _short(row: str) -> str:
-    """A row without its measure, which is in the caption."""
-    return next((row.removesuffix(suffix) for suffix in SUFFIXES if row.endswith(suffix)), row)
+def _short(row: str, readings: Collection[str]) -> str:
+    """A row without its measure, which is in the caption, and without its reading where there is no other."""
+    short = next((row.removesuffix(suffix) for suffix in SUFFIXES if row.endswith(suffix)), row)
+    return short.removesuffix(f"; {next(iter(readings))}") if len(readings) == 1 else short
 
 
 def _ours(cell: CellRecord | None, scoring: str, flagged: bool) -> str:
@@ -136,10 +142,10 @@ def _ours(cell: CellRecord | None, scoring: str, flagged: bool) -> str:
     return f"{interval_shown(found.ours, cell.metric)}{FLAG if found.flag and flagged else ''}"
 
 
-def _paper(cell: CellRecord | None) -> str:
+def _paper(cell: CellRecord | None, with_interval: bool) -> str:
     if cell is None or cell.paper is None:
         return ""
-    half = f" ± {shown(cell.paper_interval, cell.metric)}" if cell.paper_interval else ""
+    half = f" ± {shown(cell.paper_interval, cell.metric)}" if cell.paper_interval and with_interval else ""
     return f"{shown(cell.paper, cell.metric)}{half}"
 
 

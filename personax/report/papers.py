@@ -28,6 +28,8 @@ from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import REPRODUCTION, ReproductionRecord
 from personax.reproduce.papers import FINDINGS, PAPERS, Paper, paper_of
 
+LONGEST = 26  # characters of a cell that is kept on one line
+
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     undefined=StrictUndefined,
@@ -68,7 +70,8 @@ def section(record: ReproductionRecord) -> str:
 def number_table(table: NumberTable) -> str:
     """A table of numbers with its caption above and its notes below."""
     head = [f"| {' | '.join(map(cell, table.heads))} |", "|---|" + "---:|" * (len(table.heads) - 1)]
-    lines = [f"| {' | '.join(map(cell, row))} |".replace(" ± ", f"{NO_BREAK}±{NO_BREAK}") for row in table.rows]
+    unbroken = lambda words: words if len(words) > LONGEST else words.replace(" ", NO_BREAK)
+    lines = [f"| {' | '.join(unbroken(cell(words)) for words in row)} |" for row in table.rows]
     notes = [f"<sub>{'; '.join(table.notes)}</sub>\n"] if table.notes else []
     return "\n".join([f"**{table.caption}**\n", *head, *lines, "", *notes])
 

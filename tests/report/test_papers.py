@@ -116,9 +116,9 @@ def test_every_experiment_can_be_drawn_and_tabulated(name):
     drawing, text = figure_of(record), section(record)
     assert len(drawing.encode()) < 60_000 and "nan" not in drawing and ElementTree.fromstring(drawing) is not None
     for one in experiment.cells:
-        assert one.column in text
+        assert one.column in text.replace("\N{NO-BREAK SPACE}", " ")
     for reading in experiment.readings if len(experiment.readings) > 1 else ():
-        assert f"**{reading.name}**" in text
+        assert f"- **{reading.name}**" in text or f"### Reading: {reading.name}" in text
     for claim in experiment.claims:
         assert claim.words in text
 
@@ -191,7 +191,7 @@ def test_a_paper_with_a_number_for_each_setting_has_it_beside_ours():
     cells += [made(row, "untold", [1.0, 1.0]) for row in "xy"]
     (found,) = tables_of(record_of(*cells), [MAIN])
     assert found.heads == ["", "a: paper", "ours", "b: paper", "ours", "untold"]
-    assert found.rows[1] == ["y", "6.00 ± 0.50", "1.00 ± 0.00", "6.00 ± 0.50", "1.00 ± 0.00", "1.00 ± 0.00"]
+    assert found.rows[1] == ["y", "6.00", "1.00 ± 0.00", "6.00", "1.00 ± 0.00", "1.00 ± 0.00"]
 
 
 def test_readings_of_one_setting_each_share_a_table():
@@ -286,7 +286,7 @@ def test_the_page_of_a_run_shows_the_figure_the_tables_and_the_claims(tmp_path):
     record = BY_NAME["fallah-table1"]
     text = write_reproduction(record, tmp_path / "report.html").read_text(encoding="utf-8")
     assert Picture(figure_of(record), "").source in text
-    for words in ("Per-FedAvg (FO): paper", "78.00 ± 0.02", record.claims[0].words, "Every comparison"):
+    for words in ("Per-FedAvg (FO): paper", "78.00", record.claims[0].words, "Every comparison"):
         assert words in text
 
 
