@@ -72,8 +72,8 @@ def baselines(
 ) -> tuple[Cell, Cell]:
     """The rows without training: the initial model, scored as the others are, and the most frequent class.
 
-    A claim about accuracies is not testable in a row where no compared method is above both. Any training of the row's
-    federation and network can fill these cells.
+    A claim about accuracies is not testable in a row where no method is above both (see `judging.judge`). Any
+    training of the row's federation and network can fill these cells.
     """
     return (
         Cell(row, UNTRAINED, scorings, reading=reading, at="start"),

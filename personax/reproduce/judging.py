@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from personax.evaluation.scores import higher_is_better, interval, is_share
-from personax.reproduce.experiment import Claim, Contrast, Place, Reading, Verdict
+from personax.reproduce.experiment import MOST_FREQUENT, Claim, Contrast, Place, Reading, Verdict
 from personax.reproduce.outcome import CellRecord, ClaimRecord, ContrastRecord, EffectRecord, JudgedRecord
 
-_NOT_LEARNED = "no compared method is above the baselines"
 _FAILING: tuple[Verdict, ...] = ("does not hold", "undecided", "not finite")
 _Found = tuple[ContrastRecord, np.ndarray]  # a contrast and its differences, of each seed
 
@@ -16,9 +15,9 @@ _Found = tuple[ContrastRecord, np.ndarray]  # a contrast and its differences, of
 def judge(claim: Claim, cells: Sequence[CellRecord], readings: Sequence[Reading]) -> ClaimRecord:
     """Judge a claim in each reading; the overall verdict is over the readings that count, by their first scoring.
 
-    A contrast holds if its paired interval is above 0, and fails if it is below. It is not testable where no compared
-    method is above the row's baselines, and not finite where a number is not. Readings in which nothing can be tested
-    do not count beside others in which something can.
+    A contrast holds if its paired interval is above 0, and fails if it is below. It is not testable in a row where no
+    method is above both baselines, or where no compared method is above the most frequent class; it is not finite if a
+    number is not. Readings in which nothing can be tested do not count beside others in which something can.
     """
     if claim.untestable:
         return ClaimRecord(claim.words, claim.place, "not testable", claim.untestable, None, [])
@@ -102,11 +101,16 @@ def _undecidable(
     if not finite.all():
         return "not finite", f"{np.sum(~finite)} of {len(finite)} seeds gave a number that is not finite"
     for row in sorted({cell.row for cell in compared if is_share(cell.metric)}):
-        bars = {one.column: _of(one, at) for one in cells if one.is_baseline and one.row == row}
+        here = {one.column: one for one in cells if one.row == row}
+        bars = {name: _of(one, at) for name, one in here.items() if one.is_baseline}
+        trained = {name: _of(one, at) for name, one in here.items() if not one.is_baseline}
         reached = {one.column: _of(one, at) for one in compared if one.row == row}
-        if bars and not any(_is_above_all(values, bars.values()) for values in reached.values()):
-            stated = ", ".join(f"{name} {values.mean():.1f}" for name, values in {**bars, **reached}.items())
-            return "not testable", f"{_NOT_LEARNED} ({stated} %)"
+        guess = [values for name, values in bars.items() if name == MOST_FREQUENT]
+        stated = ", ".join(f"{name} {values.mean():.1f}" for name, values in {**bars, **reached}.items())
+        if not any(_is_above_all(values, bars.values()) for values in trained.values()):
+            return "not testable", f"no method is above both baselines ({stated} %)"
+        if not any(_is_above_all(values, guess) for values in reached.values()):
+            return "not testable", f"no compared method is above guessing ({stated} %)"
     return None, ""
 
 

@@ -286,7 +286,11 @@ def test_a_claim_is_not_testable_where_no_method_is_above_the_baselines():
     assert judged(claim, cells + bars(30.0, 35.0)).verdict == "holds"
     for low in (bars(60.0, 10.0), bars(10.0, 60.0)):
         found = judged(claim, cells + low)
-        assert found.verdict == "not testable" and "no compared method is above the baselines" in found.reason
+        assert found.verdict == "not testable" and "no method is above both baselines" in found.reason
+    better = [cell("c", [70.0, 71.0]), *bars(60.0, 10.0)]  # a third method learns: the order of a and b is one
+    assert judged(claim, cells + better).verdict == "holds"
+    guess = [cell("c", [70.0, 71.0]), *bars(10.0, 60.0)]
+    assert "no compared method is above guessing" in judged(claim, cells + guess).reason
     assert "untrained 60.0, most frequent class 10.0, a 52.5, b 40.5 %" in judged(claim, cells + bars(60, 10)).reason
 
 
