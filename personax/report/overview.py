@@ -14,6 +14,7 @@ from personax.reproduce.outcome import CellRecord, ClaimRecord, ReproductionReco
 from personax.reproduce.papers import Paper, PaperClaim
 
 Records = Mapping[str, ReproductionRecord]
+UNRUN = "not run yet"
 
 
 class OverviewRow(NamedTuple):
@@ -48,11 +49,12 @@ def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
     experiments = [EXPERIMENTS[name](False) for name in names]
     places = [experiment.source.split(", ")[1] for experiment in experiments]
     where = ", ".join(dict.fromkeys(places))
-    unrun = [f"Not run yet: `personax reproduce {name}`." for name in names if name not in records]
+    judged = [_judged(test, records) for test in claim.tests]
+    unrun = [f"Not run yet: `personax reproduce {names[at]}`." for at, one in enumerate(judged) if one is None]
     reason = next((one.unavailable for one in experiments if one.unavailable), unrun[0] if unrun else "")
     if reason:
         return OverviewRow(claim.words, where, "not tested", "", reason, claim.main)
-    found = [_tested(test, records) for test in claim.tests]
+    found = [one for one in judged if one is not None]
     verdict = over_experiments([one.verdict for one in found])
     if verdict != claim.expected:
         raise ValueError(
@@ -68,12 +70,12 @@ def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
     return OverviewRow(claim.words, where, verdict, "; ".join(texts), filled(claim.why, records), claim.main)
 
 
-def _tested(test: str, records: Records) -> ClaimRecord:
+def _judged(test: str, records: Records) -> ClaimRecord | None:
+    """The claim of a record that an entry of `tests` names; None if it was not run."""
     name, _, words = test.partition(": ")
-    found = next((one for one in records[name].claims if one.words == words), None) if name in records else None
-    if found is None:
-        raise ValueError(f"papers.toml: there is no record of {test!r}. Copy the words from docs/results/{name}.json.")
-    return found
+    if words not in {claim.words for claim in EXPERIMENTS[name](False).claims}:
+        raise ValueError(f"papers.toml: {name} has no claim {words!r}. Copy its words from personax/reproduce.")
+    return next((one for one in records[name].claims if one.words == words), None) if name in records else None
 
 
 def over_experiments(verdicts: Sequence[Verdict]) -> Verdict:
@@ -94,21 +96,24 @@ def filled(text: str, records: Records) -> str:
     paper's number there, and `effect("fallah-table1", "words of a claim")` the size of a claim's difference.
     """
 
-    def cell_of(name: str, row: str, column: str) -> CellRecord:
+    def cell_of(name: str, row: str, column: str) -> CellRecord | None:
         found = (
             [one for one in records[name].cells if (one.row, one.column) == (row, column)] if name in records else []
         )
-        if not found:
+        if not found and (row, column) not in {(cell.row, cell.column) for cell in EXPERIMENTS[name](False).cells}:
             raise ValueError(f"papers.toml: {name} has no cell ({row!r}, {column!r}). Copy its row and column.")
-        return found[0]
+        return found[0] if found else None
 
     def ours(name: str, row: str, column: str) -> str:
         found = cell_of(name, row, column)
-        return rounded(found.scorings[0].ours.mean, found.metric)
+        return UNRUN if found is None else rounded(found.scorings[0].ours.mean, found.metric)
 
     def paper(name: str, row: str, column: str) -> str:
         found = cell_of(name, row, column)
-        return "–" if found.paper is None else shown(found.paper, found.metric)
+        return UNRUN if found is None else "–" if found.paper is None else shown(found.paper, found.metric)
 
-    effect = lambda name, words: effect_shown(_tested(f"{name}: {words}", records).effect, ranged=False)
+    def effect(name: str, words: str) -> str:
+        judged = _judged(f"{name}: {words}", records)
+        return UNRUN if judged is None else effect_shown(judged.effect, ranged=False)
+
     return Template(text, undefined=StrictUndefined).render(ours=ours, paper=paper, effect=effect)
