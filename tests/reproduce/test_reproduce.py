@@ -16,8 +16,8 @@ from personax.evaluation.scores import interval
 from personax.experiment.tuning import validation_of
 from personax.report import write_reproduction
 from personax.report.papers import section
-from personax.reproduce import EXPERIMENTS, gmeta, persafl
-from personax.reproduce.apfl import figures, setting
+from personax.reproduce import EXPERIMENTS, persafl
+from personax.reproduce.apfl import figures
 from personax.reproduce.choices import TEXTS
 from personax.reproduce.experiment import (
     MAIN,
@@ -426,53 +426,6 @@ def test_every_experiment_is_complete(name, quick):
     assert quick is False or all(make(key=jax.random.key(0)).num_events for make in makers)
 
 
-def test_the_papers_settings():
-    """Fallah section 5 and gMeta section 5, number by number."""
-    table = EXPERIMENTS["fallah-table1"](False)
-    schedule = table.trainings[0].schedule(key=jax.random.key(0))
-    assert (schedule.num_clients, schedule.num_events, schedule.round_ends.sum()) == (50, 0.2 * 50 * 1000, 1000)
-    numbers = [cell.paper for cell in table.cells if cell.paper is not None]
-    assert len(numbers) == 18 and (numbers[0], numbers[-1]) == ((75.96, 0.02), (71.25, 0.05))
-    algorithms = [one.algorithm for one in table.trainings]
-    steps = [one.local.num_steps for one in algorithms[::4]]
-    rates = [float(one.objective.adapt_lr) for one in algorithms[2::4]]
-    assert steps == [10, 4, 10, 4, 4, 4] and rates == [0.01, 0.01, 0.001, 0.001, 0.01, 0.01]
-    assert all(one.local.lr == 0.001 and one.local.batch_size == 40 for one in algorithms)
-    figure = EXPERIMENTS["gmeta-figure1"](False)
-    assert (gmeta.NUM_CLIENTS, gmeta.NUM_EACH, gmeta.CONCENTRATION) == (50, 1000, 0.01)
-    three = next(one.algorithm for one in figure.trainings if one.cells[0].column == gmeta.GMETA)
-    assert (three.objective.num_adapt_steps, three.objective.adapt_lr, three.local.num_steps) == (3, 0.01, 4)
-
-
-def test_the_settings_of_apfl():
-    """Section 5 and appendix B.2, number by number."""
-    table = EXPERIMENTS["apfl-table2"](False)
-    papers = {(cell.metric, cell.column): cell.paper for cell in table.cells}
-    assert papers["accuracy", "APFL, adaptive from 0.5"] == (98.10, 0.10)
-    assert papers["train_loss", "pFedMe"] == (0.182, 0.004)
-    by_column = {one.cells[0].column: one for one in table.trainings}
-    meta, moreau = by_column["perFedAvg"].algorithm, by_column["pFedMe"].algorithm
-    assert (meta.objective.adapt_lr, meta.local.lr, meta.local.query_share) == (0.01, 0.001, 0.1)
-    assert (moreau.objective.strength, moreau.local.lr) == (15.0, 0.01)
-    assert all(one.algorithm.local.num_steps == 20 and one.algorithm.local.batch_size == 20 for one in table.trainings)
-    schedule = by_column["perFedAvg"].schedule(key=jax.random.key(0))
-    assert (schedule.num_clients, schedule.num_events) == (100, 100 * 100)
-    first = EXPERIMENTS["apfl-table1"](False).trainings
-    scaffolds = [one.algorithm.local.lr for one in first if one.cells[0].column == setting.SCAFFOLD]
-    assert {(lr.initial, lr.rate) for lr in scaffolds} == {(0.05, 0.05)}
-    assert {lr.clock for lr in scaffolds} == {"step", "round"}
-    decaying = [one.algorithm for one in table.trainings if one.cells[0].column not in ("perFedAvg", "pFedMe")]
-    assert {type(one.local.lr).__name__ for one in decaying} == {"Decay", "InverseDecay"}
-    assert {one.data for one in table.trainings} == {"classes", "shards"}
-    for name in ("apfl-table3", "apfl-figure5", "apfl-figure6"):
-        epochs = {
-            (one.algorithm.local.num_epochs, one.algorithm.local.sampling) for one in EXPERIMENTS[name](False).trainings
-        }
-        assert epochs == {(1, "shuffled")}
-    sampled = {one.schedule(key=jax.random.key(0)).num_events for one in EXPERIMENTS["apfl-figure4"](False).trainings}
-    assert sampled == {30 * 100, 50 * 100, 70 * 100}
-
-
 def test_writers_are_asked_for_and_a_stand_in_is_called_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSONAX_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="apfl-figure5 needs FEMNIST by writer, got no folder"):
@@ -498,24 +451,6 @@ def test_all_algorithms_of_persafl_see_the_same_delays_for_the_same_time():
     assert 78 < share.of(arriving, 100.0) < 88 and share.of(waiting, 100.0) < 25
     assert share.of(arriving, 0.5) < share.of(arriving, 100.0)  # all begin with a download
     assert ActiveShare(to_the_end=True).of(waiting, 100.0) == pytest.approx(100 / 3)
-
-
-def test_the_settings_of_persafl():
-    """Appendix D: Q, eta, the sets that are searched, the inner steps."""
-    figure = EXPERIMENTS["persafl-figure2"](False)
-    searched = {one.cells[0].column: one.algorithm for one in figure.trainings}
-    assert len(figure.trainings) == 16 and len(searched) == 8
-    candidates = [one for of in searched.values() for one in of.values()]
-    assert all(one.local.num_steps == 10 and one.local.lr == 0.01 for one in candidates)
-    assert {float(one.server.lr) for one in candidates} == {0.8, 1.0, 1.2}
-    envelope = [one.objective for one in searched["PersA-FL-ME"].values()]
-    assert {float(one.strength) for one in envelope} == {20, 25, 30} and {one.num_prox_steps for one in envelope} == {
-        10
-    }
-    assert {float(one.objective.adapt_lr) for one in searched["PersA-FL-MAML"].values()} == {0.002, 0.005, 0.01}
-    scored = [one for cell in figure.cells for one in cell.scorings.values() if cell.metric == "accuracy"]
-    budgets = {(one.num_steps, one.batch_size) for one in scored}
-    assert len(budgets) == 1  # the same for all
 
 
 def test_a_run_of_arrivals_is_followed_along_virtual_time(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personax.schedules import Delays, arrivals, persafl_delays, rounds, uniform_arrivals
-from personax.schedules.delays import Exponential, Fixed, Gamma, Given, LogNormal
+from personax.schedules.delays import Exponential, Fixed, Gamma, Given, LogNormal, Uniform
 
 KEY = jax.random.key(7)
 COLUMNS = ("client", "started_at", "requested", "time", "aggregated", "round_ends")
@@ -282,6 +282,26 @@ def test_about_80_percent_are_active_in_the_setting_of_persafl():
     assert 4 / 5 - 0.02 < share.mean() < 6 / 7 + 0.02
 
 
+def test_a_model_at_receipt_is_that_of_the_end_of_the_download():
+    """PersA-FL's Omega(t): the arrivals before the receipt are counted, where the request counts fewer."""
+    asked, received = (
+        arrivals(30, 3000, delays=persafl_delays(30, key=KEY), key=KEY, model_at=at) for at in ("request", "receipt")
+    )
+    for name in ("client", "requested", "received", "time"):
+        np.testing.assert_array_equal(getattr(asked, name), getattr(received, name))
+    np.testing.assert_array_equal(asked.started_at, np.searchsorted(asked.time, asked.requested, side="right"))
+    np.testing.assert_array_equal(received.started_at, np.searchsorted(received.time, received.received, side="right"))
+    assert asked.staleness()[1000:].mean() == pytest.approx(29.0, abs=0.5)  # all others, where nobody pauses
+    assert received.staleness()[1000:].mean() == pytest.approx(29.0 * 5 / 6, abs=1.0)  # without the download's share
+
+
+def test_uniform_times_keep_their_bounds_and_their_mean():
+    times = Uniform((1.0, 10.0), spread=0.5).sample(np.random.default_rng(0), np.tile([0, 1], (5000, 1)), np.zeros(1))
+    assert times.min(axis=0) == pytest.approx([0.5, 5.0], rel=0.01) and (times >= [0.5, 5.0]).all()
+    assert times.max(axis=0) == pytest.approx([1.5, 15.0], rel=0.01) and (times <= [1.5, 15.0]).all()
+    np.testing.assert_allclose(times.mean(axis=0), [1.0, 10.0], rtol=0.02)
+
+
 def test_equal_delays_keep_every_client_in_flight():
     """At the end of a schedule too, where only part of those that arrive together are in the table."""
     schedule = arrivals(4, 10, delays=Delays(upload=Fixed(1.0)), key=KEY)
@@ -318,6 +338,8 @@ def test_given_times_are_read_round_by_round():
         (lambda: rounds(3, 1, 2, key=KEY, num_aggregated=0), "`num_aggregated` must be a whole number of at least 1"),
         (lambda: arrivals(0, 1, delays=Delays(), key=KEY), "`num_clients`"),
         (lambda: arrivals(1, 0, delays=Delays(), key=KEY), "`num_events`"),
+        (lambda: arrivals(1, 1, delays=Delays(), key=KEY, model_at="arrival"), "`model_at`"),
+        (lambda: Uniform(1.0, spread=2.0), "`spread` must lie in"),
         (lambda: uniform_arrivals(2, 3, -1, key=KEY), "`max_staleness` must be a whole number of at least 0, got -1"),
         (lambda: persafl_delays(0, key=KEY), "`num_clients`"),
         (lambda: persafl_delays(2, download_mean=0.0, key=KEY), "`download_mean` must be positive, got 0.0"),

@@ -120,7 +120,7 @@ def _table(
 def table1(quick: bool) -> Experiment:
     """CIFAR-10 with a CNN, 2 classes each."""
     size = {"num_clients": 10, "num_rounds": 2} if quick else size_of(quick)
-    readings = (CHOSEN,) if quick else (CHOSEN, "each step, 1/(1 + t)")
+    readings = (CHOSEN,) if quick else (CHOSEN, "each round, 1/(1 + t)", "each step, 1/(1 + t)")
     rows = {reading: ("cifar10", reading) for reading in readings}
     pool = partial(_first, 2000, datasets.cifar10) if quick else datasets.cifar10
     return experiment_of(

@@ -22,7 +22,7 @@ MIX_DECAY = 0.02  # times the weight, added to its gradient
 STEPS_PER_MOVE = 5  # batches between two moves of pFedMe's w
 
 
-class Kept(NamedTuple):
+class KeptMixture(NamedTuple):
     """A mixture's personal state, and the client's copy of the shared model at the end of its last visit."""
 
     own: Mixed
@@ -57,12 +57,12 @@ class WithCopy:
     absorb = objective.nothing_absorbed
 
     def init_personal(self, params: Params) -> Personal:
-        return Kept(self.mixture.init_personal(params), params)
+        return KeptMixture(self.mixture.init_personal(params), params)
 
     def gradients_per_step(self) -> int:
         return self.mixture.gradients_per_step()
 
-    def personal_number(self, personal: Kept) -> tuple[str, Array]:
+    def personal_number(self, personal: KeptMixture) -> tuple[str, Array]:
         return self.mixture.personal_number(personal.own)
 
     def gradient(
@@ -79,12 +79,12 @@ class WithCopy:
     ) -> tuple[Personal, Extra]:
         return memory._replace(copy=end), ()
 
-    def models(self, params: Params, personal: Kept) -> dict[str, Params]:
+    def models(self, params: Params, personal: KeptMixture) -> dict[str, Params]:
         kept = self.mixture.models(params, personal.own)
         return {**kept, "own_copy": mix_models(personal.own, personal.copy)}
 
     def personalize(
-        self, loss: LossFn, params: Params, personal: Kept, shared: Shared, batches: Batch, lr: Scalar
+        self, loss: LossFn, params: Params, personal: KeptMixture, shared: Shared, batches: Batch, lr: Scalar
     ) -> Params:
         return self.mixture.personalize(loss, params, personal.own, shared, batches, lr)
 
@@ -121,12 +121,12 @@ class OutputMixture:
     personalize = objective.fine_tune
 
     def init_personal(self, params: Params) -> Personal:
-        return Kept(Mixed(params, jnp.asarray(self.mix, jax.tree.leaves(params)[0].dtype)), params)
+        return KeptMixture(Mixed(params, jnp.asarray(self.mix, jax.tree.leaves(params)[0].dtype)), params)
 
     def gradients_per_step(self) -> int:
         return 2
 
-    def personal_number(self, personal: Kept) -> tuple[str, Array]:
+    def personal_number(self, personal: KeptMixture) -> tuple[str, Array]:
         return "mixing weight", personal.own.mix
 
     def gradient(
@@ -151,7 +151,7 @@ class OutputMixture:
     ) -> tuple[Personal, Extra]:
         return memory._replace(copy=end), ()
 
-    def models(self, params: Params, personal: Kept) -> dict[str, Params]:
+    def models(self, params: Params, personal: KeptMixture) -> dict[str, Params]:
         own, mix = personal.own
         return {
             "global": params,
