@@ -151,7 +151,4 @@ def write_pages(results: Path, docs: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        write_pages(Path(sys.argv[1]), Path(sys.argv[2]))
-    except ValueError as stale:
-        sys.exit(str(stale))
+    write_pages(Path(sys.argv[1]), Path(sys.argv[2]))
