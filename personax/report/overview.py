@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jinja2 import StrictUndefined, Template
 
-from personax.report.comparison import effect_shown, rounded
+from personax.report.comparison import MARKS, effect_shown, rounded
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.experiment import Verdict
 from personax.reproduce.judging import overall
@@ -26,6 +26,11 @@ class OverviewRow(NamedTuple):
     effect: str
     why: str
     is_main: bool
+
+    @property
+    def sign(self) -> str:
+        """The sign of the verdict."""
+        return MARKS[self.verdict]
 
 
 def overview_rows(papers: Mapping[str, Paper], records: Records) -> dict[str, list[OverviewRow]]:

@@ -46,9 +46,11 @@ def pages(records: Sequence[ReproductionRecord]) -> dict[str, str]:
     papers = {key: with_numbers(paper, by_name) for key, paper in PAPERS.items()}
     rows = overview_rows(papers, by_name)
     missing = [name for name, one in experiments.items() if name not in by_name and not one.unavailable]
-    tally = [verdict for verdict in MARKS if any(row.verdict == verdict for of in rows.values() for row in of)]
+    signs = {sign: " or ".join(verdict for verdict, of in MARKS.items() if of == sign) for sign in MARKS.values()}
+    used = {row.sign for of in rows.values() for row in of}
+    signs = {sign: words for sign, words in signs.items() if sign in used}
     overview = TEMPLATES.get_template("overview.md.jinja")
-    found = {"reproduction.md": overview.render(papers=papers, rows=rows, missing=missing, tally=tally)}
+    found = {"reproduction.md": overview.render(papers=papers, rows=rows, missing=missing, signs=signs)}
     for key, paper in papers.items():
         mine = [by_name[name] for name in experiments if name in by_name and paper_of(name) == key]
         found[f"reproduction/{key}.md"] = paper_page(paper, rows[key], mine)
@@ -131,7 +133,6 @@ TEMPLATES.globals.update(
     other_scorings=_other_scorings,
     scorings=scorings_of,
     how=_how,
-    count=lambda rows, verdict: sum(row.verdict == verdict for row in rows),
 )
 
 
