@@ -9,7 +9,7 @@ TEXTS = (".py", ".md", ".toml", ".jinja")
 PAGES = [path for path in ROOT.rglob("*") if path.suffix in TEXTS]
 PAGES += [*(ROOT.parent / "docs").glob("*.md"), *ROOT.parent.glob("*.md")]
 OPENINGS = re.compile(r"(What|How|Whether|Where|Who|Which)\b")
-MOST_OPENINGS = 155
+MOST_OPENINGS = 154
 PHRASES = {
     r"made anew|\banew\b": "recomputed, again",
     r"stands? still|standing still": "skips the step",
@@ -28,9 +28,9 @@ PHRASES = {
 }
 
 MOST = {
-    r"made anew|\banew\b": 9,
-    r"stands? still|standing still": 2,
-    r"\btold\b|\bis said\b|\bare said\b": 22,
+    r"made anew|\banew\b": 8,
+    r"stands? still|standing still": 1,
+    r"\btold\b|\bis said\b|\bare said\b": 17,
     r"\bgo(es)? on\b|\bgoing on\b": 14,
     r"\bof whom\b": 0,
     r"\bone by one\b": 17,
@@ -40,8 +40,8 @@ MOST = {
     r"\bso many\b": 14,
     r"\bof one's own\b|\bof ones own\b": 3,
     r"\bput together\b|\bput apart\b": 6,
-    r"\bsays? (its|what|which|whether|who|where)\b": 31,
-    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 32,
+    r"\bsays? (its|what|which|whether|who|where)\b": 20,
+    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 7,
 }
 
 

@@ -10,7 +10,7 @@ from personax.cli.catalog import list_reproductions
 from personax.cli.console import err
 from personax.cli.errors import plain_errors
 from personax.data.datasets.fetch import require_fetched
-from personax.report import write_reproduction
+from personax.report import claims_text, write_reproduction
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import CellRecord
 from personax.reproduce.run import reproduce as run_experiment
@@ -43,8 +43,7 @@ def reproduce(
                     bar.console.print(_cell_text(cell), highlight=False)
 
             record = run_experiment(experiment, root, num_seeds=seeds, command=command, notify=notify)
-        for claim in record.claims:
-            typer.echo(f"{claim.verdict:14}{claim.words} ({claim.place})")
+        typer.echo(claims_text(record))
         typer.echo(f"The results are in {root}, the page in {write_reproduction(record, root / 'report.html')}")
 
 

@@ -10,7 +10,7 @@ from personax.experiment.checkpoint import write_atomically
 from personax.inspection import Inspection
 from personax.reproduce.outcome import ReproductionRecord
 
-__all__ = ["verdict", "write_inspection", "write_report", "write_reproduction"]
+__all__ = ["claims_text", "verdict", "write_inspection", "write_report", "write_reproduction"]
 
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
@@ -41,6 +41,13 @@ def write_reproduction(record: ReproductionRecord, path: Path) -> Path:
 
     write_atomically(path, reproduction.render(record).encode())
     return path
+
+
+def claims_text(record: ReproductionRecord) -> str:
+    """The claims of a reproduction with their verdicts and effects, a line each."""
+    from personax.report.comparison import claim_lines
+
+    return "\n".join(claim_lines(record.claims))
 
 
 def write_inspection(found: Inspection, path: Path) -> Path:

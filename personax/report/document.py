@@ -8,6 +8,7 @@ import csv
 import hashlib
 import io
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -148,6 +149,19 @@ class Preformatted(NamedTuple):
     macro = "preformatted"
 
 
+class Picture(NamedTuple):
+    """A drawing as SVG, shown as an image: nothing in it can be a script of the page."""
+
+    svg: str
+    alt: str
+    macro = "picture"
+
+    @property
+    def source(self) -> str:
+        """The drawing as an address that holds it."""
+        return f"data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()}"
+
+
 class Folded(NamedTuple):
     """A block that is hidden until its summary is clicked."""
 
@@ -156,7 +170,7 @@ class Folded(NamedTuple):
     macro = "folded"
 
 
-Block = Table | Facts | Bullets | Subtitle | Paragraph | Notes | Preformatted | Folded
+Block = Table | Facts | Bullets | Subtitle | Paragraph | Notes | Preformatted | Picture | Folded
 
 
 class PageSection(NamedTuple):

@@ -1,14 +1,29 @@
-"""The page of a reproduction: the paper's numbers beside ours, the claims judged, the curves."""
+"""The page of a reproduction: its figure, the paper's numbers beside ours, the claims judged, the curves."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import plotly.graph_objects as go
 
+from personax.report.comparison import (
+    MEASURES,
+    NumberTable,
+    comparisons,
+    effect_shown,
+    mark,
+    reading_groups,
+    reading_words,
+    scorings_of,
+    tables_of,
+    verdicts_by_reading,
+)
 from personax.report.document import (
     Block,
+    Bullets,
     Facts,
+    Folded,
     PageSection,
     Paragraph,
+    Picture,
     Row,
     Table,
     TableCell,
@@ -16,34 +31,26 @@ from personax.report.document import (
     document,
     table,
 )
+from personax.report.drawings import figure_of
 from personax.report.figures import Figure
 from personax.report.runs import PALETTE, SYMBOLS, Look
-from personax.report.tables import NO_BREAK
 from personax.report.traces import band_and_line, figure, thin_line
 from personax.report.words import is_share, moment, seconds
-from personax.reproduce.outcome import (
-    CellRecord,
-    ClaimRecord,
-    CurveRecord,
-    ReproductionRecord,
-    ScoringRecord,
-    difference_shown,
-    interval_shown,
-    shown,
-)
+from personax.reproduce.outcome import CellRecord, CurveRecord, ReproductionRecord
 
 
 def render(record: ReproductionRecord) -> str:
     """The whole page."""
     drawn = _curves(record)
     quick = [Paragraph("Quick: fewer rounds and seeds than the paper. Not a reproduction.", "verdict")]
-    results: list[Block] = [*(quick if record.quick else []), *_tables(record)]
+    drawing = Picture(figure_of(record), f"{record.source}: {record.title}")
+    results: list[Block] = [*(quick if record.quick else []), drawing, *_tables(record)]
     sections = [
         PageSection("results", "The paper's numbers and ours", results),
-        PageSection("claims", "The paper's claims", [_claims(record.claims)]),
+        PageSection("claims", "The paper's claims", list(_claims(record))),
         *([PageSection("curves", "Curves", figures=drawn)] if drawn else []),
         PageSection("choices", "What the paper does not say, and what was chosen", [bullets(record.choices)]),
-        PageSection("protocols", "What each reading measures", [bullets(_readings(record.cells))]),
+        PageSection("protocols", "What each way to score measures", [bullets(scorings_of(record))]),
         PageSection("data", "Data", [bullets([f"{name}: {origin}" for name, origin in record.data.items()])]),
     ]
     facts = {
@@ -52,59 +59,49 @@ def render(record: ReproductionRecord) -> str:
         "took": seconds(record.seconds),
         "length": record.length,
         "seeds": str(len(record.seeds)),
+        "precision": record.precision,
         **record.machine,
         "personax": record.personax,
     }
     return document(f"{record.name}: {record.title}", Facts(facts), sections, "the results.json of a reproduction")
 
 
-def _tables(record: ReproductionRecord) -> list[Table]:
-    """A table for each row of the paper's: columns, the paper, and every reading of ours."""
-    rows = dict.fromkeys(cell.row for cell in record.cells)
-    return [_row_table(row, [cell for cell in record.cells if cell.row == row]) for row in rows]
+def _tables(record: ReproductionRecord) -> Iterator[Block]:
+    """The tables, by the first way to score; by the others they are folded away."""
+    for group in reading_groups(record):
+        if len(record.readings) > 1:
+            yield Bullets([(reading.name, reading_words(reading)) for reading in group])
+        for found in tables_of(record, group):
+            yield _as_block(found)
+        for found in tables_of(record, group, first=False):
+            yield Folded(f"The same by another way to score: {found.scoring}", _as_block(found))
 
 
-def _row_table(row: str, cells: Sequence[CellRecord]) -> Table:
-    names = list(dict.fromkeys(one.name for cell in cells for one in cell.scorings))
-    rows = []
-    for cell in cells:
-        found = {one.name: one for one in cell.scorings}
-        ours = [_number(found.get(name), cell.metric) for name in names]
-        paper, away = "–", "–"
-        if cell.paper is not None and cell.paper_interval is not None:
-            paper = f"{shown(cell.paper, cell.metric)} ±{NO_BREAK}{shown(cell.paper_interval, cell.metric)}"
-            away = shown(cell.scorings[0].ours.mean - cell.paper, cell.metric, "+")
-        rows.append(Row(TableCell(cell.column, small=_some(cell.chosen)), [TableCell(paper), *ours, TableCell(away)]))
-    return table(f"{row}: {_metric(cells)}", ("", "paper", *names, "difference"), rows)
+def _as_block(found: NumberTable) -> Table:
+    rows = [Row(TableCell(line[0]), [TableCell(text or "–") for text in line[1:]]) for line in found.rows]
+    return table("; ".join([found.caption, *found.notes]), found.heads, rows)
 
 
-def _some(text: str | None) -> list[str]:
-    return [text] if text else []
-
-
-def _metric(cells: Sequence[CellRecord]) -> str:
-    """What is measured, with its unit."""
-    names = dict.fromkeys(cell.metric for cell in cells)
-    return ", ".join(name + (", %" if is_share(name) else "") for name in names)
-
-
-def _number(scoring: ScoringRecord | None, metric: str) -> TableCell:
-    if scoring is None:
-        return TableCell("–")
-    return TableCell(interval_shown(scoring.ours, metric, f" ±{NO_BREAK}"), small=_some(scoring.flag))
-
-
-def _claims(claims: Sequence[ClaimRecord]) -> Table:
-    rows = []
+def _claims(record: ReproductionRecord) -> Iterator[Block]:
+    """The claims with their effects, and each comparison behind them folded away."""
+    claims = record.claims
+    texts = [(mark(claim.verdict), effect_shown(claim.effect), claim.reason) for claim in claims]
+    rows = [
+        Row(TableCell(claim.words, small=[claim.place]), [TableCell(text, "text") for text in of])
+        for claim, of in zip(claims, texts, strict=True)
+    ]
+    yield table("The papers' claims, judged over seeds", ("claim", "here", "effect", ""), rows)
+    by_reading = verdicts_by_reading(record)
+    if by_reading is not None:
+        yield _as_block(by_reading)
     for claim in claims:
-        found = claim.reason or "; ".join(
-            f"{row.name}: {difference_shown(row)}" for one in claim.judged for row in one.contrasts
-        )
-        rows.append(
-            Row(TableCell(claim.words, small=[claim.place]), [TableCell(claim.verdict), TableCell(found, "words")])
-        )
-    heads = ("claim", "here", "paired difference")
-    return table("Paired differences over seeds with their 95 % intervals", heads, rows)
+        lines = [
+            Row(TableCell(words), [TableCell(found), TableCell(verdict)])
+            for words, found, verdict in comparisons(claim)
+        ]
+        if lines:
+            heads = ("comparison", "paired difference with its 95 % interval", "")
+            yield Folded(f"Every comparison: {claim.words}", table(claim.words, heads, lines))
 
 
 ALONG = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds"}
@@ -141,8 +138,4 @@ def _view(cells: Sequence[CellRecord], along: str, words: str) -> go.Figure:
         traces += band_and_line(look, cell.column, x, values, cell.metric)
         if cell.paper is not None:
             traces.append(thin_line(look, f"{cell.column}: the paper", [x[0], x[-1]], [cell.paper] * 2, "dot"))
-    return figure(traces, words, f"mean {_metric(cells)}")
-
-
-def _readings(cells: Sequence[CellRecord]) -> list[str]:
-    return list(dict.fromkeys(f"{one.name}: {one.words}" for cell in cells for one in cell.scorings))
+    return figure(traces, words, f"mean {MEASURES.get(cells[0].metric, cells[0].metric)}")

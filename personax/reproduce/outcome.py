@@ -160,7 +160,7 @@ def shown(number: float, metric: str, sign: str = "") -> str:
         return "not finite"
     if abs(number) >= 1e5:
         return f"{number:{sign}.1e}"
-    return f"{number:{sign}{'.2f' if is_share(metric) else '.4f'}}"
+    return f"{number:{sign}{'.2f' if is_share(metric) or metric == 'active_share' else '.4f'}}"
 
 
 def difference_shown(contrast: ContrastRecord) -> str:

@@ -15,7 +15,8 @@ from personax.data.datasets import stand_in
 from personax.evaluation.scores import interval
 from personax.experiment.tuning import validation_of
 from personax.report import write_reproduction
-from personax.reproduce import EXPERIMENTS, markdown, persafl
+from personax.report.papers import section
+from personax.reproduce import EXPERIMENTS, persafl
 from personax.reproduce.apfl import figures
 from personax.reproduce.choices import TEXTS
 from personax.reproduce.experiment import (
@@ -32,6 +33,7 @@ from personax.reproduce.experiment import (
 from personax.reproduce.judging import judge
 from personax.reproduce.measures import ActiveShare
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ScoringRecord
+from personax.reproduce.papers import FINDINGS
 from personax.reproduce.run import reproduce
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +133,7 @@ def test_numbers_that_are_not_finite_are_kept_and_shown_and_have_a_verdict_of_th
     read = REPRODUCTION.validate_json((tmp_path / "results.json").read_bytes())
     assert np.isnan(record.cells[2].scorings[0].ours.mean) and np.isnan(read.cells[2].scorings[0].of_seeds).all()
     assert read.claims[0].verdict == "not finite" and read.claims[0].judged[0].contrasts[0].difference.low is None
-    pages = markdown.section(read), write_reproduction(record, tmp_path / "report.html").read_text(encoding="utf-8")
+    pages = section(read), write_reproduction(record, tmp_path / "report.html").read_text(encoding="utf-8")
     assert all("not finite" in page for page in pages) and "nan" not in pages[0]
 
 
@@ -206,15 +208,17 @@ def test_the_record_is_read_back_and_shown(done, tmp_path):
     assert REPRODUCTION.validate_json((folder / "results.json").read_bytes()) == record
     text = write_reproduction(record, tmp_path / "page.html").read_text(encoding="utf-8")
     for words in (
-        "50.00 ±\N{NO-BREAK SPACE}0.50",
-        "train_loss",
+        "50.00 ± 0.50",
+        "training loss",
+        "data:image/svg+xml;base64,",
         "one beats the other",
         "adapted on the data that is scored",
         "None.",
     ):
         assert words in text
-    page = markdown.page([record])
-    assert "| FedAvg | 50.00 ± 0.50 |" in page and "(!)" in page and "`personax reproduce tiny`" in page
+    page = section(record).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| FedAvg | 50.00 ± 0.50 |" in page and "all: adapted on the data that is scored" in page
+    assert "![a test](tiny.svg)" in page and "float32 matrix products" in page
 
 
 def cell(column, values, row="row", metric="accuracy", curve=None, reading="main", is_baseline=False):
@@ -465,10 +469,9 @@ def test_a_run_of_arrivals_is_followed_along_virtual_time(tmp_path):
     assert "virtual time" in text
 
 
-def test_the_page_of_the_docs_is_made_from_the_committed_results():
+def test_the_committed_records_are_whole_and_of_the_experiments():
     records = [REPRODUCTION.validate_json(path.read_bytes()) for path in RESULTS]
     assert {record.name for record in records} <= set(EXPERIMENTS) and not any(record.quick for record in records)
-    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == markdown.page(records)
     for record in records:
         stated = {(cell.row, cell.column): cell.paper for cell in EXPERIMENTS[record.name](False).cells}
         for made in record.cells:
@@ -483,4 +486,4 @@ def test_every_text_of_the_data_files_is_used():
             for text in [texts] if isinstance(texts, str) else texts:
                 assert any(choice.startswith(text.split("{")[0]) for choice in shown), text
     assert not any("{" in choice or "  " in choice for choice in shown)
-    assert set(markdown.FINDINGS) <= set(EXPERIMENTS)
+    assert set(FINDINGS) <= set(EXPERIMENTS)

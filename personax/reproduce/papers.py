@@ -1,0 +1,50 @@
+"""The papers as the pages present them: their claims in plain words, why each verdict is as it is, what was found."""
+
+import tomllib
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from personax.reproduce.experiment import Verdict
+
+_HERE = Path(__file__).parent
+_KNOWN = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class PaperClaim:
+    """A claim in plain words, the claims of experiments that test it, and one sentence on the verdict.
+
+    `tests` has entries "experiment: words of its claim". `why` was written for the verdict `expected`. The overview
+    shows `main` claims at once and folds the others away.
+    """
+
+    words: str
+    tests: list[str]
+    expected: Verdict | str
+    why: str
+    main: bool = False
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class Paper:
+    """A paper: what it proposes, what can be relied on, findings to cite, and its claims."""
+
+    title: str
+    citation: str
+    idea: str
+    summary: str
+    findings: list[str]
+    claims: list[PaperClaim]
+
+
+PAPERS: dict[str, Paper] = TypeAdapter(dict[str, Paper]).validate_python(
+    tomllib.loads((_HERE / "papers.toml").read_text(encoding="utf-8"))
+)
+FINDINGS: dict[str, list[str]] = tomllib.loads((_HERE / "findings.toml").read_text(encoding="utf-8"))
+
+
+def paper_of(experiment: str) -> str:
+    """The paper that an experiment belongs to: the start of its name."""
+    return experiment.partition("-")[0]
