@@ -42,9 +42,9 @@ THEOREMS = "tests/theory/test_theorems.py::"
 FAULTS = [
     Fault(
         "live: the largest norm of the others for their median",
-        "personax/live/arithmetic.py",
-        "terms.outlier_factor * median(peers)",
-        "terms.outlier_factor * max(peers)",
+        "personax/live/admission.py",
+        "else median(known)",
+        "else max(known)",
         "tests/live/test_book.py::test_the_bound_on_norms_is_a_multiple_of_the_median_of_the_others",
     ),
     Fault(

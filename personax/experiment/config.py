@@ -120,7 +120,7 @@ class Terms:
     those who are away are replaced and it waits once more. `num_clients` is how many there are (SCAFFOLD's N): a
     synchronous run begins when so many are there.
     An upload whose norm is more than `outlier_factor` times the median of the other clients' last is refused, or
-    clipped to that; with a factor of 0 any norm will do.
+    clipped to that; with a factor of 0 any norm will do. `personax.live.admission` has the rule.
     """
 
     num_clients: Count | None = None
@@ -129,6 +129,10 @@ class Terms:
     outliers: Literal["refuse", "clip"] = "refuse"
     outlier_factor: Amount = 20.0
     least_peers: Count = 2  # who must have reported before norms are compared
+    model_factor: Amount = 20.0  # times the norm of the model, or 1: the most of any upload; 0 allows any
+    loud_budget: Amount = 3.0  # uploads of one client at the bound before it must be quieter
+    max_share: Amount = 3.0  # of a round, times the uniform share, where clients are weighted by samples; 0: any
+    samples: dict[str, Positive] = dataclasses.field(default_factory=dict)  # of clients, in place of what they claim
     rate: Positive = 100.0  # requests of one client in a second
     max_streams: Annotated[Count, Field(ge=2)] = 4  # of one client at the same time; its uploads keep one open
     max_transfers: Count = 64  # models on their way at the same time

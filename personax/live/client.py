@@ -113,14 +113,16 @@ class LiveClient:
 
     def _register(self, newcomer: bool) -> Any:
         """Register with data that conform to the server's schema; before that, nothing of the client is sent."""
-        given, digest, moments = self.data, "", None
-        while not (welcome := self.connection.register(digest, newcomer, moments)).registered:
+        given, digest, moments, num_samples = self.data, "", None, 0.0
+        while not (welcome := self.connection.register(digest, newcomer, moments, num_samples)).registered:
             recipe = read_recipe(welcome.recipe, welcome.layout, self.limits)
             if recipe.digest == digest:
                 time.sleep(_LOOK)  # for the moments of other clients
                 continue
             found = conformed(given, recipe, self.notify)
             self.data, digest, moments = found, recipe.digest, None
+            if recipe.counts_samples and not newcomer:
+                num_samples = float(found.counts[0])
             if recipe.fits_scaling and not newcomer:
                 moments = moments_of(found, self.limits)
                 self.notify("Sending the count, mean and spread of each column, and waiting for those of the others.")

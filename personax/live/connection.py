@@ -123,12 +123,16 @@ class Connection:
         self._hang_up()
         self.channel.close()
 
-    def register(self, schema: str = "", newcomer: bool = False, moments: dict[str, Any] | None = None) -> Any:
+    def register(
+        self, schema: str = "", newcomer: bool = False, moments: dict[str, Any] | None = None, num_samples: float = 0.0
+    ) -> Any:
         """Introduce the client, whose data conform to the schema of this digest; what the server wants.
 
-        `moments` are those of its `features` and `targets`, for a server that fits a scaling.
+        `moments` are those of its `features` and `targets`, for a server that fits a scaling; `num_samples` is for one
+        that weights by it.
         """
-        own = {name: one and wire.ClientMoments(**one) for name, one in (moments or {}).items()}
+        own: dict[str, Any] = {name: one and wire.ClientMoments(**one) for name, one in (moments or {}).items()}
+        own["num_samples"] = num_samples
         hello = wire.Hello(wire.PROTOCOL, version_of("personax"), schema, newcomer, **own)
         welcome = self._again(lambda: self._unary("Register", hello))
         if welcome.protocol != wire.PROTOCOL:

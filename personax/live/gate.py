@@ -38,7 +38,7 @@ class Gate:
         self.checked = 0.0
 
     def identify(self, context: Any) -> Identity:
-        """Who asks, if its certificate is valid."""
+        """Return who asks, if the certificate is valid."""
         if self.revocations is None:
             given = dict(context.invocation_metadata() or ())
             name = given.get(NAME_KEY)
@@ -54,7 +54,7 @@ class Gate:
         return who
 
     def client(self, context: Any) -> Identity:
-        """Who asks, if it is a client and has not asked for too much."""
+        """Return who asks, if it is a client within its rate."""
         who = self.identify(context)
         if who.role != "client":
             words = f"{who.name} is certified as {who.role or 'nothing'}, and only clients may do this."

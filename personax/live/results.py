@@ -70,7 +70,7 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     recipe, ledger = book.recipe, book.ledger
     model = (book.state.params, book.state.shared)
     export_model(folder, recipe.config, recipe.training.name, recipe.schema, model)
-    if not ledger.history:
+    if not ledger.reports:
         return None
     result = _algorithm_result(book, read_lines(folder.root), bytes_up, bytes_down)
     histories = {score.name: score.evaluations for score in result.record.scores}
@@ -86,8 +86,9 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
 def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, bytes_down: float) -> AlgorithmResult:
     """What the algorithm did, from the journal and from the numbers that clients reported."""
     training, ledger, config = book.recipe.training, book.ledger, book.recipe.config
-    last = {name: found for name in training.scorings if (found := _evaluation(book, name, ledger.history[-1]))}
-    found = {name: [(entry, _evaluation(book, name, entry)) for entry in ledger.history] for name in last}
+    history = history_of(lines, book.is_synchronous, config.evaluation.every, book.cohort_size)
+    last = {name: found for name in training.scorings if (found := _evaluation(book, name, history[-1]))}
+    found = {name: [(entry, _evaluation(book, name, entry)) for entry in history] for name in last}
     histories = {name: [_record(book, at, one) for at, one in of if one is not None] for name, of in found.items()}
     record = algorithm_record(
         training,
@@ -108,6 +109,23 @@ def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, 
         for name, one in last.items()
     ]
     return AlgorithmResult(record, last, pa.concat_tables(rows, promote_options="default"))
+
+
+def history_of(lines: list[dict[str, Any]], is_synchronous: bool, every: int, cohort_size: int) -> list[dict[str, Any]]:
+    """Return the history of the reported numbers, as often as its configuration evaluates."""
+    events = version = 0
+    reports: dict[str, Any] = {}
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        events += line.get("outcome") == "applied"
+        if "state" in line:
+            version = line["version"]
+        if line["what"] == "report":
+            reports = {**reports, line["client"]: line["numbers"]}
+            position = version if is_synchronous else events
+            entry = {"events": events, "version": version, "time": line["time"], "reports": reports}
+            found[position // (every * (1 if is_synchronous else cohort_size))] = {**entry, "position": position}
+    return list(found.values())
 
 
 def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:

@@ -20,9 +20,10 @@ import grpc
 
 from personax.experiment.config import Terms
 from personax.live import wire
-from personax.live.book import Arrived, Book, Published, Seat, Settled
+from personax.live.book import Arrived, Book, Published, Settled
 from personax.live.certificates import Credentials, Identity, Revocations
 from personax.live.gate import Denied, Gate
+from personax.live.ledger import Seat
 from personax.live.messages import PIECE, Broken, Collector, Mismatch, TooLong, pieces, whole
 from personax.live.ports import listen, options
 from personax.live.standing import Standing, standing_of
@@ -77,7 +78,7 @@ class Service:
             self._see(who)
             self.newcomers.add(who.name)
         elif registered:
-            seat = await self._seat(who)
+            seat = await self._seat(who, hello.num_samples)
         return wire.Welcome(
             protocol=wire.PROTOCOL,
             registered=registered,
@@ -88,19 +89,19 @@ class Service:
             next_update=seat.next_update,
         )
 
-    async def _seat(self, who: Identity) -> Seat:
+    async def _seat(self, who: Identity, num_samples: float) -> Seat:
         """The seat of a client that trains."""
         self._see(who)
         self.newcomers.discard(who.name)
         self.done.discard(who.name)
-        return await self._work(self.book.join, who.name, who.id)
+        return await self._work(self.book.join, who.name, who.id, num_samples)
 
     async def _contribute(self, who: Identity, hello: Any) -> None:
         """Add a client's moments to those from which the scaling is fitted."""
         if hello.features is None:
             words = "This server fits a scaling first, from the moments of each client's columns. Update personax."
             raise Denied(Code.FAILED_PRECONDITION, words)
-        await self._seat(who)
+        await self._seat(who, hello.num_samples)
         found = {"features": asdict(hello.features), "targets": hello.targets and asdict(hello.targets)}
         await self._work(self.book.contribute, who.name, found)
 

@@ -51,6 +51,7 @@ class Hello:
     """A client introduces itself. Its certificate identifies it.
 
     `schema` is the digest of the schema that its data conform to; a client that does not know it yet leaves it out.
+    `num_samples` is sent only to a server that weights by it.
     """
 
     protocol: Count = 0
@@ -59,6 +60,7 @@ class Hello:
     newcomer: bool = False
     features: ClientMoments | None = None
     targets: ClientMoments | None = None
+    num_samples: Annotated[float, pydantic.Field(ge=0, lt=1 << 31)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ ALGORITHMS = {
     "FedAvg": {"recipe": "fedavg"},
     "FedBuff": {"recipe": "fedbuff", "buffer_size": 2},
     "SCAFFOLD": {"recipe": "scaffold", "server": {"kind": "asynchronous"}},
+    "ARUBA": {"recipe": "aruba", "server": {"kind": "asynchronous", "lr": 0.5}},
 }
 
 

@@ -19,7 +19,7 @@ from personax.live.journal import read_lines
 from personax.live.messages import Layout, checksum
 from tests.live.parts import NAMES, clients_of, make_book, recipe, serving
 
-pytestmark = pytest.mark.xdist_group("live")
+pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.attack]
 TERMS = Terms(num_clients=3, rate=1e5, outlier_factor=20.0, stall=1.0, max_connections=300)
 
 
