@@ -58,7 +58,7 @@ def serve(folder, num_bytes):
     from personax.live.book import Book
     from personax.live.certificates import Revocations
     from personax.live.journal import Journal
-    from personax.live.service import run_service
+    from personax.live.serving import run_service
 
     terms, run = Terms(rate=1e6, max_connections=5000), folder / "run"
     book = Book(recipe_of(num_bytes), terms, Journal(run), run / "checkpoints", "benchmark")

@@ -31,7 +31,7 @@ MOST = {
     r"made anew|\banew\b": 9,
     r"stands? still|standing still": 3,
     r"\btold\b|\bis said\b|\bare said\b": 21,
-    r"\bgo(es)? on\b|\bgoing on\b": 14,
+    r"\bgo(es)? on\b|\bgoing on\b": 13,
     r"\bof whom\b": 0,
     r"\bone by one\b": 17,
     r"counts? the same": 2,

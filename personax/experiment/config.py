@@ -134,12 +134,16 @@ class Terms:
     max_share: Amount = 3.0  # of a round, times the uniform share, where clients are weighted by samples; 0: any
     samples: dict[str, Positive] = dataclasses.field(default_factory=dict)  # of clients, in place of what they claim
     rate: Positive = 100.0  # requests of one client in a second
+    bytes_per_day: Count = 10_000_000  # of one client's reports, and of the records of its refused or late uploads
     max_streams: Annotated[Count, Field(ge=2)] = 4  # of one client at the same time; its uploads keep one open
     max_transfers: Count = 64  # models on their way at the same time
     max_connections: Count = 4096  # of all peers together
+    max_client_connections: Count = 16  # of one certificate
     stall: Positive = 30.0  # without a piece of an upload
     presence: Positive = 60.0  # since a client was last heard of
     checkpoint: Positive = 10.0  # between checkpoints
+    save_every: Positive = 3600.0  # between states that are kept for `personax serve --from`
+    num_saved: Count = 24  # of them; older ones are removed
     linger: Amount = 60.0  # after the end, for the clients' last numbers
     sync: Flag = False  # wait for the disk before answering: survives power cuts, too
     sample: Sample | None = None

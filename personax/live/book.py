@@ -4,13 +4,11 @@ What happens is first on the disk, a record of the journal and the state that it
 restart reads the state and folds the records since its checkpoint into the rest. One thread at a time may change it.
 """
 
-import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,16 +19,15 @@ import numpy as np
 from personax.experiment import checkpoint
 from personax.experiment.config import ConfigError, Terms
 from personax.keys import HostStream, host_generator
-from personax.live import admission
+from personax.live import admission, saved
 from personax.live.arithmetic import VersionedState, compiled, first_state, miscounted, not_finite
 from personax.live.journal import Journal, Record
 from personax.live.ledger import Ledger, Seat
+from personax.live.log import logger
 from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
 from personax.live.recipe import Recipe
 from personax.live.samples import fit_scaling, with_scaling
 from personax.server import ServerState
-
-logger = logging.getLogger("personax.live")
 
 
 class Arrived(NamedTuple):
@@ -41,6 +38,7 @@ class Arrived(NamedTuple):
     version: int  # of the model that it started from
     num_samples: float
     content: Content
+    rollbacks: int = 0  # of the run, before that model
 
 
 class Settled(NamedTuple):
@@ -92,6 +90,7 @@ class Book:
         self.is_synchronous = recipe.algorithm.server.is_synchronous
         like_model = jax.tree.structure(recipe.extra_shape) == jax.tree.structure(recipe.params_shape)
         self.root = 0.5 if like_model else 0.25  # other extras may be sums of squares
+        self.saved_states, self.kept_at = journal.lines.parent / "saved", -inf
         self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
         self._published: Published | None = None
         # Of each client: the version of its last download, the events before it, and when.
@@ -126,7 +125,8 @@ class Book:
 
     def trains(self, name: str) -> bool:
         """Whether a client is to train now."""
-        if self.finished or self.recipe.fits_scaling or name not in self.ledger.seats:
+        seat = self.ledger.seats.get(name)
+        if self.finished or self.recipe.fits_scaling or seat is None or seat.excluded:
             return False
         if not self.is_synchronous:
             return True
@@ -266,15 +266,35 @@ class Book:
             return lambda: None
         self.saved, state, ledger, seconds = number, self.state, self.ledger.to_table(), self.now
 
+        version, about = self.version, {"ledger": ledger, "seconds": seconds}
+        due = self.clock() - self.kept_at >= self.terms.save_every
+        if due:
+            self.kept_at = self.clock()
+
         def write() -> None:
             self.journal.flush()  # or a power cut would leave a checkpoint of what no line tells
-            checkpoint.save(self.checkpoints, number, state, {"ledger": ledger, "seconds": seconds}, private=True)
+            checkpoint.save(self.checkpoints, number, state, about, private=True)
+            if due:
+                saved.keep(self.saved_states, version, number, state, about, self.terms.num_saved)
 
         return write
 
     def save(self) -> None:
         """Write a checkpoint."""
         self.snapshot()()
+
+    def roll_back(self, version: int) -> None:
+        """Return to a saved state. Updates since then no longer count; clients get that model under a new count."""
+        tree, ledger = saved.load(self.saved_states, version, self.state)
+        facts = {
+            name: {"norm": seat.norm, "extras": seat.extras, "excess": seat.excess, "num_applied": seat.num_applied}
+            for name, seat in ledger.seats.items()
+        }
+        about = {"what": "rollback", "from": self.version, "events": ledger.num_events, "seats": facts}
+        reached = [jnp.array(vector) for vector in self.kept.vectors(self.kept.encode(tree))], np.int32(version)
+        self._note(about, reached)
+        self.fetched, self._published = {}, None
+        self.save()
 
     # How
 
@@ -302,6 +322,10 @@ class Book:
     def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, VersionedState | None, Record]:
         """What is to become of an upload; if it is applied, the state that it leads to, and its numbers."""
         no = lambda outcome, words: (Settled(outcome, words), None, {})
+        if self.ledger.seats[name].excluded:
+            return no("refused", f"{name} was excluded by the operator.")
+        if arrived.rollbacks != self.ledger.rollbacks:
+            return no("late", "The run has returned to an earlier state since its download.")
         if self.finished:
             return no("late", "The run is finished.")
         if arrived.version > self.version:
@@ -420,9 +444,3 @@ class Book:
         content = self.kept.encode(tree) if newest is None else newest
         self.vectors = [jnp.array(vector) for vector in self.kept.vectors(content)]
         return number
-
-
-def staleness_histogram(lines: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """How many versions old the applied uploads of a journal were."""
-    found = Counter(line["staleness"] for line in lines if line.get("outcome") == "applied")
-    return {"staleness": sorted(found), "count": [found[value] for value in sorted(found)]}

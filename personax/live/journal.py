@@ -10,15 +10,15 @@ for the price of waiting for the disk. States are written over, because that is 
 """
 
 import json
-import logging
 import os
 import struct
 from pathlib import Path
 from typing import Any
 
+from personax.live.files import open_private, require_folder
+from personax.live.log import logger
 from personax.live.messages import ALIGNMENT, Buffers, Content, checksum, checksum_of
 
-logger = logging.getLogger("personax.live")
 _HEAD = struct.Struct(f"<Q{ALIGNMENT - 8}x")  # the number of the record that led to the state
 Record = dict[str, Any]  # one thing that happened; `number` counts those of a run from 1
 
@@ -32,10 +32,10 @@ class Journal:
             raise ValueError(f"{what}. Finish it with that, or start in another folder.")
         self.lines, self.sync = folder / "journal.jsonl", sync
         self.places = [folder / "state" / name for name in ("0", "1")]
-        self.places[0].parent.mkdir(parents=True, exist_ok=True)
+        require_folder(self.places[0].parent)
         self.last = self.end = self.turn = 0  # the last record, where the lines end, which state to write over
         self.broken = False  # after a write that failed nothing more is written
-        self.text, *self.states = (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in (self.lines, *self.places))
+        self.text, *self.states = (open_private(path, os.O_RDWR) for path in (self.lines, *self.places))
 
     def append(self, about: Record, state: Buffers | None = None) -> Record:
         """Write the next record and the state that it leads to, if it changes it.

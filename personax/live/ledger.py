@@ -95,6 +95,12 @@ class Ledger:
             key: item for key, item in about.items() if key not in ("what", "number", "client")
         }
 
+    def _fold_rollback(self, about: Record) -> None:
+        self.num_events, self.round, self.rollbacks = about["events"], None, self.rollbacks + 1
+        new = {"norm": None, "extras": {}, "excess": 0.0, "num_applied": 0}  # of those who came later
+        for name in self.seats:
+            self._change(name, **about["seats"].get(name, new))
+
     def _fold_moments(self, about: Record) -> None:
         self.moments[about["client"]] = about["moments"]
 

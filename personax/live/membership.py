@@ -5,7 +5,6 @@ is killed resumes with both and sends the same upload again, which the server se
 """
 
 import json
-import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,13 +16,12 @@ import numpy as np
 
 from personax.experiment import checkpoint
 from personax.experiment.names import require_run_name
+from personax.live.log import logger
 from personax.live.recipe import Limits, read_recipe, require_within
 from personax.live.samples import SampleSource, conformed
 from personax.live.visits import make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
-
-logger = logging.getLogger("personax.live")
 
 
 class Assignment(NamedTuple):
@@ -41,6 +39,7 @@ class Anchor(NamedTuple):
     params: Params
     shared: Shared
     version: int
+    rollbacks: int = 0
 
 
 class SavedUpload(NamedTuple):
@@ -50,6 +49,7 @@ class SavedUpload(NamedTuple):
     update: int
     version: int
     vectors: list[np.ndarray]
+    rollbacks: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Membership:
             self.holding = replace(held, update=held.update + 1)
             return None
         sent = [np.asarray(vector) for vector in vectors]
-        upload = SavedUpload(secrets.token_hex(16), held.update, anchor.version, sent)
+        upload = SavedUpload(secrets.token_hex(16), held.update, anchor.version, sent, anchor.rollbacks)
         self._save(Holding(jax.tree.map(np.asarray, personal), held.update + 1, upload))
         return upload
 

@@ -1,6 +1,7 @@
 """The run folder of a live run: the same files as a simulation's, so `personax report` and `personalize` read them."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from personax.experiment.results import (
     write_run,
 )
 from personax.experiment.summaries import activity_of, evaluation_record, score_record
-from personax.live.book import Book, staleness_histogram
+from personax.live.book import Book
 from personax.live.journal import read_lines
 from personax.live.recipe import Recipe
 from personax.schedules import Schedule
@@ -120,6 +121,10 @@ def history_of(lines: list[dict[str, Any]], is_synchronous: bool, every: int, co
         events += line.get("outcome") == "applied"
         if "state" in line:
             version = line["version"]
+        if line["what"] == "rollback":
+            events = line["events"]
+            reached = version if is_synchronous else events
+            found = {key: entry for key, entry in found.items() if entry["position"] <= reached}
         if line["what"] == "report":
             reports = {**reports, line["client"]: line["numbers"]}
             position = version if is_synchronous else events
@@ -130,7 +135,7 @@ def history_of(lines: list[dict[str, Any]], is_synchronous: bool, every: int, co
 
 def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:
     """The table of events that a journal tells of: the applied uploads, in the order in which they were applied."""
-    applied = [line for line in lines if line.get("outcome") == "applied"]
+    applied = applied_lines(lines)
     column = lambda key, kind: np.asarray([line[key] for line in applied], kind)
     received, time = column("received", float), column("time", float)
     return Schedule(
@@ -143,6 +148,23 @@ def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:
         aggregated=np.ones(len(applied), bool),
         round_ends=np.zeros(len(applied), bool),
     )
+
+
+def applied_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The uploads that led to the model, without those that a rollback undid."""
+    applied: list[dict[str, Any]] = []
+    for line in lines:
+        if line.get("outcome") == "applied":
+            applied.append(line)
+        elif line["what"] == "rollback":
+            del applied[line["events"] :]
+    return applied
+
+
+def staleness_histogram(lines: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Count by how many versions the applied uploads of a journal were old."""
+    found = Counter(line["staleness"] for line in applied_lines(lines))
+    return {"staleness": sorted(found), "count": [found[value] for value in sorted(found)]}
 
 
 def _schedule(book: Book, lines: list[dict[str, Any]]) -> Schedule:

@@ -7,8 +7,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
 from personax.evaluation.scores import show
+from personax.experiment.names import printable
 from personax.experiment.summaries import headline_of
 from personax.live.standing import ClientStanding, Standing
 
@@ -27,11 +29,16 @@ def table_of(standing: Standing) -> Table:
     table = Table(
         "client", "last heard", "applied", "late", "refused", "staleness", "reported", box=SIMPLE, pad_edge=False
     )
-    table.title, table.caption = title, caption
+    table.title, table.caption = plain(title), plain(caption)
     for client in standing.clients:
         counts = (client.num_applied, client.num_late, client.num_refused, client.staleness)
-        table.add_row(client.name, _ago(client.seconds_ago), *map(str, counts), latest(client))
+        table.add_row(*map(plain, (client.name, _ago(client.seconds_ago), *counts, latest(client))))
     return table
+
+
+def plain(text: object) -> Text:
+    """Text of a server or a client, without its control characters and without markup."""
+    return Text(printable(text))
 
 
 def latest(client: ClientStanding) -> str:

@@ -19,7 +19,7 @@ from personax.live.client import Habits, LiveClient
 from personax.live.connection import Connection
 from personax.live.journal import Journal
 from personax.live.recipe import Limits, make_recipe
-from personax.live.service import run_service
+from personax.live.serving import run_service
 
 NAMES = ("anna", "bert", "cleo")
 FEDERATION = synthetic(0.5, 0.5, num_clients=3, num_features=4, num_classes=3, num_samples=20, key=jax.random.key(7))
