@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-_SILENT = 10.0  # seconds after which a connection without any request is closed, if there are many
+SILENT = 10.0  # seconds after which a connection without any request is closed, if there are many
 
 
 class Connections:
@@ -38,7 +38,7 @@ class Connections:
         now = time.monotonic()
         self.silent = {peer: self.silent.get(peer, now) for peer in there if peer not in known}
         closed = [(name, peer) for name, peers in self.peers.items() for peer in list(peers)[self.most_each :]]
-        closed += [("", peer) for peer, since in self.silent.items() if now - since > _SILENT]
+        closed += [("", peer) for peer, since in self.silent.items() if now - since > SILENT]
         for name, peer in closed:
             _shut_down(there[peer], peer)
             self.peers.get(name, {}).pop(peer, None)
