@@ -112,8 +112,9 @@ def client(folder, name, port):
     from personax.live.processes import keep_modules, set_up_client
 
     set_up_client()
+    from personax.live.acceptance import read_recipe
     from personax.live.connection import Connection
-    from personax.live.recipe import Limits, read_recipe
+    from personax.live.limits import Limits
 
     connection = Connection(f"127.0.0.1:{port}", credentials_of(folder, f"clients/{name}"))
     welcome = connection.register()

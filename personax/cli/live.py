@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,8 +85,8 @@ def join(
         from personax.live import client
         from personax.live.certificates import read_credentials
         from personax.live.connection import Connection
+        from personax.live.limits import Limits, TooSlow, read_limits
         from personax.live.ports import require_loopback
-        from personax.live.recipe import Limits, read_limits
         from personax.live.samples import SampleFile
 
         if (identity is None) == (insecure is None):
@@ -108,6 +109,9 @@ def join(
                 found = client.personalize_only(connection, samples, state, **given)
             else:
                 found = client.take_part(connection, samples, state, **given, habits=client.Habits(report))
+        except TooSlow as error:
+            typer.echo(f"Error: {error}", err=True)
+            os._exit(1)  # the compiler still works in its thread
         finally:
             connection.close()
         _show_client(found)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from personax.data.locks import sole_user
 from personax.experiment.names import printable
+from personax.live.acceptance import read_recipe
 from personax.live.connection import Connection, Newest, Unreachable
+from personax.live.limits import Limits
 from personax.live.membership import Anchor, Assignment, Membership, SavedUpload
 from personax.live.messages import Content
-from personax.live.recipe import Limits, read_recipe
 from personax.live.samples import SampleSource, conformed, moments_of
-from personax.live.visits import score_one
 from personax.values import name_of
 
 _GOODBYE = 20.0  # seconds of patience for the last report
@@ -196,7 +196,7 @@ class LiveClient:
         if newest.content is not None:
             self.member.recipe.down.require(newest.content)
             self.newest, self.model = newest, newest.content
-            self.start = self.start or score_one(self.member.recipe, self.member.data, self._anchor().params)
+            self.start = self.start or self.member.score_one(self._anchor().params)
         else:
             self.newest = newest._replace(version=self.newest.version, rollbacks=self.newest.rollbacks)
 

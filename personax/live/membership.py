@@ -6,8 +6,9 @@ is killed resumes with both and sends the same upload again, which the server se
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ import numpy as np
 
 from personax.experiment import checkpoint
 from personax.experiment.names import require_run_name
+from personax.live.acceptance import read_recipe, require_hidden, require_within
+from personax.live.limits import Found, Limits, within
 from personax.live.log import logger
-from personax.live.recipe import Limits, read_recipe, require_within
 from personax.live.samples import SampleSource, conformed
 from personax.live.visits import make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
@@ -102,6 +104,7 @@ class Membership:
         self.data = replace(samples, ids=np.array([given.id]), names=[name])
         require_within(self.recipe, int(self.data.counts[0]), limits)
         check_model(self.recipe.task, self.data, None)
+        self.limits, self.compiled = limits, set[str]()
         self.report_every, self.client, self.place = report_every, [name, int(given.id)], folder / self.run
         bind(folder, authority)
         self.visit = make_visit(self.recipe, self.data)
@@ -120,6 +123,7 @@ class Membership:
 
     def restore(self) -> None:
         """Load the state from the disk, or begin."""
+        require_hidden(self.recipe, int(self.data.counts[0]), self.limits)
         place, objective = self.place / "state", self.recipe.algorithm.objective
         own = jax.eval_shape(objective.init_personal, self.recipe.params_shape)
         template = {"personal": own, "upload": self.recipe.up.vector_shapes}
@@ -153,7 +157,7 @@ class Membership:
         """Visit, save, and return the upload; None if it is not finite, which leaves only the count changed."""
         held = self.held
         start = start_of(anchor.params, anchor.shared, held.personal, anchor.version)
-        vectors, personal, finite = self.visit(start, held.update)
+        vectors, personal, finite = self.timed("visit", lambda: jax.block_until_ready(self.visit(start, held.update)))
         if not finite:
             self.holding = replace(held, update=held.update + 1)
             return None
@@ -178,16 +182,29 @@ class Membership:
     def score(self, anchor: Anchor) -> dict[str, dict[str, float]]:
         """The client's numbers with this model and its personal state."""
         start = start_of(anchor.params, anchor.shared, self.held.personal, anchor.version)
-        return score(self.recipe, self.data, start, self.held.update)
+        return self.timed("scores", lambda: score(self.recipe, self.data, start, self.held.update))
+
+    def score_one(self, params: Params) -> dict[str, float]:
+        """The metrics of one model on the client's test data."""
+        return self.timed("score", lambda: score_one(self.recipe, self.data, params))
+
+    def timed(self, what: str, do: Callable[[], Found]) -> Found:
+        """Do something within the limit for compilation if it is the first of its kind, and hence compiles."""
+        if what in self.compiled:
+            return do()
+        found = within(self.limits.max_compile_seconds, do)
+        self.compiled.add(what)
+        return found
 
     def finish(self, anchor: Anchor, more: Mapping[str, Any] | None = None) -> tuple[Path, dict[str, Any]]:
         """Write the personal model and its numbers, with `more` of them; return the model's path and the numbers."""
-        numbers = {**(more or {}), "shared": score_one(self.recipe, self.data, anchor.params)}
+        numbers = {**(more or {}), "shared": self.score_one(anchor.params)}
         if self.holding is not None:
             numbers["scores"] = self.score(anchor)
         own = None if self.holding is None else self.holding.personal
-        model, words = personal_model(self.recipe, self.data, anchor.params, anchor.shared, own)
-        numbers["personal"] = score_one(self.recipe, self.data, model)
+        make = partial(personal_model, self.recipe, self.data, anchor.params, anchor.shared, own)
+        model, words = self.timed("model", make)
+        numbers["personal"] = self.score_one(model)
         path = self.place / "personal.safetensors"
         about = {"algorithm": self.recipe.training.name, "scoring": words, "numbers": json.dumps(numbers)}
         about["schema"] = json.dumps(self.recipe.schema.to_dict())

@@ -22,9 +22,9 @@ from personax.live import certificates, wire
 from personax.live import journal as journal_module
 from personax.live.certificates import Revocations, identity_of, read_credentials
 from personax.live.connection import Unreachable
+from personax.live.limits import Limits, read_limits
 from personax.live.messages import checksum
 from personax.live.ports import require_loopback
-from personax.live.recipe import Limits, read_limits
 from personax.live.standing import Standing
 from personax.live.view import Metrics, table_of
 from tests.live.parts import NAMES, clients_of, recipe, serving

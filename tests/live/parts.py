@@ -18,7 +18,8 @@ from personax.live.certificates import Revocations, read_credentials
 from personax.live.client import Habits, LiveClient
 from personax.live.connection import Connection
 from personax.live.journal import Journal
-from personax.live.recipe import Limits, make_recipe
+from personax.live.limits import Limits
+from personax.live.recipe import make_recipe
 from personax.live.serving import run_service
 
 NAMES = ("anna", "bert", "cleo")
@@ -39,7 +40,7 @@ ALGORITHMS = {
 
 
 def recipe(name="FedAsync", num_rounds=4, cohort_size="all", federation=FEDERATION, **options):
-    entry = {**ALGORITHMS[name], "lr": 0.1, "num_steps": 2, "batch_size": 4, **options}
+    entry = {**ALGORITHMS[name], "lr": 0.1, "num_steps": 2, "batch_size": 8, **options}
     table = {
         "name": "live",
         "seeds": [3],

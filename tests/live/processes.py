@@ -46,7 +46,7 @@ recipe = "apfl"
 lr = 0.1
 mix = 0.5
 num_steps = 2
-batch_size = 4
+batch_size = 8
 server = {{ kind = "asynchronous", lr = 0.5 }}
 """
 
