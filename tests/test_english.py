@@ -28,7 +28,7 @@ PHRASES = {
 }
 
 MOST = {
-    r"made anew|\banew\b": 9,
+    r"made anew|\banew\b": 8,
     r"stands? still|standing still": 3,
     r"\btold\b|\bis said\b|\bare said\b": 21,
     r"\bgo(es)? on\b|\bgoing on\b": 13,

@@ -52,6 +52,7 @@ def serve(
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
         credentials = _find_identity(identity, insecure, "server")
         recipe = server.choose(load_and_announce(config, overrides), algorithm)
+        _warn_of_expiry(credentials)
         address = server.Address(listen, credentials, metrics_port)
         root = folder or Path("runs") / f"live-{readable_slug(recipe.config.name)}"
         keep_modules()
@@ -98,6 +99,7 @@ def join(
         samples = SampleFile(data, label, sizes)
         if identity is None:
             require_loopback(server)
+        _warn_of_expiry(identity)
         credentials = None if identity is None else read_credentials(identity)
         state = folder or (identity or Path("personax-client")) / "state"
         most = {"max_bytes": allowed.max_bytes, "patience": allowed.patience}
@@ -179,12 +181,21 @@ def _operator(server: str, identity: Path | None, insecure: bool) -> Iterator[An
     chosen = _find_identity(identity, insecure, "operator")
     if chosen is None:
         require_loopback(server)
+    _warn_of_expiry(chosen)
     credentials = None if chosen is None else read_credentials(chosen)
     connection = Connection(server, credentials, name="operator", role="operator", patience=5.0, call_seconds=5.0)
     try:
         yield connection
     finally:
         connection.close()
+
+
+def _warn_of_expiry(identity: Path | None) -> None:
+    """Print a warning if a certificate expires soon."""
+    from personax.live.certificates import expiry_warning, read_credentials
+
+    if identity is not None and (warning := expiry_warning(read_credentials(identity).certificate)):
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 def _find_identity(given: Path | None, insecure: bool, role: str) -> Path | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import grpc
 from personax.experiment.config import Terms
 from personax.live import wire
 from personax.live.book import Arrived, Book, Published, Settled
-from personax.live.certificates import Identity
+from personax.live.certificates import SOON, Identity
 from personax.live.gate import Denied, Gate
 from personax.live.ledger import Seat
 from personax.live.log import logger
@@ -31,6 +32,7 @@ _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
 SMALL = 1 << 20  # bytes of an upload or a model
 _LEAVING = "The server is shutting down. Try again later."
 SLOWEST = 10_000  # bytes a second at which a client gets a large model
+_MOST_LATE = 60.0  # seconds since the last look at deadlines: the book or the event loop is stuck
 _RETRY = 0.5  # seconds after which to ask again for work
 Code = grpc.StatusCode
 
@@ -50,7 +52,7 @@ class Service:
         self.changed = asyncio.Event()
         self.idle: set[asyncio.Task[Any]] = set()  # of streams on which no upload is under way
         self.failure: OSError | None = None
-        self.draining = False
+        self.draining, self.ticked = False, time.monotonic()
         self.bytes_up = self.bytes_down = 0
         book.present = self.present
 
@@ -72,6 +74,8 @@ class Service:
         registered = hello.schema == recipe.digest and not recipe.fits_scaling
         if registered:
             self.gate.audit.count("login", client=who.name, newcomer=str(hello.newcomer))
+            if who.expires - datetime.now(UTC) < SOON:
+                self.gate.audit.count("expires soon", client=who.name, date=f"{who.expires:%Y-%m-%d}")
         if registered and hello.newcomer:
             self._see(who)
             self.newcomers.add(who.name)
@@ -179,8 +183,16 @@ class Service:
         ago = {name: now - at for name, at in list(self.seen.items())}
         return standing_of(self.book, ago, self.gate.refusals, self.bytes_up, self.bytes_down)
 
+    def problem(self) -> str:
+        """The reason why the server does not serve, or nothing."""
+        if self.failure is not None:
+            return f"The server is stopping: {self.failure}"
+        late = time.monotonic() - self.ticked > _MOST_LATE
+        return "The server is shutting down." if self.draining else "The server does not answer." if late else ""
+
     async def tick(self) -> None:
         """Do what is due without anyone asking: deadlines, counts for the audit log, connections that are too many."""
+        self.ticked = time.monotonic()
         self.gate.close_connections()
         self.gate.refresh()
         self.gate.audit.flush()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import grpc
@@ -12,13 +13,14 @@ from personax.experiment.config import Terms
 from personax.live import wire
 from personax.live.audit import Audit
 from personax.live.book import Book
-from personax.live.certificates import Credentials, Revocations
+from personax.live.certificates import Credentials, Revocations, expiry_warning
 from personax.live.gate import Denied, Gate
 from personax.live.log import logger
 from personax.live.ports import listen, options
 from personax.live.service import Service
 from personax.live.uploads import decoded
 
+_DAY = 86_400.0
 ROLES = {"Status": ("client", "operator"), "Exclude": ("operator",)}  # of other calls: clients
 
 
@@ -70,11 +72,15 @@ async def run_service(
     opened_port = service.gate.connections.port = listen(server, address, credentials)
     await server.start()
     opened(opened_port, service)
-    ended = 0.0
+    ended, warned = 0.0, -inf
     saved = time.monotonic()
     while not stop.is_set() and service.failure is None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 0.2)
+        if credentials is not None and time.monotonic() - warned >= _DAY:
+            warned = time.monotonic()
+            if warning := expiry_warning(credentials.certificate):
+                logger.warning("%s", warning)
         with contextlib.suppress(Denied):
             await service.tick()
             if time.monotonic() - saved >= terms.checkpoint:

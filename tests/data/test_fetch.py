@@ -608,3 +608,16 @@ def test_the_real_packages(known, place, monkeypatch):
     assert pool.x.shape == known.arrays["x"].shape and len(np.unique(pool.test_y)) == 10
     if known is CIFAR10:
         assert np.bincount(pool.y).tolist() == [5000] * 10
+
+
+def test_an_archive_that_unpacks_to_more_than_it_should_is_an_error(tmp_path, monkeypatch):
+    """A megabyte of zeros takes a kilobyte."""
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 20)))
+    assert len(decode.gunzip(path)) == 1 << 20
+    with pytest.raises(ValueError, match=r"bomb\.gz unpacks to more than 1,000 bytes"):
+        decode.gunzip(path, most=1000)
+    monkeypatch.setattr(decode.gunzip, "__defaults__", (1000,))
+    for decoder in (decode.mnist_archive, decode.mnist_package, decode.cifar_archive, decode.cifar_package):
+        with pytest.raises(ValueError, match=r"bomb\.gz unpacks to more than"):
+            decoder((path,) * (4 if decoder is decode.mnist_archive else 1))
