@@ -116,6 +116,7 @@ class Service:
         with self.gate.stream(who.name):
             await self._wait_for_work(who.name, min(ask.wait_seconds, _LONGEST_WAIT))
             self.gate.require_valid(who)  # it may have been revoked meanwhile
+            self._require_admitted(who)
             has_it = (ask.have, ask.rollbacks) == (self.book.version, self.book.ledger.rollbacks)
             newest = None if has_it else self.book.fresh or await self._work(self.book.published)
             await self._answer(context, who, Settled(""), newest)

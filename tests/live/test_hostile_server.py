@@ -72,7 +72,7 @@ def test_compilation_ends_in_time(tmp_path, attack):
     member = member_of(tmp_path, given, data_of(0))
     member.restore()
     member.limits = Limits(max_compile_seconds=0.05)
-    member.visit = lambda start, update: event.wait(60)
+    member.visit = lambda start, update: event.wait(5)
     with (
         attack("too much work"),
         pytest.raises(TooSlow, match=r"not compiled after 0\.05 s, .* \(limit `max_compile_seconds`"),
