@@ -138,7 +138,10 @@ def _content(file: Path) -> dict[str, Any]:
 
 def _require_types(file: Path, content: dict[str, Any]) -> None:
     """Raise an error that names the entry which is not what LEAF writes, such as `null`."""
-    wanted = {"users": (list, "a list of names"), "num_samples": (list, "a list of whole numbers")}
+    wanted: dict[str, tuple[type, str]] = {
+        "users": (list, "a list of names"),
+        "num_samples": (list, "a list of whole numbers"),
+    }
     wanted["user_data"] = (dict, "an object with an entry for each user")
     fits = {"users": lambda item: isinstance(item, str | int), "num_samples": lambda item: type(item) is int}
     for key, (kind, words) in wanted.items():
