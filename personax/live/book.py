@@ -90,6 +90,7 @@ class Book:
         self.is_synchronous = recipe.algorithm.server.is_synchronous
         like_model = jax.tree.structure(recipe.extra_shape) == jax.tree.structure(recipe.params_shape)
         self.root = 0.5 if like_model else 0.25  # other extras may be sums of squares
+        self.marked = (0, 0)  # the last record at the newest checkpoint, and where the lines ended then
         self.saved_states, self.kept_at = journal.lines.parent / "saved", -inf
         self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
         self._published: Published | None = None
@@ -264,6 +265,9 @@ class Book:
         number = self.journal.last
         if number == self.saved:
             return lambda: None
+        before, cut = self.marked, self.journal.cut_archived()
+        before = (before[0], before[1] - cut)
+        self.marked = (number, self.journal.end)
         self.saved, state, ledger, seconds = number, self.state, self.ledger.to_table(), self.now
 
         version, about = self.version, {"ledger": ledger, "seconds": seconds}
@@ -274,6 +278,7 @@ class Book:
         def write() -> None:
             self.journal.flush()  # or a power cut would leave a checkpoint of what no line tells
             checkpoint.save(self.checkpoints, number, state, about, private=True)
+            self.journal.archive_lines(*before)  # a restart needs those since the checkpoint before at most
             if due:
                 saved.keep(self.saved_states, version, number, state, about, self.terms.num_saved)
 

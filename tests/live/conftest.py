@@ -29,7 +29,7 @@ def note():
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if not ATTEMPTED or "attack" not in (config.option.markexpr or ""):
+    if not (ATTEMPTED or NOTES) or "attack" not in (config.option.markexpr or ""):
         return
     terminalreporter.section("attacks")
     terminalreporter.line("| attack | attempted | refused or bounded |")

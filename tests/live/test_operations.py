@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from personax.cli import app
 from personax.experiment.config import Terms
 from personax.live import certificates
+from personax.live import journal as journal_module
 from personax.live.audit import Audit, describe, read_audit, settings_changed
 from personax.live.connection import RefusedByServer
 from personax.live.journal import read_lines
@@ -210,3 +211,28 @@ def test_the_audit_log_is_shown(tmp_path):
     lines = personax("live", "audit", tmp_path, "--json").output.splitlines()
     assert json.loads(lines[0])["settings"] == {"rate": 1}
     assert "File not found" in personax("live", "audit", tmp_path / "none").output
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_old_lines_of_the_journal_are_compressed_and_none_is_lost(crash, tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "ARCHIVED_BYTES", 2000)
+    given = recipe(num_rounds=10**4)
+    book = make_book(tmp_path, given)
+    book.join("anna")
+    for update in range(60):
+        book.settle("anna", upload(book, update))
+        if update % 3 == 0:
+            book.save()
+        if crash and update % 7 == 0:  # also between the compression and the cut
+            book = make_book(tmp_path, given)
+    assert len(list((tmp_path / "archive").iterdir())) > 2
+    lines = read_lines(tmp_path)
+    assert [line["number"] for line in lines] == list(range(1, 62))
+    assert [line["update"] for line in lines if line["what"] == "upload"] == list(range(60))
+    if not crash:
+        assert (tmp_path / "journal.jsonl").stat().st_size < 8000
+    again = make_book(tmp_path, given)
+    same(state_of(book), state_of(again))
+    (newest,) = sorted((tmp_path / "checkpoints").glob("*.safetensors"))[-1:]
+    newest.write_bytes(b"damaged")  # the one before it needs more lines
+    same(state_of(book), state_of(make_book(tmp_path, given)))
