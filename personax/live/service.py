@@ -328,4 +328,6 @@ class Service:
         settled = self.book.settle(name, arrived)
         if settled.outcome != "applied":
             self.gate.write(name, self.book.journal.end - before)
+        if settled.outcome == "refused":
+            self.gate.audit.count("refusal", client=name, reason="upload")
         return settled, self.book.published() if want_model else None

@@ -5,8 +5,16 @@ from collections import Counter
 
 import pytest
 
+from personax.live import log
+
 ATTEMPTED, REFUSED = Counter(), Counter()
 NOTES = []
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """Each test begins with all its lines of the log."""
+    log.logged.clear()
 
 
 @pytest.fixture

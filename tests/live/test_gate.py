@@ -199,6 +199,17 @@ def test_empty_pieces_end_an_upload(tmp_path, authority, attack):
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "pieces" in caught.value.details()
 
 
+def test_what_a_client_repeats_does_not_fill_the_log(tmp_path, attack, caplog):
+    book = make_book(tmp_path, recipe(num_rounds=10**4))
+    book.join("mallory")
+    book.settle("mallory", upload(book, 5))
+    caplog.clear()
+    with attack("refused uploads that fill the disk", 500):
+        for i in range(500):
+            assert book.settle("mallory", upload(book, 0, id=f"other {i}")).outcome == "duplicate"
+        assert 0 < len(caplog.records) <= 30
+
+
 CONTROL = "x\x1b[2J\x1b]0;owned\x07\r\n2026 server: all is well"
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+import typer
 
+from personax.cli.errors import plain_errors
 from personax.data.federation import Federation
 from personax.live.acceptance import read_recipe, work
 from personax.live.connection import RefusedByServer
@@ -216,6 +218,13 @@ def test_the_words_of_a_server_are_escaped():
     with pytest.raises(Refused) as caught:
         read_recipe('{"config": {"model": 5, "\x1b[2J": 1}}'.replace("\x1b", "\\u001b"), "{}", Limits())
     assert "\x1b" not in str(caught.value)
+
+
+def test_an_error_with_the_words_of_a_server_is_escaped_on_the_terminal(capsys, attack):
+    """A schema names its columns, and what does not fit names them again."""
+    with attack("control characters"), pytest.raises(typer.Exit), plain_errors():
+        raise ValueError("The column `\x1b[2J\x07` is missing.\nAdd it.")
+    assert capsys.readouterr().err == "Error: The column `\\x1b[2J\\x07` is missing.\nAdd it.\n"
 
 
 # Samples
