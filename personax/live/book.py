@@ -6,11 +6,9 @@ restart reads the state and folds the records since its checkpoint into the rest
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
-from math import inf, isfinite, sqrt
+from math import inf, sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,51 +19,14 @@ from personax.experiment.config import ConfigError, Terms
 from personax.keys import HostStream, host_generator
 from personax.live import admission, saved
 from personax.live.arithmetic import VersionedState, compiled, first_state, miscounted, not_finite
+from personax.live.exchange import Arrived, Published, Settled
 from personax.live.journal import Journal, Record
 from personax.live.ledger import Ledger, Seat
 from personax.live.log import logger
-from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
+from personax.live.messages import Layout, Mismatch, room_for
 from personax.live.recipe import Recipe
 from personax.live.samples import fit_scaling, with_scaling
 from personax.server import ServerState
-
-
-class Arrived(NamedTuple):
-    """An upload as it came in, whole."""
-
-    id: str
-    update: int  # the client's own count
-    version: int  # of the model that it started from
-    num_samples: float
-    content: Content
-    rollbacks: int = 0  # of the run, before that model
-
-
-class Settled(NamedTuple):
-    """What became of an upload: applied, duplicate, late or refused; and why."""
-
-    outcome: str
-    words: str = ""
-
-
-@dataclass(frozen=True)
-class Published:
-    """A model as clients get it."""
-
-    version: int
-    buffers: Buffers  # its safetensors bytes
-    num_bytes: int
-    num_events: int  # that led to it
-
-    @cached_property
-    def check(self) -> int:
-        """Its checksum, which those who get it in pieces need."""
-        return checksum_of(self.buffers)
-
-    @property
-    def content(self) -> bytes:
-        """In one piece."""
-        return b"".join(self.buffers)
 
 
 class Book:
@@ -325,65 +286,59 @@ class Book:
         return [names[i] for i in rng.permutation(len(names))[:num]]
 
     def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, VersionedState | None, Record]:
-        """What is to become of an upload; if it is applied, the state that it leads to, and its numbers."""
-        no = lambda outcome, words: (Settled(outcome, words), None, {})
-        if self.ledger.seats[name].excluded:
-            return no("refused", f"{name} was excluded by the operator.")
-        if arrived.rollbacks != self.ledger.rollbacks:
-            return no("late", "The run has returned to an earlier state since its download.")
-        if self.finished:
-            return no("late", "The run is finished.")
-        if arrived.version > self.version:
-            return no("refused", f"It started from version {arrived.version}, and the newest is {self.version}.")
-        if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
-            return no("late", "Its round is over, or it was not in the cohort.")
+        """The outcome of an upload; if it is applied, the state that it leads to, and its numbers."""
         up = self.recipe.up
+        if settled := self._untimely(name, arrived):
+            return settled, None, {}
         try:
             up.require(arrived.content)
         except Mismatch as error:
-            return no("refused", str(error))
+            return Settled("refused", str(error)), None, {}
         self.room[:] = arrived.content  # the last one was read when its squares were known
         vectors = up.vectors(self.room)
         if problem := miscounted(up, vectors):
-            return no("refused", problem)
-        weight = self._weight(name, arrived.num_samples)
-        reached, found = self._received(arrived, vectors, weight, 1.0)
+            return Settled("refused", problem), None, {}
+        weight, scale, settled = self._weight(name, arrived.num_samples), 1.0, Settled("applied")
+        reached, found = self._received(arrived, vectors, weight, scale)
         squares = np.asarray(found)
         if problem := not_finite(up, squares):
-            return no("refused", problem)
-        norm, scale, settled = sqrt(squares[-1]), 1.0, Settled("applied")
-        extras = {
-            part: of**self.root for part, of in zip(up.spans, squares.tolist(), strict=False) if part[:5] == "extra"
-        }
+            return Settled("refused", problem), None, {}
+        norm, parts = sqrt(squares[-1]), zip(up.spans, squares.tolist(), strict=False)
+        extras = {part: total**self.root for part, total in parts if part.startswith("extra")}
         seat, peers = self.ledger.seats[name], self.ledger.peers_of(name)
         verdict = admission.judge(self.terms, seat, peers, norm, extras, self._model_norm)
         if verdict.problem:
-            clips = self.terms.outliers == "clip" and self.recipe.uploads == "delta" and verdict.may_clip
-            if not clips or not isfinite(norm):
-                return no("refused", verdict.problem)
+            if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not verdict.may_clip:
+                return Settled("refused", verdict.problem), None, {}
             logger.warning("%s: upload %d clipped. %s", name, arrived.update, verdict.problem)
-            norm, scale, settled = (
-                verdict.bound,
-                verdict.bound / norm,
-                Settled("applied", f"Clipped. {verdict.problem}"),
-            )
+            settled, scale = Settled("applied", f"Clipped. {verdict.problem}"), verdict.bound / norm
             reached, _ = self._received(arrived, vectors, weight, scale)
-        numbers = {"norm": norm, "scale": scale, "samples": weight}
-        more = {
-            "extras": extras,
-            "excess": verdict.excess,
-            "claimed": weight != arrived.num_samples and arrived.num_samples,
-        }
-        return settled, reached, {**numbers, **{key: item for key, item in more.items() if item}}
+        numbers = {"norm": min(norm, verdict.bound), "scale": scale, "samples": weight}
+        claimed = arrived.num_samples if weight != arrived.num_samples else None
+        more = {"extras": extras, "excess": verdict.excess, "claimed": claimed}
+        return settled, reached, numbers | {key: item for key, item in more.items() if item}
+
+    def _untimely(self, name: str, arrived: Arrived) -> Settled | None:
+        """The outcome of an upload that comes from the wrong client, model or time; None for others."""
+        if self.ledger.seats[name].excluded:
+            return Settled("refused", f"{name} was excluded by the operator.")
+        if arrived.rollbacks != self.ledger.rollbacks:
+            return Settled("late", "The run has returned to an earlier state since its download.")
+        if self.finished:
+            return Settled("late", "The run is finished.")
+        if arrived.version > self.version:
+            return Settled("refused", f"It started from version {arrived.version}, and the newest is {self.version}.")
+        if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
+            return Settled("late", "Its round is over, or it was not in the cohort.")
+        return None
 
     def _weight(self, name: str, claimed: float) -> float:
         """The number of samples that an upload counts with."""
         if not self.recipe.counts_samples:
             return claimed
         seats, at = self.ledger.seats, self.ledger.round
-        return admission.weight_of(
-            self.terms, name, claimed, {n: seats[n].samples for n in (at.members if at else seats)}
-        )
+        known = {member: seats[member].samples for member in (at.members if at else seats)}
+        return admission.weight_of(self.terms, name, claimed, known)
 
     def _model_norm(self) -> float:
         """The norm of the shared model."""

@@ -19,8 +19,9 @@ import grpc
 
 from personax.experiment.config import Terms
 from personax.live import wire
-from personax.live.book import Arrived, Book, Published, Settled
+from personax.live.book import Book
 from personax.live.certificates import SOON, Identity
+from personax.live.exchange import Arrived, Published, Settled
 from personax.live.gate import Denied, Gate
 from personax.live.ledger import Seat
 from personax.live.log import logger

@@ -8,8 +8,9 @@ import grpc
 
 from personax.experiment.config import Terms
 from personax.live import wire
-from personax.live.book import Arrived, Book
+from personax.live.book import Book
 from personax.live.certificates import Identity
+from personax.live.exchange import Arrived
 from personax.live.gate import Denied, Gate
 from personax.live.messages import Broken, Collector, TooLong, whole
 

@@ -6,7 +6,7 @@ import pytest
 
 from personax.experiment.config import Terms
 from personax.live.admission import largest_weight
-from personax.live.book import Arrived
+from personax.live.exchange import Arrived
 from tests.live.parts import NAMES, make_book, recipe
 
 pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.attack]

@@ -351,7 +351,7 @@ def test_a_norm_far_beyond_the_others_is_refused(running, mallory):
 
 
 def test_a_norm_far_beyond_the_others_is_clipped_where_that_is_wanted(tmp_path):
-    from personax.live.book import Arrived
+    from personax.live.exchange import Arrived
 
     book = make_book(tmp_path, recipe(num_rounds=100), Terms(num_clients=3, outliers="clip", outlier_factor=2.0))
     fill = lambda scale: book.recipe.up.encode(

@@ -9,7 +9,7 @@ import pytest
 
 from personax.experiment.config import Terms
 from personax.live import journal as journal_module
-from personax.live.book import Arrived
+from personax.live.exchange import Arrived
 from personax.live.journal import Journal, read_lines
 from personax.live.messages import Mismatch
 from personax.live.results import journal_schedule
