@@ -36,7 +36,7 @@ def recipe_of(num_bytes):
     from personax.live.recipe import make_recipe
 
     width = num_bytes // 4 // (FEATURES + OUTPUTS)
-    algorithm = {"recipe": "fedasync", "lr": 0.1, "num_steps": 1, "server": {"kind": "asynchronous", "lr": 1e-6}}
+    algorithm = {"recipe": "fedasync", "lr": 0.1, "num_steps": 2, "server": {"kind": "asynchronous", "lr": 1e-6}}
     table = {"seeds": 1, "model": {"kind": "mlp", "widths": [width]}, "algorithms": {"FedAsync": algorithm}}
     schedule = {"num_rounds": 10**8, "cohort_size": 1}
     config = resolve(parse({**table, "schedule": schedule}), baselines=False)
