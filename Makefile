@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-flower check lint bench clean
+.PHONY: demo test test-slow test-attacks test-flower check lint bench clean
 
 demo: .venv/base
 	$(BIN)/personax compare
@@ -13,6 +13,10 @@ test: .venv/test
 
 test-slow: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+
+# Prints how many attacks of each kind were attempted and refused, and what was measured. The fast ones are in `test`, too.
+test-attacks: .venv/test
+	$(BIN)/python -m pytest tests/live -m attack
 
 # Flower pins its dependencies tightly: it has an environment of its own. It starts a process for each message, and
 # the tests send some hundred: too long for `check`.

@@ -36,7 +36,7 @@ def recipe_of(num_bytes):
     from personax.live.recipe import make_recipe
 
     width = num_bytes // 4 // (FEATURES + OUTPUTS)
-    algorithm = {"recipe": "fedasync", "lr": 0.1, "num_steps": 1, "server": {"kind": "asynchronous", "lr": 1e-6}}
+    algorithm = {"recipe": "fedasync", "lr": 0.1, "num_steps": 2, "server": {"kind": "asynchronous", "lr": 1e-6}}
     table = {"seeds": 1, "model": {"kind": "mlp", "widths": [width]}, "algorithms": {"FedAsync": algorithm}}
     schedule = {"num_rounds": 10**8, "cohort_size": 1}
     config = resolve(parse({**table, "schedule": schedule}), baselines=False)
@@ -58,7 +58,7 @@ def serve(folder, num_bytes):
     from personax.live.book import Book
     from personax.live.certificates import Revocations
     from personax.live.journal import Journal
-    from personax.live.service import run_service
+    from personax.live.serving import run_service
 
     terms, run = Terms(rate=1e6, max_connections=5000), folder / "run"
     book = Book(recipe_of(num_bytes), terms, Journal(run), run / "checkpoints", "benchmark")
@@ -112,8 +112,9 @@ def client(folder, name, port):
     from personax.live.processes import keep_modules, set_up_client
 
     set_up_client()
+    from personax.live.acceptance import read_recipe
     from personax.live.connection import Connection
-    from personax.live.recipe import Limits, read_recipe
+    from personax.live.limits import Limits
 
     connection = Connection(f"127.0.0.1:{port}", credentials_of(folder, f"clients/{name}"))
     welcome = connection.register()

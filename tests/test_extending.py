@@ -21,7 +21,7 @@ from personax.experiment.folders import Folder
 from personax.experiment.records import read_results
 from personax.live import server
 from personax.live.client import take_part
-from personax.live.recipe import Limits, Refused
+from personax.live.limits import Limits, Refused
 from tests import closed_forms
 from tests.live.parts import serving
 

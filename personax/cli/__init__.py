@@ -95,4 +95,5 @@ for _name, _command, _examples in (
 
 app.add_typer(data.group, name="data")
 app.add_typer(certify.group, name="certify")
+app.add_typer(live.group, name="live")
 app.add_typer(flower.group, name="flower")

@@ -1,4 +1,4 @@
-"""The commands `personax certify create`, `add` and `revoke`.
+"""The commands `personax certify create`, `add`, `renew` and `revoke`.
 
 They import what they need when they run, so that other commands start fast and work without the extra `live`.
 """
@@ -14,7 +14,7 @@ from personax.cli.options import GROUP_SETTINGS
 CERTIFICATES = Path("certificates")  # the default folder of the authority
 
 group = typer.Typer(
-    help="Make, add and revoke the certificates of a live federation.",
+    help="Make, add, renew and revoke the certificates of a live federation.",
     epilog="Example: personax certify create certificates --host my.host --client anna --client bert",
     **GROUP_SETTINGS,
 )
@@ -51,11 +51,41 @@ def add(
         typer.echo(f"For {name} alone: {certificates.add(folder, name, days)}")
 
 
-@group.command("revoke", epilog="Example: personax certify revoke anna")
-def revoke(name: Annotated[str, typer.Argument(help="The client's name.")], folder: Authority = CERTIFICATES) -> None:
-    """Revoke a client's certificate; a running server refuses it within a second."""
+@group.command("renew", epilog="Examples: personax certify renew anna | personax certify renew --all")
+def renew(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[CLIENT]...", help="The clients' names.")] = None,
+    server: Annotated[bool, typer.Option("--server", help="The server's certificate.")] = False,
+    operator: Annotated[bool, typer.Option("--operator", help="The operator's certificate.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="All certificates that are valid.")] = False,
+    folder: Authority = CERTIFICATES,
+    days: Days = 365,
+) -> None:
+    """Make new certificates before the old ones expire; those stay valid until then, and nobody else is affected."""
     with plain_errors():
         from personax.live import certificates
 
-        path = certificates.revoke(folder, name)
+        staff = [role for role, wanted in (("server", server), ("operator", operator)) if wanted or everyone]
+        clients = certificates.valid_clients(folder) if everyone else names or []
+        if not staff and not clients:
+            raise ValueError("Name the clients, or give --server, --operator or --all.")
+        for role in staff:
+            typer.echo(f"For the {role}: {certificates.renew(folder, role, role, days)}")
+        for name in clients:
+            typer.echo(f"For {name} alone: {certificates.renew(folder, name, 'client', days)}")
+
+
+@group.command("revoke", epilog="Examples: personax certify revoke anna | personax certify revoke --operator")
+def revoke(
+    name: Annotated[str | None, typer.Argument(help="The client's name.")] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="The operator's certificates instead.")] = False,
+    folder: Authority = CERTIFICATES,
+) -> None:
+    """Revoke the certificates of a client or of the operator; a running server refuses them within a second."""
+    with plain_errors():
+        from personax.live import certificates
+
+        if (name is None) != operator:
+            raise ValueError("Name a client, or give --operator: one of them.")
+        name = name or "operator"
+        path = certificates.revoke(folder, name, "operator" if operator else "client")
         typer.echo(f"{name} is revoked. If the server is on another machine, copy {path} to its identity folder.")

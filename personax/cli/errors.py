@@ -7,6 +7,7 @@ import typer
 from jax.errors import JaxRuntimeError
 
 from personax.data.datasets.fetch import CannotFetch
+from personax.experiment.names import printable
 from personax.values import NotInstalled
 
 _EXPECTED = (ValueError, OSError, CannotFetch, ArithmeticError, MemoryError, JaxRuntimeError)
@@ -35,5 +36,7 @@ def plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
         typer.echo(f"Error: {error.name} is not installed. Install it with: pip install 'personax[live]'", err=True)
         raise typer.Exit(1) from None
     except _EXPECTED as error:
-        typer.echo(f"Error: {error}", err=True)
+        # The words may come from another machine or from a file of someone else.
+        words = "\n".join(printable(line) for line in str(error).split("\n"))
+        typer.echo(f"Error: {words}", err=True)
         raise typer.Exit(1) from None

@@ -5,7 +5,9 @@ They import what they need when they run, so that other commands start fast and 
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +18,7 @@ from rich.live import Live
 from personax.cli.certify import CERTIFICATES
 from personax.cli.console import err, out
 from personax.cli.errors import plain_errors
+from personax.cli.options import GROUP_SETTINGS
 
 Identity = Annotated[Path | None, typer.Option(help="The folder with ca.pem, cert.pem and key.pem.")]
 Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server listens.")]
@@ -33,8 +36,11 @@ def serve(
     stay: Annotated[bool, typer.Option("--stay", help="Serve the last model after the end, to newcomers.")] = False,
     metrics_port: Annotated[int | None, typer.Option(help="A page for Prometheus on this machine.")] = None,
     view: Annotated[bool, typer.Option(help="Show the clients on the terminal.")] = True,
+    roll_back_to: Annotated[
+        int | None, typer.Option("--from", metavar="VERSION", min=0, help="First return to this saved version.")
+    ] = None,
 ) -> None:
-    """Serve a recipe to clients on other machines; killed, it goes on with the same command."""
+    """Serve a recipe to clients on other machines; to resume after a crash, rerun the same command."""
     with plain_errors():
         from personax.live.processes import keep_modules, set_up_server
 
@@ -46,11 +52,12 @@ def serve(
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
         credentials = _find_identity(identity, insecure, "server")
         recipe = server.choose(load_and_announce(config, overrides), algorithm)
+        _warn_of_expiry(credentials)
         address = server.Address(listen, credentials, metrics_port)
         root = folder or Path("runs") / f"live-{readable_slug(recipe.config.name)}"
         keep_modules()
         with _show_server(view) as opened:
-            record = server.serve(recipe, root, address, stay=stay, opened=opened)
+            record = server.serve(recipe, root, address, stay=stay, roll_back_to=roll_back_to, opened=opened)
         if record is None:
             typer.echo(f"The run is in {root}. No client reported numbers, so there is nothing to show in a report.")
             return
@@ -79,8 +86,8 @@ def join(
         from personax.live import client
         from personax.live.certificates import read_credentials
         from personax.live.connection import Connection
+        from personax.live.limits import Limits, TooSlow, read_limits
         from personax.live.ports import require_loopback
-        from personax.live.recipe import Limits, read_limits
         from personax.live.samples import SampleFile
 
         if (identity is None) == (insecure is None):
@@ -92,6 +99,7 @@ def join(
         samples = SampleFile(data, label, sizes)
         if identity is None:
             require_loopback(server)
+        _warn_of_expiry(identity)
         credentials = None if identity is None else read_credentials(identity)
         state = folder or (identity or Path("personax-client")) / "state"
         most = {"max_bytes": allowed.max_bytes, "patience": allowed.patience}
@@ -103,6 +111,9 @@ def join(
                 found = client.personalize_only(connection, samples, state, **given)
             else:
                 found = client.take_part(connection, samples, state, **given, habits=client.Habits(report))
+        except TooSlow as error:
+            typer.echo(f"Error: {error}", err=True)
+            os._exit(1)  # the compiler still works in its thread
         finally:
             connection.close()
         _show_client(found)
@@ -115,26 +126,76 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show how a live federation goes: all clients to its operator, a client itself."""
-    with plain_errors():
-        from personax.live.certificates import read_credentials
-        from personax.live.connection import Connection
-        from personax.live.ports import require_loopback
+    with plain_errors(), _operator(server, identity, insecure) as connection:
         from personax.live.standing import Standing
         from personax.live.view import table_of
 
-        chosen = _find_identity(identity, insecure, "operator")
-        if chosen is None:
-            require_loopback(server)
-        credentials = None if chosen is None else read_credentials(chosen)
-        connection = Connection(server, credentials, name="operator", role="operator", patience=5.0, call_seconds=5.0)
-        try:
-            text = connection.status()
-        finally:
-            connection.close()
+        text = connection.status()
         if as_json:
-            typer.echo(text)
+            typer.echo(json.dumps(json.loads(text)))  # without raw control characters
         else:
             out.print(table_of(Standing.from_json(text)))
+
+
+group = typer.Typer(
+    help="Operate a live federation: exclude a client, read the audit log.",
+    epilog="Example: personax live exclude anna --server my.host:7000",
+    **GROUP_SETTINGS,
+)
+
+
+@group.command("exclude", epilog="Example: personax live exclude anna --server my.host:7000")
+def exclude(
+    client: Annotated[str, typer.Argument(help="The client's name.")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")] = "127.0.0.1:7000",
+    identity: Identity = None,
+    insecure: Insecure = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Admit its uploads again.")] = False,
+) -> None:
+    """Admit no more uploads of a client. Earlier ones stay: `personax serve --from` returns to a model before them."""
+    with plain_errors(), _operator(server, identity, insecure) as connection:
+        connection.exclude(client, not undo)
+        typer.echo(f"{client} is {'admitted again' if undo else 'excluded'}. The journal has a record of it.")
+
+
+@group.command("audit", epilog="Example: personax live audit runs/live-mine")
+def audit(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show the audit log of a run: starts and settings, logins, refusals, revocations, actions of operators."""
+    with plain_errors():
+        from personax.live.audit import describe, read_audit
+
+        for line in read_audit(run):
+            typer.echo(json.dumps(line) if as_json else describe(line))
+
+
+@contextlib.contextmanager
+def _operator(server: str, identity: Path | None, insecure: bool) -> Iterator[Any]:
+    """Connect to a server as its operator."""
+    from personax.live.certificates import read_credentials
+    from personax.live.connection import Connection
+    from personax.live.ports import require_loopback
+
+    chosen = _find_identity(identity, insecure, "operator")
+    if chosen is None:
+        require_loopback(server)
+    _warn_of_expiry(chosen)
+    credentials = None if chosen is None else read_credentials(chosen)
+    connection = Connection(server, credentials, name="operator", role="operator", patience=5.0, call_seconds=5.0)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _warn_of_expiry(identity: Path | None) -> None:
+    """Print a warning if a certificate expires soon."""
+    from personax.live.certificates import expiry_warning, read_credentials
+
+    if identity is not None and (warning := expiry_warning(read_credentials(identity).certificate)):
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 def _find_identity(given: Path | None, insecure: bool, role: str) -> Path | None:

@@ -22,7 +22,7 @@ def sole_user(path: Path, what: str = "") -> Iterator[None]:
 
     `what` names in the error what the lock is for; by default the folder of the file.
     """
-    with path.open("a+") as file:
+    with open(path, "a+", opener=_without_links) as file:
         if not _lock(file):
             file.seek(0)
             who = file.read().strip()
@@ -39,12 +39,17 @@ def taking_turns(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
     Where files cannot be locked, as on some network file systems, nobody waits.
     """
-    with path.open("ab") as file:
+    with open(path, "ab", opener=_without_links) as file:
         with contextlib.suppress(OSError):
             if not _lock(file):
                 waiting()
                 _lock(file, wait=True)
         yield
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a lock file; a link in its place, which might lead to someone's file, is an error."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _lock(file: IO, wait: bool = False) -> bool:

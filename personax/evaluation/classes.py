@@ -15,6 +15,7 @@ from personax.algorithms import Algorithm
 from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
 from personax.evaluation.scoring import Scoring
+from personax.models.tasks import inputs_of
 from personax.simulation.results import Result, Snapshot
 from personax.typing import Array, Batch, Metrics, Params, Task
 
@@ -67,7 +68,7 @@ def _counting(task: Task, num_classes: int) -> Task:
     """The task with shares of samples by class in place of its metrics."""
 
     def metrics(params: Params, batch: Batch) -> Metrics:
-        outputs = task.model.apply(params, task.inputs(params, batch.x))
+        outputs = task.model.apply(params, inputs_of(params, batch.x))
         actual = jax.nn.one_hot(batch.y, num_classes, dtype=outputs.dtype)
         predicted = jax.nn.one_hot(jnp.argmax(outputs, axis=-1), num_classes, dtype=outputs.dtype)
         weight = batch.weight.astype(outputs.dtype) / jnp.maximum(batch.weight.sum(), 1)

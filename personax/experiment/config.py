@@ -120,7 +120,7 @@ class Terms:
     those who are away are replaced and it waits once more. `num_clients` is how many there are (SCAFFOLD's N): a
     synchronous run begins when so many are there.
     An upload whose norm is more than `outlier_factor` times the median of the other clients' last is refused, or
-    clipped to that; with a factor of 0 any norm will do.
+    clipped to that; with a factor of 0 any norm will do. `personax.live.admission` has the rule.
     """
 
     num_clients: Count | None = None
@@ -129,13 +129,21 @@ class Terms:
     outliers: Literal["refuse", "clip"] = "refuse"
     outlier_factor: Amount = 20.0
     least_peers: Count = 2  # who must have reported before norms are compared
+    model_factor: Amount = 20.0  # times the norm of the model, or 1: the most of any upload; 0 allows any
+    loud_budget: Amount = 3.0  # uploads of one client at the bound before it must be quieter
+    max_share: Amount = 3.0  # of a round, times the uniform share, where clients are weighted by samples; 0: any
+    samples: dict[str, Positive] = dataclasses.field(default_factory=dict)  # of clients, in place of what they claim
     rate: Positive = 100.0  # requests of one client in a second
+    bytes_per_day: Count = 10_000_000  # of one client's reports, and of the records of its refused or late uploads
     max_streams: Annotated[Count, Field(ge=2)] = 4  # of one client at the same time; its uploads keep one open
     max_transfers: Count = 64  # models on their way at the same time
     max_connections: Count = 4096  # of all peers together
+    max_client_connections: Count = 16  # of one certificate
     stall: Positive = 30.0  # without a piece of an upload
     presence: Positive = 60.0  # since a client was last heard of
     checkpoint: Positive = 10.0  # between checkpoints
+    save_every: Positive = 3600.0  # between states that are kept for `personax serve --from`
+    num_saved: Count = 24  # of them; older ones are removed
     linger: Amount = 60.0  # after the end, for the clients' last numbers
     sync: Flag = False  # wait for the disk before answering: survives power cuts, too
     sample: Sample | None = None

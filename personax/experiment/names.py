@@ -40,6 +40,15 @@ def require_title_on_the_wire(name: str) -> str:
     return require_title(name)
 
 
+def printable(text: object) -> str:
+    r"""The text of someone else for a log or a terminal, with its control characters escaped.
+
+    >>> printable("anna" + chr(27) + "[2J")
+    'anna\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def _required(what: str, name: object, form: re.Pattern[str]) -> str:
     if not isinstance(name, str) or len(name) > _MOST or not form.fullmatch(name):
         rule = f"up to {_MOST} letters, digits, - and _"

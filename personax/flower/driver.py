@@ -19,7 +19,8 @@ from personax.flower.api import ArrayRecord, Grid, Message  # pyright: ignore[re
 from personax.flower.arrays import Arrays, to_tree
 from personax.flower.channel import PROTOCOL
 from personax.flower.records import from_content, to_content, to_record
-from personax.live.book import Arrived, Book
+from personax.live.book import Book
+from personax.live.exchange import Arrived
 from personax.live.recipe import Recipe
 from personax.values import require_nonnegative, require_positive
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from personax.flower.arrays import Arrays, to_arrays, to_tree
+from personax.live.limits import Limits
 from personax.live.membership import Anchor, Assignment, Membership
-from personax.live.recipe import Limits
 from personax.live.samples import SampleSource
 
 Answer = tuple[dict[str, Any], Arrays]

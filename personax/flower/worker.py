@@ -22,8 +22,10 @@ from personax.flower import member
 from personax.flower.arrays import Arrays
 from personax.flower.channel import PROTOCOL, receive, send, socket_of
 from personax.flower.member import Answer
+from personax.live.acceptance import read_recipe
+from personax.live.limits import Limits
 from personax.live.membership import Membership
-from personax.live.recipe import Limits, Recipe, read_recipe
+from personax.live.recipe import Recipe
 from personax.live.samples import SampleFile, SampleSource, conformed, moments_of
 
 _IDLE_MINUTES = 60.0

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from math import inf, isfinite
-from statistics import median
+from math import isfinite
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.algorithms import Algorithm
-from personax.experiment.config import Terms
 from personax.live.messages import Layout
 from personax.server import ServerState, Upload
 from personax.typing import Extra, Params, PyTree
@@ -100,13 +98,6 @@ def not_finite(up: Layout, squares: np.ndarray) -> str:
     """Which part of an upload has numbers that are not finite, or too large to be of any use; or nothing."""
     broken = [part for part, total in zip(up.spans, squares.tolist(), strict=False) if not isfinite(total)]
     return f"`{broken[0]}` must be finite, got NaN or infinite numbers." if broken else ""
-
-
-def norm_bound(terms: Terms, peers: list[float]) -> float:
-    """The largest norm that is not out of line with the last ones of the other clients."""
-    if terms.outlier_factor == 0 or len(peers) < terms.least_peers:
-        return inf
-    return terms.outlier_factor * median(peers)
 
 
 def _distance(one: PyTree, other: PyTree) -> Any:

@@ -4,105 +4,29 @@ What happens is first on the disk, a record of the journal and the state that it
 restart reads the state and folds the records since its checkpoint into the rest. One thread at a time may change it.
 """
 
-import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from math import isfinite, sqrt
+from math import inf, sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from personax.experiment import checkpoint
 from personax.experiment.config import ConfigError, Terms
 from personax.keys import HostStream, host_generator
-from personax.live.arithmetic import VersionedState, compiled, first_state, miscounted, norm_bound, not_finite
+from personax.live import admission, saved
+from personax.live.arithmetic import VersionedState, compiled, first_state, miscounted, not_finite
+from personax.live.exchange import Arrived, Published, Settled
 from personax.live.journal import Journal, Record
-from personax.live.messages import Buffers, Content, Layout, Mismatch, checksum_of, room_for
+from personax.live.ledger import Ledger, Seat
+from personax.live.log import logger
+from personax.live.messages import Layout, Mismatch, room_for
 from personax.live.recipe import Recipe
 from personax.live.samples import fit_scaling, with_scaling
 from personax.server import ServerState
-
-logger = logging.getLogger("personax.live")
-
-
-class Arrived(NamedTuple):
-    """An upload as it came in, whole."""
-
-    id: str
-    update: int  # the client's own count
-    version: int  # of the model that it started from
-    num_samples: float
-    content: Content
-
-
-class Settled(NamedTuple):
-    """What became of an upload: applied, duplicate, late or refused; and why."""
-
-    outcome: str
-    words: str = ""
-
-
-@dataclass(frozen=True)
-class Published:
-    """A model as clients get it."""
-
-    version: int
-    buffers: Buffers  # its safetensors bytes
-    num_bytes: int
-    num_events: int  # that led to it
-
-    @cached_property
-    def check(self) -> int:
-        """Its checksum, which those who get it in pieces need."""
-        return checksum_of(self.buffers)
-
-    @property
-    def content(self) -> bytes:
-        """In one piece."""
-        return b"".join(self.buffers)
-
-
-class Seat(NamedTuple):
-    """A client as the server knows it."""
-
-    id: int
-    next_update: int = 0
-    last_upload: str = ""
-    last_outcome: str = ""
-    norm: float | None = None  # of its last upload that was applied
-    num_applied: int = 0
-    num_refused: int = 0
-    num_late: int = 0
-    staleness: int = 0  # of its last upload, in versions
-
-
-@dataclass(frozen=True)
-class Round:
-    """A synchronous round: its cohort, who of it has reported, and since when it waits."""
-
-    members: tuple[str, ...]
-    reported: tuple[str, ...]
-    since: float
-
-
-@dataclass
-class Ledger:
-    """Everything of a book that is not an array."""
-
-    run: str
-    began: float  # the wall clock, in seconds since 1970
-    seats: dict[str, Seat] = field(default_factory=dict)
-    num_events: int = 0
-    round: Round | None = None
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last numbers of each client that reports
-    history: list[dict[str, Any]] = field(default_factory=list)  # of all such numbers, as the run went on
-    moments: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each client, until the scaling is fitted
-    scaling: dict[str, Any] | None = None  # that was fitted from them
 
 
 class Book:
@@ -116,14 +40,19 @@ class Book:
         checkpoints: Path,
         run: str,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         present: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         if recipe.fits_scaling and not terms.num_clients:
             raise ConfigError("`standardize` waits for the moments of `live.num_clients` clients. Set it.")
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
-        self.clock, self.present = clock, present or (lambda: list(self.ledger.seats))
+        self.clock, self.wall, self.present = clock, wall, present or (lambda: list(self.ledger.seats))
         self.is_synchronous = recipe.algorithm.server.is_synchronous
+        like_model = jax.tree.structure(recipe.extra_shape) == jax.tree.structure(recipe.params_shape)
+        self.root = 0.5 if like_model else 0.25  # other extras may be sums of squares
+        self.marked = (0, 0)  # the last record at the newest checkpoint, and where the lines ended then
+        self.saved_states, self.kept_at = journal.lines.parent / "saved", -inf
         self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
         self._published: Published | None = None
         # Of each client: the version of its last download, the events before it, and when.
@@ -134,8 +63,8 @@ class Book:
 
     @property
     def now(self) -> float:
-        """Seconds since the run began."""
-        return self.clock() - self.ledger.began
+        """Seconds since the run began. Within a process they follow the monotonic clock, and they never go back."""
+        return self.resumed_at + self.clock() - self.started
 
     @property
     def state(self) -> ServerState:
@@ -158,7 +87,8 @@ class Book:
 
     def trains(self, name: str) -> bool:
         """Whether a client is to train now."""
-        if self.finished or self.recipe.fits_scaling or name not in self.ledger.seats:
+        seat = self.ledger.seats.get(name)
+        if self.finished or self.recipe.fits_scaling or seat is None or seat.excluded:
             return False
         if not self.is_synchronous:
             return True
@@ -182,17 +112,23 @@ class Book:
 
     # What happens
 
-    def join(self, name: str, id: int | None = None) -> Seat:
-        """A client's seat: the one that it had, or a new one with its own number or the next that is free."""
+    def join(self, name: str, id: int | None = None, num_samples: float = 0.0) -> Seat:
+        """A client's seat: the one that it had, or a new one with its own number or the next that is free.
+
+        `num_samples` is the number that it counts with where the server weights by it.
+        """
         seats = self.ledger.seats
         if name in seats:
+            if num_samples not in (0.0, seats[name].samples):
+                self._note({"what": "samples", "client": name, "samples": num_samples})
             return seats[name]
         taken = {seat.id for seat in seats.values()}
         if id in taken:
             owner = next(other for other, seat in seats.items() if seat.id == id)
             raise Mismatch(f"{name} has the number {id}, which is that of {owner}. Certify it again with another.")
         number = next(n for n in range(len(taken) + 1) if n not in taken) if id is None else id
-        self._note({"what": "join", "client": name, "id": number})
+        counted = {"samples": num_samples} if num_samples else {}
+        self._note({"what": "join", "client": name, "id": number, **counted})
         self.advance()
         return self.ledger.seats[name]
 
@@ -246,9 +182,20 @@ class Book:
         self.advance()
         return settled
 
-    def report(self, name: str, numbers: dict[str, Any]) -> None:
-        """Keep the numbers that a client chose to report."""
+    def report(self, name: str, numbers: dict[str, Any]) -> int:
+        """Keep the numbers that a client chose to report; return how many bytes they take on the disk."""
+        before = self.journal.end
         self._note({"what": "report", "client": name, **numbers})
+        return self.journal.end - before
+
+    def exclude(self, name: str, excluded: bool, by: str) -> None:
+        """Admit no more uploads of a client, or admit them again, as the operator decided."""
+        if name not in self.ledger.seats:
+            known = ", ".join(self.ledger.seats) or "nobody yet"
+            raise Mismatch(f"{name} has not registered in this run. Registered: {known}.")
+        if self.ledger.seats[name].excluded != excluded:
+            self._note({"what": "exclude", "client": name, "excluded": excluded, "by": by})
+            self.advance()
 
     def advance(self) -> bool:
         """Begin, end or extend a synchronous round, if that is due; whether anything changed."""
@@ -279,17 +226,41 @@ class Book:
         number = self.journal.last
         if number == self.saved:
             return lambda: None
-        self.saved, state, ledger = number, self.state, _table(self.ledger)
+        before, cut = self.marked, self.journal.cut_archived()
+        before = (before[0], before[1] - cut)
+        self.marked = (number, self.journal.end)
+        self.saved, state, ledger, seconds = number, self.state, self.ledger.to_table(), self.now
+
+        version, about = self.version, {"ledger": ledger, "seconds": seconds}
+        due = self.clock() - self.kept_at >= self.terms.save_every
+        if due:
+            self.kept_at = self.clock()
 
         def write() -> None:
             self.journal.flush()  # or a power cut would leave a checkpoint of what no line tells
-            checkpoint.save(self.checkpoints, number, state, {"ledger": ledger})
+            checkpoint.save(self.checkpoints, number, state, about, private=True)
+            self.journal.archive_lines(*before)  # a restart needs those since the checkpoint before at most
+            if due:
+                saved.keep(self.saved_states, version, number, state, about, self.terms.num_saved)
 
         return write
 
     def save(self) -> None:
         """Write a checkpoint."""
         self.snapshot()()
+
+    def roll_back(self, version: int) -> None:
+        """Return to a saved state. Updates since then no longer count; clients get that model under a new count."""
+        tree, ledger = saved.load(self.saved_states, version, self.state)
+        facts = {
+            name: {"norm": seat.norm, "extras": seat.extras, "excess": seat.excess, "num_applied": seat.num_applied}
+            for name, seat in ledger.seats.items()
+        }
+        about = {"what": "rollback", "from": self.version, "events": ledger.num_events, "seats": facts}
+        reached = [jnp.array(vector) for vector in self.kept.vectors(self.kept.encode(tree))], np.int32(version)
+        self._note(about, reached)
+        self.fetched, self._published = {}, None
+        self.save()
 
     # How
 
@@ -307,50 +278,76 @@ class Book:
 
     def _present(self) -> list[str]:
         """The clients that are there, by their numbers."""
-        here = set(self.present())
-        return sorted((name for name in self.ledger.seats if name in here), key=lambda name: self.ledger.seats[name].id)
+        here, seats = set(self.present()), self.ledger.seats
+        return sorted((name for name in seats if name in here and not seats[name].excluded), key=lambda n: seats[n].id)
 
     def _draw(self, names: list[str], num: int) -> list[str]:
         rng = host_generator(self.recipe.key, HostStream.LIVE_COHORTS, self.version, self.journal.last)
         return [names[i] for i in rng.permutation(len(names))[:num]]
 
     def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, VersionedState | None, Record]:
-        """What is to become of an upload; if it is applied, the state that it leads to, and its numbers."""
-        no = lambda outcome, words: (Settled(outcome, words), None, {})
-        if self.finished:
-            return no("late", "The run is finished.")
-        if arrived.version > self.version:
-            return no("refused", f"It started from version {arrived.version}, and the newest is {self.version}.")
-        if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
-            return no("late", "Its round is over, or it was not in the cohort.")
+        """The outcome of an upload; if it is applied, the state that it leads to, and its numbers."""
         up = self.recipe.up
+        if settled := self._untimely(name, arrived):
+            return settled, None, {}
         try:
             up.require(arrived.content)
         except Mismatch as error:
-            return no("refused", str(error))
+            return Settled("refused", str(error)), None, {}
         self.room[:] = arrived.content  # the last one was read when its squares were known
         vectors = up.vectors(self.room)
         if problem := miscounted(up, vectors):
-            return no("refused", problem)
-        reached, found = self._received(arrived, vectors, 1.0)
+            return Settled("refused", problem), None, {}
+        weight, scale, settled = self._weight(name, arrived.num_samples), 1.0, Settled("applied")
+        reached, found = self._received(arrived, vectors, weight, scale)
         squares = np.asarray(found)
         if problem := not_finite(up, squares):
-            return no("refused", problem)
-        norm, scale, settled = sqrt(squares[-1]), 1.0, Settled("applied")
-        others = [seat.norm for other, seat in self.ledger.seats.items() if other != name and seat.norm is not None]
-        bound = norm_bound(self.terms, others)
-        if not norm <= bound:
-            what = f"Its norm {norm:.3g} is far beyond that of the others, whose bound is {bound:.3g}."
-            if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not isfinite(norm):
-                return no("refused", what)
-            logger.warning("%s: upload %d clipped. %s", name, arrived.update, what)
-            norm, scale, settled = bound, bound / norm, Settled("applied", f"Clipped. {what}")
-            reached, _ = self._received(arrived, vectors, scale)
-        return settled, reached, {"norm": norm, "scale": scale, "samples": arrived.num_samples}
+            return Settled("refused", problem), None, {}
+        norm, parts = sqrt(squares[-1]), zip(up.spans, squares.tolist(), strict=False)
+        extras = {part: total**self.root for part, total in parts if part.startswith("extra")}
+        seat, peers = self.ledger.seats[name], self.ledger.peers_of(name)
+        verdict = admission.judge(self.terms, seat, peers, norm, extras, self._model_norm)
+        if verdict.problem:
+            if self.terms.outliers == "refuse" or self.recipe.uploads != "delta" or not verdict.may_clip:
+                return Settled("refused", verdict.problem), None, {}
+            logger.warning("%s: upload %d clipped. %s", name, arrived.update, verdict.problem)
+            settled, scale = Settled("applied", f"Clipped. {verdict.problem}"), verdict.bound / norm
+            reached, _ = self._received(arrived, vectors, weight, scale)
+        numbers = {"norm": min(norm, verdict.bound), "scale": scale, "samples": weight}
+        claimed = arrived.num_samples if weight != arrived.num_samples else None
+        more = {"extras": extras, "excess": verdict.excess, "claimed": claimed}
+        return settled, reached, numbers | {key: item for key, item in more.items() if item}
 
-    def _received(self, arrived: Arrived, vectors: list[np.ndarray], scale: float) -> Any:
+    def _untimely(self, name: str, arrived: Arrived) -> Settled | None:
+        """The outcome of an upload that comes from the wrong client, model or time; None for others."""
+        if self.ledger.seats[name].excluded:
+            return Settled("refused", f"{name} was excluded by the operator.")
+        if arrived.rollbacks != self.ledger.rollbacks:
+            return Settled("late", "The run has returned to an earlier state since its download.")
+        if self.finished:
+            return Settled("late", "The run is finished.")
+        if arrived.version > self.version:
+            return Settled("refused", f"It started from version {arrived.version}, and the newest is {self.version}.")
+        if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
+            return Settled("late", "Its round is over, or it was not in the cohort.")
+        return None
+
+    def _weight(self, name: str, claimed: float) -> float:
+        """The number of samples that an upload counts with."""
+        if not self.recipe.counts_samples:
+            return claimed
+        seats, at = self.ledger.seats, self.ledger.round
+        known = {member: seats[member].samples for member in (at.members if at else seats)}
+        return admission.weight_of(self.terms, name, claimed, known)
+
+    def _model_norm(self) -> float:
+        """The norm of the shared model."""
+        squares = (np.sum(np.square(leaf, dtype=float)) for leaf in jax.tree.leaves(self.state.params))
+        return sqrt(sum(squares))
+
+    def _received(self, arrived: Arrived, vectors: list[np.ndarray], weight: float, scale: float) -> Any:
         counts = np.array([arrived.version, self._num_clients], np.int32)
-        factors = np.array([arrived.num_samples, scale], np.float32)
+        factors = np.array([weight, scale], np.float32)
         return self.receive(self.vectors, vectors, counts, factors)
 
     def _refuse(self, name: str, settled: Settled) -> Settled:
@@ -374,65 +371,25 @@ class Book:
 
     def _fold(self, about: Record) -> None:
         """Change all but the arrays by what happened; the same now and after a restart."""
-        ledger, what = self.ledger, about["what"]
-        if "state" in about:  # a report tells a version, too, and any that its client likes
+        if "state" in about:  # a report has a version, too, and any that its client likes
             self.version = about["version"]
-        if what == "join":
-            ledger.seats[about["client"]] = Seat(about["id"])
-        elif what == "cohort":
-            before = () if ledger.round is None else ledger.round.reported
-            ledger.round = Round(tuple(about["members"]), before, about["time"])
-        elif what == "step":
-            ledger.round = None
-        elif what == "report":
-            kept = {key: item for key, item in about.items() if key not in ("what", "number", "client")}
-            ledger.reports[about["client"]] = kept
-            self._chronicle(about["time"])
-        elif what == "moments":
-            ledger.moments[about["client"]] = about["moments"]
-        elif what == "scaling":
-            ledger.scaling, ledger.moments = about["scaling"], {}
+        self.ledger.fold(about)
+        if about["what"] == "scaling":
             self.recipe = with_scaling(self.recipe, about["scaling"])
-        elif what == "upload":
-            self._fold_upload(about)
-
-    def _fold_upload(self, about: Record) -> None:
-        name, ledger = about["client"], self.ledger
-        seat = ledger.seats[name]
-        settled = {"next_update": about["update"] + 1, "last_upload": about["upload"], "last_outcome": about["outcome"]}
-        if about["outcome"] == "applied":
-            if ledger.round is not None:
-                ledger.round = replace(ledger.round, reported=(*ledger.round.reported, name))
-            ledger.num_events += 1
-            settled |= {"num_applied": seat.num_applied + 1, "norm": about["norm"], "staleness": about["staleness"]}
-        elif about["outcome"] == "late":
-            settled["num_late"] = seat.num_late + 1
-        ledger.seats[name] = seat._replace(**settled)
 
     @property
     def _num_clients(self) -> int:
         return max(len(self.ledger.seats), self.terms.num_clients or 1)
-
-    def _chronicle(self, at: float) -> None:
-        """Add where all who report stand to the history, as often as the configuration evaluates."""
-        every = self.recipe.config.evaluation.every * (1 if self.is_synchronous else self.cohort_size)
-        position = self.version if self.is_synchronous else self.ledger.num_events
-        entry = {"events": self.ledger.num_events, "version": self.version, "time": at}
-        entry |= {"reports": {name: one["numbers"] for name, one in self.ledger.reports.items()}}
-        history = self.ledger.history
-        last = history[-1]["position"] if history else -1
-        if last >= 0 and position // every == last // every:
-            history.pop()
-        history.append({**entry, "position": position})
 
     def _restore(self, run: str) -> int:
         """Stand where the run stood: at the last checkpoint, whose number is returned, and what was settled since."""
         algorithm = self.recipe.algorithm
         tree = first_state(algorithm, self.recipe.initial_params(), self.recipe.extra_shape)
         saved = checkpoint.load(self.checkpoints, tree, notify=logger.warning)
-        self.ledger, number = Ledger(run, self.clock()), 0
+        self.ledger, number, last = Ledger(run, self.wall()), 0, 0.0
         if saved is not None:
-            tree, self.ledger, number = saved.tree, _ledger(saved.about["ledger"]), saved.number
+            tree, self.ledger, number = saved.tree, Ledger.from_table(saved.about["ledger"]), saved.number
+            last = saved.about.get("seconds", 0.0)
         if self.ledger.scaling is not None:
             self.recipe = with_scaling(self.recipe, self.ledger.scaling)
         self.kept = Layout.of(tree)
@@ -442,24 +399,8 @@ class Book:
         records, newest = self.journal.restore(number)
         for record in records:
             self._fold(record)
+        last = max([last, *(record["time"] for record in records)])
+        self.started, self.resumed_at = self.clock(), max(self.wall() - self.ledger.began, last)
         content = self.kept.encode(tree) if newest is None else newest
         self.vectors = [jnp.array(vector) for vector in self.kept.vectors(content)]
         return number
-
-
-def _table(ledger: Ledger) -> dict[str, Any]:
-    """A ledger as JSON has it, of its own."""
-    return {**asdict(ledger), "seats": {name: seat._asdict() for name, seat in ledger.seats.items()}}
-
-
-def _ledger(table: dict[str, Any]) -> Ledger:
-    seats = {name: Seat(**seat) for name, seat in table["seats"].items()}
-    at = table["round"]
-    waiting = at and Round(tuple(at["members"]), tuple(at["reported"]), at["since"])
-    return Ledger(**{**table, "seats": seats, "round": waiting})
-
-
-def staleness_histogram(lines: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """How many versions old the applied uploads of a journal were."""
-    found = Counter(line["staleness"] for line in lines if line.get("outcome") == "applied")
-    return {"staleness": sorted(found), "count": [found[value] for value in sorted(found)]}

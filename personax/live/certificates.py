@@ -30,6 +30,7 @@ from personax.values import check_names
 DAYS = 365
 ROLES = ("server", "operator", "client")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+SOON = timedelta(days=30)  # before a certificate expires there is a warning
 _EARLIER = timedelta(minutes=5)  # clocks of machines differ
 
 
@@ -85,19 +86,36 @@ def add(folder: Path, name: str, days: int = DAYS) -> Path:
     if name in issued and issued[name]["serial"]:
         raise ValueError(f"{name} has a certificate already. Revoke it first, or choose another name.")
     # A client that is certified anew keeps its number: it is the same client.
-    number = issued[name]["id"] if name in issued else len(issued)
+    taken = [entry["id"] for known, entry in issued.items() if not _is_staff(known)]
+    number = issued[name]["id"] if name in issued else len(taken)
     place = folder / "clients" / name
     issue(folder, place, name, "client", days, number=number)
     return place
 
 
-def revoke(folder: Path, name: str) -> Path:
-    """Put a client's certificates on the list of revoked ones; the list, which the server reads anew by itself."""
-    issued = _issued(folder)
-    known = sorted(other for other, entry in issued.items() if entry["serial"])
-    check_names(str(folder), [name], known, "valid certificate of")
-    entry = issued[name]
-    issued[name] = {**entry, "serial": None, "revoked": [*entry["revoked"], entry["serial"]]}
+def renew(folder: Path, name: str, role: str = "client", days: int = DAYS) -> Path:
+    """A new key and certificate for a client, the server or the operator that has one; the folder to hand out.
+
+    A client keeps its number, and the server its host names. The old certificate stays valid until it expires, so
+    nothing is interrupted; `revoke` revokes all that were issued.
+    """
+    entry = _valid_entry(folder, name, role) if role == "client" else {"id": None}
+    place = folder / "clients" / name if role == "client" else folder / role
+    hosts = _hosts_of((place / "cert.pem").read_bytes()) if role == "server" else []
+    issue(folder, place, name, role, days, number=entry["id"], hosts=hosts)
+    return place
+
+
+def valid_clients(folder: Path) -> list[str]:
+    """The names of the clients whose certificates are not revoked."""
+    return [name for name, entry in _issued(folder).items() if entry["serial"] and not _is_staff(name)]
+
+
+def revoke(folder: Path, name: str, role: str = "client") -> Path:
+    """Put all certificates of a client or of the operator on the list of revoked ones, which a server reads again."""
+    entry, issued = _valid_entry(folder, name, role), _issued(folder)
+    revoked = [*entry["revoked"], *entry.get("older", []), entry["serial"]]
+    issued[_entry_name(name, role)] = {"id": entry["id"], "serial": None, "revoked": revoked}
     _write_issued(folder, issued)
     _write_revoked(folder, [int(serial) for entry in issued.values() for serial in entry["revoked"]])
     return folder / "server" / "revoked.pem"
@@ -112,6 +130,16 @@ def read_credentials(folder: Path) -> Credentials:
     if os.name == "posix" and paths[2].stat().st_mode & 0o077:
         raise ValueError(f"{paths[2]} must be readable by its owner alone. Say: chmod 600 {paths[2]}")
     return Credentials(*(path.read_bytes() for path in paths))
+
+
+def expiry_warning(certificate: bytes, now: datetime | None = None) -> str:
+    """A warning if a certificate expires within `SOON`, or nothing."""
+    who, now = identity_of(certificate), now or datetime.now(UTC)
+    if who.expires - now > SOON:
+        return ""
+    when = f"expired on {who.expires:%Y-%m-%d}" if who.expires < now else f"expires on {who.expires:%Y-%m-%d}"
+    what = f"personax certify renew {who.name if who.role == 'client' else f'--{who.role}'}"
+    return f"The certificate of {who.name} {when}. Where the authority is: {what}"
 
 
 @lru_cache(maxsize=4096)
@@ -186,11 +214,47 @@ def issue(
     _write_private(place / "key.pem", _key_pem(key))
     write_atomically(place / "cert.pem", certificate.public_bytes(serialization.Encoding.PEM))
     write_atomically(place / "ca.pem", (folder / "authority" / "ca.pem").read_bytes())
-    if role == "client":
-        issued = _issued(folder)
-        before = issued.get(name, {}).get("revoked", [])
-        issued[name] = {"id": number, "serial": str(certificate.serial_number), "revoked": before}
-        _write_issued(folder, issued)
+    issued, known = _issued(folder), _entry_name(name, role)
+    before = issued.get(known, {})
+    older = [*before.get("older", []), *([before["serial"]] if before.get("serial") else [])]
+    serial = str(certificate.serial_number)
+    issued[known] = {"id": number, "serial": serial, "older": older, "revoked": before.get("revoked", [])}
+    _write_issued(folder, issued)
+
+
+def _entry_name(name: str, role: str) -> str:
+    """The key of `issued.json`. A client's name has no slash."""
+    return name if role == "client" else f"/{role}"
+
+
+def _is_staff(known: str) -> bool:
+    return known.startswith("/")
+
+
+def _valid_entry(folder: Path, name: str, role: str) -> dict[str, Any]:
+    """The entry of someone who has a valid certificate."""
+    issued, place = _issued(folder), folder / role / "cert.pem"
+    if role != "client":
+        entry = issued.get(f"/{role}")
+        if entry is None and place.is_file():  # made by an older version
+            serial = str(identity_of(place.read_bytes()).serial)
+            entry = {"id": None, "serial": serial, "revoked": []}
+            _write_issued(folder, {**issued, f"/{role}": entry})
+        if entry is None or not entry["serial"]:
+            raise ValueError(
+                f"{folder} has no valid certificate of its {role}. Make one: personax certify renew --{role}"
+            )
+        return entry
+    known = sorted(other for other, entry in issued.items() if entry["serial"] and not _is_staff(other))
+    check_names(str(folder), [name], known, "valid certificate of")
+    return issued[name]
+
+
+def _hosts_of(certificate: bytes) -> list[str]:
+    """The names and addresses that a server's certificate is for."""
+    parsed = x509.load_pem_x509_certificate(certificate)
+    names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(entry.value) for entry in names]
 
 
 def _builder(

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from personax.data.locks import sole_user
+from personax.experiment.names import printable
+from personax.live.acceptance import read_recipe
 from personax.live.connection import Connection, Newest, Unreachable
+from personax.live.limits import Limits
 from personax.live.membership import Anchor, Assignment, Membership, SavedUpload
 from personax.live.messages import Content
-from personax.live.recipe import Limits, read_recipe
 from personax.live.samples import SampleSource, conformed, moments_of
-from personax.live.visits import score_one
 from personax.values import name_of
 
 _GOODBYE = 20.0  # seconds of patience for the last report
@@ -86,7 +87,8 @@ class LiveClient:
         self, connection: Connection, data: SampleSource, folder: Path, limits: Limits, habits: Habits, notify: Notify
     ) -> None:
         self.connection, self.data, self.folder = connection, data, folder
-        self.limits, self.habits, self.notify = limits, habits, notify
+        self.limits, self.habits = limits, habits
+        self.notify: Notify = lambda text: notify(printable(text))  # a server's words are among them
         self.num_updates = self.faults = 0
         self.newest = Newest(-1, None, train=False, finished=False)
         self.model: Content = b""  # the newest
@@ -113,14 +115,16 @@ class LiveClient:
 
     def _register(self, newcomer: bool) -> Any:
         """Register with data that conform to the server's schema; before that, nothing of the client is sent."""
-        given, digest, moments = self.data, "", None
-        while not (welcome := self.connection.register(digest, newcomer, moments)).registered:
+        given, digest, moments, num_samples = self.data, "", None, 0.0
+        while not (welcome := self.connection.register(digest, newcomer, moments, num_samples)).registered:
             recipe = read_recipe(welcome.recipe, welcome.layout, self.limits)
             if recipe.digest == digest:
                 time.sleep(_LOOK)  # for the moments of other clients
                 continue
             found = conformed(given, recipe, self.notify)
             self.data, digest, moments = found, recipe.digest, None
+            if recipe.counts_samples and not newcomer:
+                num_samples = float(found.counts[0])
             if recipe.fits_scaling and not newcomer:
                 moments = moments_of(found, self.limits)
                 self.notify("Sending the count, mean and spread of each column, and waiting for those of the others.")
@@ -133,7 +137,7 @@ class LiveClient:
             return False
         if not self.newest.train:
             time.sleep(0 if self.newest.content is not None else self.newest.retry_seconds / 10)
-            self.receive(self.connection.fetch(self.newest.version, self.habits.wait_seconds))
+            self.receive(self._fetch(self.habits.wait_seconds))
             return True
         upload = self.train()
         if upload is not None:
@@ -157,7 +161,7 @@ class LiveClient:
         content = recipe.up.buffers_of(upload.vectors)
         about, weight = (upload.id, upload.update, upload.version), self.member.num_samples or 0.0
         synchronous = recipe.algorithm.server.is_synchronous
-        answer = self.connection.send(*about, content, weight, want_model=not synchronous)
+        answer = self.connection.send(*about, content, weight, not synchronous, upload.rollbacks)
         if answer.outcome != "applied":
             self.notify(f"Update {upload.update}: {answer.outcome}. {answer.words}")
         self.num_updates += 1
@@ -185,17 +189,22 @@ class LiveClient:
 
     def receive(self, newest: Newest) -> None:
         """Keep the newest model."""
-        if newest.content is None and newest.version != self.newest.version and newest.train:
+        known = (self.newest.version, self.newest.rollbacks)
+        if newest.content is None and (newest.version, newest.rollbacks) != known and newest.train:
             # It was not wanted with the answer.
-            newest = self.connection.fetch(self.newest.version)._replace(outcome=newest.outcome, words=newest.words)
+            newest = self._fetch()._replace(outcome=newest.outcome, words=newest.words)
         if newest.content is not None:
             self.member.recipe.down.require(newest.content)
             self.newest, self.model = newest, newest.content
-            self.start = self.start or score_one(self.member.recipe, self.member.data, self._anchor().params)
+            self.start = self.start or self.member.score_one(self._anchor().params)
         else:
-            self.newest = newest._replace(version=self.newest.version)
+            self.newest = newest._replace(version=self.newest.version, rollbacks=self.newest.rollbacks)
+
+    def _fetch(self, wait_seconds: float = 0.0) -> Newest:
+        """The newest model, unless it is the one that the client has."""
+        return self.connection.fetch(self.newest.version, wait_seconds, self.newest.rollbacks)
 
     def _anchor(self) -> Anchor:
         """The newest model."""
         tree = self.member.recipe.down.decode(self.model)
-        return Anchor(tree["params"], tree["shared"], self.newest.version)
+        return Anchor(tree["params"], tree["shared"], self.newest.version, self.newest.rollbacks)

@@ -1,6 +1,5 @@
 """The client's side of the protocol: one connection, reopened for as long as the client is willing to wait."""
 
-import logging
 import random
 import threading
 import time
@@ -14,12 +13,13 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from personax.experiment.names import printable
 from personax.live import wire
 from personax.live.certificates import Credentials, fingerprint_of, identity_of
 from personax.live.gate import NAME_KEY
+from personax.live.log import logger
 from personax.live.messages import FRAME, PIECE, Broken, Buffers, Collector, Content, checksum_of, pieces, whole
 
-logger = logging.getLogger("personax.live")
 GLANCE = 0.5  # seconds between looks at the clock
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
@@ -39,7 +39,7 @@ class RefusedByServer(ValueError):
     """The server answered that it will not."""
 
     def __init__(self, words: str, code: grpc.StatusCode) -> None:
-        super().__init__(words)
+        super().__init__(printable(words))
         self.code = code
 
 
@@ -53,6 +53,7 @@ class Newest(NamedTuple):
     outcome: str = ""
     words: str = ""
     retry_seconds: float = 0.5
+    rollbacks: int = 0  # of the run; a version is a model only together with it
 
 
 class ExchangeStream:
@@ -123,12 +124,16 @@ class Connection:
         self._hang_up()
         self.channel.close()
 
-    def register(self, schema: str = "", newcomer: bool = False, moments: dict[str, Any] | None = None) -> Any:
+    def register(
+        self, schema: str = "", newcomer: bool = False, moments: dict[str, Any] | None = None, num_samples: float = 0.0
+    ) -> Any:
         """Introduce the client, whose data conform to the schema of this digest; what the server wants.
 
-        `moments` are those of its `features` and `targets`, for a server that fits a scaling.
+        `moments` are those of its `features` and `targets`, for a server that fits a scaling; `num_samples` is for one
+        that weights by it.
         """
-        own = {name: one and wire.ClientMoments(**one) for name, one in (moments or {}).items()}
+        own: dict[str, Any] = {name: one and wire.ClientMoments(**one) for name, one in (moments or {}).items()}
+        own["num_samples"] = num_samples
         hello = wire.Hello(wire.PROTOCOL, version_of("personax"), schema, newcomer, **own)
         welcome = self._again(lambda: self._unary("Register", hello))
         if welcome.protocol != wire.PROTOCOL:
@@ -137,9 +142,9 @@ class Connection:
         self.run = welcome.run
         return welcome
 
-    def fetch(self, have: int = -1, wait_seconds: float = 0.0) -> Newest:
+    def fetch(self, have: int = -1, wait_seconds: float = 0.0, rollbacks: int = 0) -> Newest:
         """The newest model, unless it is the version that the client has."""
-        ask = wire.Ask(run=self.run, have=have, wait_seconds=wait_seconds)
+        ask = wire.Ask(run=self.run, have=have, wait_seconds=wait_seconds, rollbacks=rollbacks)
         return self._again(lambda: self._fetched(ask))
 
     def send(
@@ -150,6 +155,7 @@ class Connection:
         content: Content | Buffers,
         num_samples: float = 0.0,
         want_model: bool = True,
+        rollbacks: int = 0,
     ) -> Newest:
         """An upload; what became of it and, if it is wanted, the newest model. Sent again, it is settled only once."""
         buffers = content if isinstance(content, list) else [content]
@@ -161,6 +167,7 @@ class Connection:
             version=version,
             num_samples=num_samples,
             want_model=want_model,
+            rollbacks=rollbacks,
             num_bytes=num_bytes,
             checksum=checksum_of(buffers) if num_bytes > PIECE else 0,
         )
@@ -177,6 +184,10 @@ class Connection:
     def status(self) -> str:
         """Where the federation stands, as JSON."""
         return self._again(lambda: self._unary("Status", wire.Question())).json
+
+    def exclude(self, client: str, excluded: bool) -> None:
+        """As an operator: have no more uploads of a client admitted, or have them admitted again."""
+        self._again(lambda: self._unary("Exclude", wire.Exclusion(client, excluded)))
 
     def _unary(self, name: str, request: Any) -> Any:
         return self.calls[name](request, timeout=self.call_seconds, metadata=self.metadata)
@@ -245,7 +256,9 @@ class Connection:
                 left = self.patience - (time.monotonic() - began)
                 if left <= 0:
                     message = f"The server at {self.address} did not answer for {self.patience:g} s: {words}"
-                    raise Unreachable(f"{message}. Is it running, and does it trust this certificate?") from None
+                    raise Unreachable(
+                        f"{printable(message)}. Is it running, and does it trust this certificate?"
+                    ) from None
                 logger.info("%s: %s Trying again in about %.1f s.", self.name, words, pause)
                 time.sleep(min(pause * random.uniform(0.5, 1.5), left))
                 pause = min(2 * pause, self.longest_pause)
@@ -274,7 +287,7 @@ def _call(channel: Any, method: wire.Method) -> Any:
 
 
 def _newest(first: Any, content: Content | None) -> Newest:
-    message = (first.outcome, first.words, first.retry_seconds)
+    message = (first.outcome, printable(first.words), first.retry_seconds, first.rollbacks)
     return Newest(first.version, content, first.train, first.finished, *message)
 
 

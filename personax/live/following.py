@@ -110,6 +110,8 @@ class Follower:
             self.has_rounds = True
         elif what == "upload":
             self.clients[name] = self._uploaded(self.clients[name], about)
+        elif what == "rollback":
+            self.num_events = about["events"]
         elif what == "report":
             self.clients[name] = replace(self.clients[name], heard=self.now, numbers=about["numbers"])
             self._chronicle(every * (1 if self.has_rounds else self._cohort(cohort_size)))

@@ -1,6 +1,5 @@
-"""Who is let in, and how much each may ask for: identity, revocation, rates, streams."""
+"""The gate of a server: identity, revocation, and how much each client may ask for."""
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,12 +10,15 @@ from typing import Any
 import grpc
 
 from personax.experiment.config import Terms
-from personax.experiment.names import require_client_name
+from personax.experiment.names import printable, require_client_name
+from personax.live.audit import Audit
 from personax.live.certificates import Identity, Revocations, identity_of
+from personax.live.connections import Connections
+from personax.live.log import logger
 
 NAME_KEY = "personax-client"  # says who a client is where there is no TLS
-logger = logging.getLogger("personax.live")
 _NEVER = datetime.max.replace(tzinfo=UTC)
+_DAY = 86_400.0
 
 
 class Denied(Exception):
@@ -24,21 +26,23 @@ class Denied(Exception):
 
     def __init__(self, code: grpc.StatusCode, words: str) -> None:
         super().__init__(words)
-        self.code, self.words = code, words
+        self.code, self.words = code, printable(words)
 
 
 class Gate:
-    """Knows each peer by its certificate; without TLS, on loopback, by the name that it gives."""
+    """Identifies each peer by its certificate; without TLS, on loopback, by the name that it gives."""
 
-    def __init__(self, terms: Terms, revocations: Revocations | None) -> None:
-        self.terms, self.revocations = terms, revocations
+    def __init__(self, terms: Terms, revocations: Revocations | None, audit: Audit | None = None) -> None:
+        self.terms, self.revocations, self.audit = terms, revocations, audit or Audit()
         self.budgets: dict[str, tuple[float, float]] = {}  # requests left, and when that was
+        self.written: dict[str, tuple[float, int]] = {}  # since when, and bytes on the disk since then
         self.streams: Counter[str] = Counter()
+        self.connections = Connections(terms.max_client_connections, terms.max_connections)
         self.refusals: Counter[tuple[str, str]] = Counter()  # by name and reason
         self.checked = 0.0
 
     def identify(self, context: Any) -> Identity:
-        """Who asks, if its certificate is valid."""
+        """Return who asks, if the certificate is valid."""
         if self.revocations is None:
             given = dict(context.invocation_metadata() or ())
             name = given.get(NAME_KEY)
@@ -53,20 +57,21 @@ class Gate:
         self.require_valid(who)
         return who
 
-    def client(self, context: Any) -> Identity:
-        """Who asks, if it is a client and has not asked for too much."""
+    def admit(self, context: Any, roles: tuple[str, ...] = ("client",)) -> Identity:
+        """Return who asks, if it has one of these roles and stays within its rate."""
         who = self.identify(context)
-        if who.role != "client":
-            words = f"{who.name} is certified as {who.role or 'nothing'}, and only clients may do this."
-            raise self.deny(who.name, "role", grpc.StatusCode.PERMISSION_DENIED, words)
+        self.connections.saw(who.name, context.peer())
         self.spend(who.name)
+        if who.role not in roles:
+            words = f"{who.name} is certified as {who.role or 'nothing'}, and only {roles[0]}s may do this."
+            raise self.deny(who.name, "role", grpc.StatusCode.PERMISSION_DENIED, words)
         return who
 
     def require_valid(self, who: Identity) -> None:
-        """Certificates that TLS let pass are refused when they are revoked or have run out since."""
+        """Deny a certificate that TLS let pass and that has been revoked or has expired since."""
         if self.revocations is None:
             return
-        self._refresh()
+        self.refresh()
         if who.serial in self.revocations.serials:
             raise self.deny(
                 who.name, "revoked", grpc.StatusCode.PERMISSION_DENIED, f"{who.name}'s certificate is revoked."
@@ -87,6 +92,25 @@ class Gate:
             raise self.deny(name, "rate", grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         self.budgets[name] = (left - 1, now)
 
+    def write(self, name: str, num_bytes: int) -> None:
+        """Count what a client caused to be written to the disk, apart from uploads that were applied."""
+        now = time.monotonic()
+        since, before = self.written.get(name, (now, 0))
+        if now - since >= _DAY:
+            since, before = now, 0
+        self.written[name] = (since, before + num_bytes)
+
+    def has_room(self, name: str) -> bool:
+        """Whether a client has caused less to be written in the last day than it may."""
+        self.write(name, 0)
+        return self.written[name][1] < self.terms.bytes_per_day
+
+    def require_room(self, name: str) -> None:
+        """Deny a client that has filled its part of the disk for today."""
+        if not self.has_room(name):
+            words = f"{name} has caused {self.terms.bytes_per_day:,} bytes of records in a day. Try again tomorrow."
+            raise self.deny(name, "daily bytes", grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+
     @contextmanager
     def stream(self, name: str) -> Iterator[None]:
         """Count a stream while it is open."""
@@ -99,19 +123,31 @@ class Gate:
         finally:
             self.streams[name] -= 1
 
-    def deny(self, name: str, why: str, code: grpc.StatusCode, words: str) -> Denied:
-        """A refusal, counted with the client's name."""
-        self.refusals[name, why] += 1
-        return Denied(code, words)
+    def close_connections(self) -> None:
+        """Close the connections of a certificate that has too many, and silent ones if there are many."""
+        for name in self.connections.close_excess():
+            words = f"One certificate may have {self.terms.max_client_connections} connections."
+            self.deny(name or "silent peers", "connections", grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 
-    def _refresh(self) -> None:
+    def deny(self, name: str, why: str, code: grpc.StatusCode, words: str) -> Denied:
+        """Count a refusal with the client's name; the first of its kind gets a line in the log and the audit log."""
+        self.refusals[name, why] += 1
+        denied = Denied(code, words)
+        if self.audit.count("refusal", client=name, reason=why):
+            logger.warning("%s: request refused (%s). %s", name, why, words)
+        return denied
+
+    def refresh(self) -> None:
+        """Read the list of revoked certificates if it has changed, at most twice a second."""
         now = time.monotonic()
         if self.revocations is not None and now - self.checked > 0.5:
-            self.checked = now
+            self.checked, before = now, self.revocations.serials
             try:
                 self.revocations.refresh()
             except (OSError, ValueError) as error:  # the list as it was holds
                 logger.error("%s", error)
+            for serial in sorted(self.revocations.serials - before):
+                self.audit.note("revocation", serial=str(serial))
 
 
 def _checked(name: object) -> str:

@@ -2,6 +2,7 @@
 
     journal.jsonl      one line for each thing that happened: for people, and as proof that nothing is lost or twice
     state/0, state/1   the state after the last things that changed it, in turns
+    archive/           compressed lines that no restart needs any more
 
 A line tells the checksum of the state that it led to. A state counts if a line tells of it, and a line that tells of a
 state counts if that state is there, or a later one: where the process or the disk stopped in the middle, the run stands
@@ -9,17 +10,20 @@ where it stood before. What is written survives the end of the process (kill -9)
 for the price of waiting for the disk. States are written over, because that is many times faster than growing files.
 """
 
+import gzip
 import json
-import logging
 import os
 import struct
 from pathlib import Path
 from typing import Any
 
+from personax.experiment.checkpoint import write_atomically
+from personax.live.files import open_private, require_folder
+from personax.live.log import logger
 from personax.live.messages import ALIGNMENT, Buffers, Content, checksum, checksum_of
 
-logger = logging.getLogger("personax.live")
 JOURNAL = "journal.jsonl"
+ARCHIVED_BYTES = 64 << 20  # of lines before they are compressed
 _HEAD = struct.Struct(f"<Q{ALIGNMENT - 8}x")  # the number of the record that led to the state
 Record = dict[str, Any]  # one thing that happened; `number` counts those of a run from 1
 
@@ -33,10 +37,11 @@ class Journal:
             raise ValueError(f"{what}. Finish it with that, or start in another folder.")
         self.lines, self.sync = folder / JOURNAL, sync
         self.places = [folder / "state" / name for name in ("0", "1")]
-        self.places[0].parent.mkdir(parents=True, exist_ok=True)
+        require_folder(self.places[0].parent)
         self.last = self.end = self.turn = 0  # the last record, where the lines end, which state to write over
         self.broken = False  # after a write that failed nothing more is written
-        self.text, *self.states = (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in (self.lines, *self.places))
+        self.archive, self.archived_end = folder / "archive", 0  # the lines before it are in the archive, too
+        self.text, *self.states = (open_private(path, os.O_RDWR) for path in (self.lines, *self.places))
 
     def append(self, about: Record, state: Buffers | None = None) -> Record:
         """Write the next record and the state that it leads to, if it changes it.
@@ -91,6 +96,23 @@ class Journal:
         self.turn = 1 - whole[newest] if whole else heads.index(min(heads))
         return records, kept[whole[newest]][_HEAD.size :] if whole else None
 
+    def archive_lines(self, last: int, end: int) -> None:
+        """Compress the lines up to record `last`, which end at `end`, if they are long. Another thread may do it."""
+        if end >= ARCHIVED_BYTES and not self.archived_end:
+            require_folder(self.archive)
+            content = gzip.compress(_read(self.text, end), 6)
+            write_atomically(self.archive / f"{last:012d}.jsonl.gz", content, private=True)
+            self.archived_end = end
+
+    def cut_archived(self) -> int:
+        """Keep only the lines that are not in the archive; return by how many bytes the file became shorter."""
+        cut, self.archived_end = self.archived_end, 0
+        if cut:
+            write_atomically(self.lines, _read(self.text, self.end)[cut:], private=True)
+            os.close(self.text)
+            self.text, self.end = open_private(self.lines, os.O_RDWR), self.end - cut
+        return cut
+
     def flush(self) -> None:
         """Wait until the disk has all lines."""
         os.fsync(self.text)
@@ -103,9 +125,14 @@ class Journal:
 
 
 def read_lines(folder: Path) -> list[Record]:
-    """The journal of a run folder."""
-    with (folder / JOURNAL).open("rb") as file:
-        return [json.loads(line) for line in file if line.endswith(b"\n")]
+    """The journal of a run folder, its archive included."""
+    contents = [gzip.decompress(path.read_bytes()) for path in sorted((folder / "archive").glob("*.jsonl.gz"))]
+    found: list[Record] = []
+    for content in [*contents, (folder / JOURNAL).read_bytes()]:
+        lines = (json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n"))
+        last = found[-1]["number"] if found else 0
+        found += [line for line in lines if line["number"] > last]  # after a crash some are in both
+    return found
 
 
 def _records(content: bytes, number: int) -> tuple[list[Record], list[int]]:
@@ -125,6 +152,15 @@ def _records(content: bytes, number: int) -> tuple[list[Record], list[int]]:
         ends.append(begin)
         end = begin
     return records[::-1], ends[::-1]
+
+
+def _read(file: int, num_bytes: int) -> bytes:
+    """The first bytes of a file."""
+    parts, have = [], 0
+    while have < num_bytes and (part := os.pread(file, num_bytes - have, have)):
+        parts.append(part)
+        have += len(part)
+    return b"".join(parts)
 
 
 def _write(file: int, parts: Buffers, at: int) -> None:

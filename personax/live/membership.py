@@ -5,10 +5,10 @@ is killed resumes with both and sends the same upload again, which the server se
 """
 
 import json
-import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,13 @@ import numpy as np
 from personax.experiment import checkpoint
 from personax.experiment.model_files import describe_model, write_personal
 from personax.experiment.names import require_run_name
-from personax.live.recipe import Limits, read_recipe, require_within
+from personax.live.acceptance import read_recipe, require_hidden, require_within
+from personax.live.limits import Found, Limits, within
+from personax.live.log import logger
 from personax.live.samples import SampleSource, conformed
 from personax.live.visits import make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
-
-logger = logging.getLogger("personax.live")
 
 
 class Assignment(NamedTuple):
@@ -42,6 +42,7 @@ class Anchor(NamedTuple):
     params: Params
     shared: Shared
     version: int
+    rollbacks: int = 0
 
 
 class SavedUpload(NamedTuple):
@@ -51,6 +52,7 @@ class SavedUpload(NamedTuple):
     update: int
     version: int
     vectors: list[np.ndarray]
+    rollbacks: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Membership:
         self.data = replace(samples, ids=np.array([given.id]), names=[name])
         require_within(self.recipe, int(self.data.counts[0]), limits)
         check_model(self.recipe.task, self.data, None)
+        self.limits, self.compiled = limits, set[str]()
         self.report_every, self.client, self.place = report_every, [name, int(given.id)], folder / self.run
         bind(folder, authority)
         self.visit = make_visit(self.recipe, self.data)
@@ -121,6 +124,7 @@ class Membership:
 
     def restore(self) -> None:
         """Load the state from the disk, or begin."""
+        require_hidden(self.recipe, int(self.data.counts[0]), self.limits)
         place, objective = self.place / "state", self.recipe.algorithm.objective
         own = jax.eval_shape(objective.init_personal, self.recipe.params_shape)
         template = {"personal": own, "upload": self.recipe.up.vector_shapes}
@@ -154,12 +158,12 @@ class Membership:
         """Visit, save, and return the upload; None if it is not finite, which leaves only the count changed."""
         held = self.held
         start = start_of(anchor.params, anchor.shared, held.personal, anchor.version)
-        vectors, personal, finite = self.visit(start, held.update)
+        vectors, personal, finite = self.timed("visit", lambda: jax.block_until_ready(self.visit(start, held.update)))
         if not finite:
             self.holding = replace(held, update=held.update + 1)
             return None
         sent = [np.asarray(vector) for vector in vectors]
-        upload = SavedUpload(secrets.token_hex(16), held.update, anchor.version, sent)
+        upload = SavedUpload(secrets.token_hex(16), held.update, anchor.version, sent, anchor.rollbacks)
         self._save(Holding(jax.tree.map(np.asarray, personal), held.update + 1, upload))
         return upload
 
@@ -179,16 +183,29 @@ class Membership:
     def score(self, anchor: Anchor) -> dict[str, dict[str, float]]:
         """The client's numbers with this model and its personal state."""
         start = start_of(anchor.params, anchor.shared, self.held.personal, anchor.version)
-        return score(self.recipe, self.data, start, self.held.update)
+        return self.timed("scores", lambda: score(self.recipe, self.data, start, self.held.update))
+
+    def score_one(self, params: Params) -> dict[str, float]:
+        """The metrics of one model on the client's test data."""
+        return self.timed("score", lambda: score_one(self.recipe, self.data, params))
+
+    def timed(self, what: str, do: Callable[[], Found]) -> Found:
+        """Do something within the limit for compilation if it is the first of its kind, and hence compiles."""
+        if what in self.compiled:
+            return do()
+        found = within(self.limits.max_compile_seconds, do)
+        self.compiled.add(what)
+        return found
 
     def finish(self, anchor: Anchor, more: Mapping[str, Any] | None = None) -> tuple[Path, dict[str, Any]]:
         """Write the personal model and its numbers, with `more` of them; return the model's path and the numbers."""
-        numbers = {**(more or {}), "shared": score_one(self.recipe, self.data, anchor.params)}
+        numbers = {**(more or {}), "shared": self.score_one(anchor.params)}
         if self.holding is not None:
             numbers["scores"] = self.score(anchor)
         own = None if self.holding is None else self.holding.personal
-        model, words = personal_model(self.recipe, self.data, anchor.params, anchor.shared, own)
-        numbers["personal"] = score_one(self.recipe, self.data, model)
+        make = partial(personal_model, self.recipe, self.data, anchor.params, anchor.shared, own)
+        model, words = self.timed("model", make)
+        numbers["personal"] = self.score_one(model)
         path = self.place / "personal.safetensors"
         about = describe_model(self.recipe.config, self.recipe.schema, self.recipe.training.name)
         write_personal(path, {**about, "scoring": words, "numbers": json.dumps(numbers)}, model)

@@ -28,7 +28,7 @@ Buffers = list[Any]  # bytes, memoryviews or arrays of bytes, one after another
 
 
 class Mismatch(ValueError):
-    """What the other side has or sent is not what was agreed."""
+    """A difference between what was agreed and what the other side has or sent."""
 
 
 class Broken(ValueError):
@@ -134,10 +134,11 @@ class Layout:
 
     @cached_property
     def spans(self) -> dict[str, list[tuple[int, slice]]]:
-        """For each first key of the tree: where its numbers are, as places in `vectors`, one for each type."""
+        """For the delta and each entry of the extra: the places of its numbers in `vectors`, one for each type."""
         found: dict[str, dict[int, slice]] = {}
         for leaf, (which, place, _) in zip(self.leaves, self._slices, strict=True):
-            of_part = found.setdefault(leaf.name.partition(".")[0], {})
+            depth = 2 if leaf.name.startswith("extra.") else 1
+            of_part = found.setdefault(".".join(leaf.name.split(".")[:depth]), {})
             before = of_part.get(which, place)  # leaves of one type follow each other in the order of the tree
             of_part[which] = slice(before.start, place.stop)
         return {part: list(places.items()) for part, places in found.items()}

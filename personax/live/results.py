@@ -1,6 +1,7 @@
 """The run folder of a live run: the same files as a simulation's, so `personax report` and `personalize` read them."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from personax.experiment.results import (
     write_run,
 )
 from personax.experiment.summaries import activity_of, evaluation_record, score_record
-from personax.live.book import Book, staleness_histogram
+from personax.live.book import Book
 from personax.live.journal import read_lines
 from personax.live.recipe import Recipe
 from personax.schedules import Schedule
@@ -70,7 +71,7 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     recipe, ledger = book.recipe, book.ledger
     model = (book.state.params, book.state.shared)
     export_model(folder, recipe.config, recipe.training.name, recipe.schema, model)
-    if not ledger.history:
+    if not ledger.reports:
         return None
     result = _algorithm_result(book, read_lines(folder.root), bytes_up, bytes_down)
     histories = {score.name: score.evaluations for score in result.record.scores}
@@ -86,8 +87,9 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
 def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, bytes_down: float) -> AlgorithmResult:
     """What the algorithm did, from the journal and from the numbers that clients reported."""
     training, ledger, config = book.recipe.training, book.ledger, book.recipe.config
-    last = {name: found for name in training.scorings if (found := _evaluation(book, name, ledger.history[-1]))}
-    found = {name: [(entry, _evaluation(book, name, entry)) for entry in ledger.history] for name in last}
+    history = history_of(lines, book.is_synchronous, config.evaluation.every, book.cohort_size)
+    last = {name: found for name in training.scorings if (found := _evaluation(book, name, history[-1]))}
+    found = {name: [(entry, _evaluation(book, name, entry)) for entry in history] for name in last}
     histories = {name: [_record(book, at, one) for at, one in of if one is not None] for name, of in found.items()}
     record = algorithm_record(
         training,
@@ -110,9 +112,30 @@ def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, 
     return AlgorithmResult(record, last, pa.concat_tables(rows, promote_options="default"))
 
 
+def history_of(lines: list[dict[str, Any]], is_synchronous: bool, every: int, cohort_size: int) -> list[dict[str, Any]]:
+    """Return the history of the reported numbers, as often as its configuration evaluates."""
+    events = version = 0
+    reports: dict[str, Any] = {}
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        events += line.get("outcome") == "applied"
+        if "state" in line:
+            version = line["version"]
+        if line["what"] == "rollback":
+            events = line["events"]
+            reached = version if is_synchronous else events
+            found = {key: entry for key, entry in found.items() if entry["position"] <= reached}
+        if line["what"] == "report":
+            reports = {**reports, line["client"]: line["numbers"]}
+            position = version if is_synchronous else events
+            entry = {"events": events, "version": version, "time": line["time"], "reports": reports}
+            found[position // (every * (1 if is_synchronous else cohort_size))] = {**entry, "position": position}
+    return list(found.values())
+
+
 def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:
     """The table of events that a journal tells of: the applied uploads, in the order in which they were applied."""
-    applied = [line for line in lines if line.get("outcome") == "applied"]
+    applied = applied_lines(lines)
     column = lambda key, kind: np.asarray([line[key] for line in applied], kind)
     received, time = column("received", float), column("time", float)
     return Schedule(
@@ -125,6 +148,23 @@ def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:
         aggregated=np.ones(len(applied), bool),
         round_ends=np.zeros(len(applied), bool),
     )
+
+
+def applied_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The uploads that led to the model, without those that a rollback undid."""
+    applied: list[dict[str, Any]] = []
+    for line in lines:
+        if line.get("outcome") == "applied":
+            applied.append(line)
+        elif line["what"] == "rollback":
+            del applied[line["events"] :]
+    return applied
+
+
+def staleness_histogram(lines: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Count by how many versions the applied uploads of a journal were old."""
+    found = Counter(line["staleness"] for line in applied_lines(lines))
+    return {"staleness": sorted(found), "count": [found[value] for value in sorted(found)]}
 
 
 def _schedule(book: Book, lines: list[dict[str, Any]]) -> Schedule:

@@ -12,8 +12,9 @@ from personax.data import datasets
 from personax.data.federation import Federation
 from personax.data.scaling import ColumnSums, Scaling, add_up, moments
 from personax.data.schema import Notify, Schema
+from personax.live.limits import Limits, Refused
 from personax.live.messages import Mismatch
-from personax.live.recipe import Limits, Recipe, Refused
+from personax.live.recipe import Recipe
 
 TEST_SHARE = 0.2  # of a client's samples, where its file has no test data
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import logging
+import json
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,17 +17,18 @@ from personax.experiment.build import make_federation, outputs_of, resolve
 from personax.experiment.config import Config, ConfigError, Sample, Terms, choose_algorithm
 from personax.experiment.folders import readable_slug
 from personax.experiment.records import RunRecord
+from personax.live.audit import NAME as AUDIT
+from personax.live.audit import Audit, read_audit, settings_changed
 from personax.live.book import Book
 from personax.live.certificates import Credentials, Revocations, read_credentials
 from personax.live.journal import Journal
 from personax.live.ports import require_loopback
 from personax.live.recipe import Recipe, make_recipe
 from personax.live.results import open_run, write_results
-from personax.live.service import Service, run_service
+from personax.live.service import Service
+from personax.live.serving import run_service
 from personax.live.view import Metrics
 from personax.values import options_of
-
-logger = logging.getLogger("personax.live")
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,13 @@ def serve(
     address: Address,
     *,
     stay: bool = False,
+    roll_back_to: int | None = None,
     opened: Callable[[int, Service], None] = lambda port, service: None,
 ) -> RunRecord | None:
-    """Serve a run until it is finished or interrupted; its record, if clients reported any numbers."""
+    """Serve a run until it is finished or interrupted; its record, if clients reported any numbers.
+
+    With `roll_back_to` it first returns to the state of that version.
+    """
     shown, revoked = _credentials(address)
     terms = recipe.config.live or Terms()
     root.mkdir(parents=True, exist_ok=True)
@@ -96,19 +101,38 @@ def serve(
         folder, run = open_run(root, recipe, f"{readable_slug(recipe.config.name)}-{secrets.token_hex(4)}")
         journal = Journal(root, terms.sync)
         book = Book(recipe, terms, journal, folder.checkpoints(recipe.training.name), run)
-        service = _run(book, terms, address, shown, revoked, stay, opened)
+        audit = _open_audit(root, terms)
+        if roll_back_to is not None:
+            audit.note("rollback", version=roll_back_to, before=book.version)
+            book.roll_back(roll_back_to)
+        try:
+            service = _run(book, terms, address, (shown, revoked), stay, opened, audit)
+        finally:
+            audit.note("stop")
+            audit.close()
         journal.close()
         return write_results(folder, book, service.bytes_up, service.bytes_down)
+
+
+def _open_audit(root: Path, terms: Terms) -> Audit:
+    """The audit log of a run, with a line for this start and for the settings that changed."""
+    lines = read_audit(root) if (root / AUDIT).exists() else []
+    settings = json.loads(json.dumps(asdict(terms)))
+    audit = Audit(root)
+    for name, (old, new) in settings_changed(lines, settings).items():
+        audit.note("setting", name=name, old=old, new=new)
+    audit.note("start", settings=settings)
+    return audit
 
 
 def _run(
     book: Book,
     terms: Terms,
     address: Address,
-    shown: Credentials | None,
-    revoked: Revocations | None,
+    trust: tuple[Credentials | None, Revocations | None],
     stay: bool,
     opened: Callable[[int, Service], None],
+    audit: Audit,
 ) -> Service:
     """Serve a book until it is finished or interrupted."""
     kept: list[Service] = []
@@ -116,10 +140,10 @@ def _run(
     def ready(port: int, service: Service) -> None:
         kept.append(service)
         if address.metrics_port is not None:
-            Metrics(service.standing).start(address.metrics_port)
+            Metrics(service.standing, service.problem).start(address.metrics_port)
         opened(port, service)
 
-    tls = {"credentials": shown, "revocations": revoked}
+    tls = {"credentials": trust[0], "revocations": trust[1], "audit": audit}
     asyncio.run(_until_stopped(partial(run_service, book, terms, address.listen, **tls, stay=stay, opened=ready)))
     return kept[0]
 

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+import pydantic
+
 from personax.live.book import Book
 
 
@@ -49,8 +51,7 @@ class Standing:
     @classmethod
     def from_json(cls, text: str) -> "Standing":
         """What `to_json` gave."""
-        table = json.loads(text)
-        return cls(**{**table, "clients": tuple(ClientStanding(**one) for one in table["clients"])})
+        return pydantic.TypeAdapter(cls).validate_json(text)
 
 
 def standing_of(

@@ -1,14 +1,19 @@
 """How a live run goes: a table on a terminal, and numbers for Prometheus."""
 
+import threading
 from collections.abc import Callable, Iterator
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
 from personax.evaluation.scores import show
+from personax.experiment.names import printable
 from personax.experiment.summaries import headline_of
 from personax.live.standing import ClientStanding, Standing
 
@@ -27,11 +32,16 @@ def table_of(standing: Standing) -> Table:
     table = Table(
         "client", "last heard", "applied", "late", "refused", "staleness", "reported", box=SIMPLE, pad_edge=False
     )
-    table.title, table.caption = title, caption
+    table.title, table.caption = plain(title), plain(caption)
     for client in standing.clients:
         counts = (client.num_applied, client.num_late, client.num_refused, client.staleness)
-        table.add_row(client.name, _ago(client.seconds_ago), *map(str, counts), latest(client))
+        table.add_row(*map(plain, (client.name, _ago(client.seconds_ago), *counts, latest(client))))
     return table
+
+
+def plain(text: object) -> Text:
+    """Text of a server or a client, without its control characters and without markup."""
+    return Text(printable(text))
 
 
 def latest(client: ClientStanding) -> str:
@@ -50,17 +60,45 @@ def _ago(seconds: float | None) -> str:
     return f"{seconds:.0f} s ago" + (" (away)" if seconds > _AWAY else "")
 
 
-class Metrics:
-    """A page for Prometheus on this machine, made of the standing whenever it is asked for."""
+class _ThreadedServer(ThreadingMixIn, WSGIServer):
+    """Answers each request in a thread of its own."""
 
-    def __init__(self, standing: Callable[[], Standing]) -> None:
-        self.standing = standing
+    daemon_threads = True
+
+
+class _Unlogged(WSGIRequestHandler):
+    """Logs no requests."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Metrics:
+    """Pages for Prometheus and for a health check on this machine, made of the standing whenever they are asked for.
+
+    `problem` gives what keeps the server from its work, or nothing.
+    """
+
+    def __init__(self, standing: Callable[[], Standing], problem: Callable[[], str] = lambda: "") -> None:
+        self.standing, self.problem = standing, problem
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)  # pyright: ignore[reportArgumentType]
 
     def start(self, port: int) -> tuple[Any, Any]:
-        """Serve the page; the server and its thread."""
-        return start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        """Serve the numbers, and at `/health` whether the server works; the server and its thread."""
+        shown = make_wsgi_app(self.registry)
+
+        def page(asked: dict[str, Any], begin: Callable[..., Any]) -> Any:
+            if asked.get("PATH_INFO") != "/health":
+                return shown(asked, begin)
+            problem = self.problem()
+            begin("503 Service Unavailable" if problem else "200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{printable(problem) or 'healthy'}\n".encode()]
+
+        server = make_server("127.0.0.1", port, page, _ThreadedServer, _Unlogged)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        return server, thread
 
     def describe(self) -> list[Any]:
         """Nothing beforehand."""

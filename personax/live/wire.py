@@ -7,6 +7,7 @@
 | `Exchange` | `UploadHeader`s | `DownloadHeader`s |
 | `Report` | `Numbers` | `Thanks` |
 | `Status` | `Question` | `Status` |
+| `Exclude` | `Exclusion` | `Thanks` |
 
 A message is a JSON object without the fields that have their default value; it is checked when it is read, and fields
 that this version does not know are ignored. After each `DownloadHeader` and `UploadHeader` comes a piece of safetensors
@@ -51,6 +52,7 @@ class Hello:
     """A client introduces itself. Its certificate identifies it.
 
     `schema` is the digest of the schema that its data conform to; a client that does not know it yet leaves it out.
+    `num_samples` is sent only to a server that weights by it.
     """
 
     protocol: Count = 0
@@ -59,6 +61,7 @@ class Hello:
     newcomer: bool = False
     features: ClientMoments | None = None
     targets: ClientMoments | None = None
+    num_samples: Annotated[float, pydantic.Field(ge=0, lt=1 << 31)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +87,20 @@ class Ask:
     run: str = ""
     have: Annotated[int, pydantic.Field(ge=-1, lt=1 << 63)] = 0
     wait_seconds: Finite = 0.0
+    rollbacks: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadHeader:
-    """The newest model, or that it is `unchanged`; after an upload also its outcome."""
+    """The newest model, or that it is `unchanged`; after an upload also its outcome.
+
+    `rollbacks` is how often the run had returned to a saved state: a version is a model only together with it.
+    """
 
     outcome: str = ""
     words: str = ""
     version: Count = 0
+    rollbacks: Count = 0
     unchanged: bool = False
     train: bool = False
     finished: bool = False
@@ -109,6 +117,7 @@ class UploadHeader:
     id: str = ""
     update: Count = 0
     version: Count = 0
+    rollbacks: Count = 0
     num_samples: float = 0.0
     want_model: bool = False
     num_bytes: Count = 0
@@ -132,9 +141,10 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Thanks:
-    """The answer to a report."""
+    """The answer to a report; it is `dropped` if the client has sent more in a day than the server keeps."""
 
     finished: bool = False
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +159,14 @@ class Status:
     json: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """An operator's request to admit no more uploads of a client, or to admit them again."""
+
+    client: str = ""
+    excluded: bool = True
+
+
 class MessagePart(NamedTuple):
     """A message and, apart from it, its piece of data, which may be a list of buffers."""
 
@@ -157,7 +175,10 @@ class MessagePart(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A remote call: its name, and the messages that go in and come out."""
+    """A remote call: its name, and the messages that go in and come out.
+
+    A server reads a request itself, once it knows whose it is: `coders[1]` is for it to call.
+    """
 
     name: str
     takes: type
@@ -184,6 +205,7 @@ METHODS = {
         Method("Exchange", UploadHeader, DownloadHeader, many_in=True, many_out=True),
         Method("Report", Numbers, Thanks),
         Method("Status", Question, Status),
+        Method("Exclude", Exclusion, Thanks),
     )
 }
 _ADAPTERS = {kind: pydantic.TypeAdapter(kind) for method in METHODS.values() for kind in (method.takes, method.gives)}

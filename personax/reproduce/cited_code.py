@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from personax.curvature import finite_difference, norm_unused
 from personax.models import mlp
-from personax.models.tasks import classification
-from personax.typing import Array, Batch, LayeredLoss, LossFn, Metrics, Model, Params, Scalar, Task
+from personax.models.tasks import classification, inputs_of
+from personax.typing import Array, Batch, LossFn, Metrics, Model, Params, Scalar, Task
 from personax.values import Static, value
 
 WIDTHS, NUM_CLASSES = (80, 60), 10
@@ -28,8 +28,6 @@ def network(
 ) -> Model:
     """The network of [45], or one of its parts: `elu` is c in `c (exp(x) - 1)` below 0, in some copies 0.2."""
     base = mlp(WIDTHS, num_outputs=NUM_CLASSES, activation="elu", init="glorot" if init == "cited" else init)
-    assert base.dense is not None  # every `mlp` has one
-    layer = base.dense
 
     def start(key: Array, x: Array) -> Params:
         sizes = (math.prod(x.shape[1:]), *WIDTHS, NUM_CLASSES)
@@ -40,39 +38,33 @@ def network(
             params[f"dense_{i}"] = {"kernel": kernel, "bias": jax.random.normal(bias_key, (num_out,))}
         return params
 
-    def after(rest: Params, products: Array, key: Array | None = None, /) -> Array:
+    def apply(params: Params, x: Array, key: Array | None = None, /) -> Array:
         del key
         act = lambda x: jnp.where(x > 0, x, elu * jnp.expm1(jnp.minimum(x, 0)))
-        x = products + rest["dense_0"]["bias"][None, :]
-        for i in range(1, len(WIDTHS) + 1):
-            x = act(x) @ rest[f"dense_{i}"]["kernel"] + rest[f"dense_{i}"]["bias"][None, :]
+        x = x.reshape(len(x), -1)
+        for i in range(len(WIDTHS) + 1):
+            layer = params[f"dense_{i}"]
+            x = (act(x) if i else x.astype(layer["kernel"].dtype)) @ layer["kernel"] + layer["bias"][None, :]
         return act(x) if output == "elu" else x
 
-    def apply(params: Params, x: Array, key: Array | None = None, /) -> Array:
-        kernel, rest = layer.split(params)
-        return after(rest, layer.rows(rest, x).astype(kernel.dtype) @ kernel, key)
-
-    return Model(start if init == "cited" else base.init, apply, layer._replace(apply=after))
+    return Model(start if init == "cited" else base.init, apply)
 
 
 @functools.cache
 def squared_error(model: Model) -> Task:
     """Half the squared distance of the outputs from the one-hot label, averaged over the batch."""
     plain = classification(model)
-    assert isinstance(plain.loss, LayeredLoss) and model.dense is not None  # of the networks here
-    layer = model.dense
 
-    def mean(outputs: Array, batch: Batch) -> Scalar:
+    def loss(params: Params, batch: Batch) -> Scalar:
+        outputs = model.apply(params, inputs_of(params, batch.x), batch.key)
         far = 0.5 * jnp.square(outputs - jax.nn.one_hot(batch.y, NUM_CLASSES, dtype=outputs.dtype)).sum(axis=-1)
         weight = batch.weight.astype(far.dtype)
         return jnp.sum(weight * far) / jnp.maximum(jnp.sum(weight), jnp.finfo(far.dtype).tiny)
 
-    loss = LayeredLoss(layer, plain.loss.rows, lambda at, batch: mean(layer.apply(*at, batch.key), batch))
-
     def metrics(params: Params, batch: Batch) -> Metrics:
         return {"loss": jnp.asarray(loss(params, batch)), "accuracy": plain.metrics(params, batch)["accuracy"]}
 
-    return Task(model, loss, metrics, plain.check, plain.inputs)
+    return Task(model, loss, metrics, plain.check)
 
 
 @value

@@ -22,9 +22,9 @@ from personax.live import certificates, wire
 from personax.live import journal as journal_module
 from personax.live.certificates import Revocations, identity_of, read_credentials
 from personax.live.connection import Unreachable
+from personax.live.limits import Limits, read_limits
 from personax.live.messages import checksum
 from personax.live.ports import require_loopback
-from personax.live.recipe import Limits, read_limits
 from personax.live.standing import Standing
 from personax.live.view import Metrics, table_of
 from tests.live.parts import NAMES, clients_of, recipe, serving
@@ -293,3 +293,20 @@ def test_a_clean_shutdown_drains_and_saves(tmp_path):
     assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
     with serving(tmp_path / "run", given) as again:
         assert again.book.version == 1 and again.book.ledger.seats["anna"].last_upload == upload.id
+
+
+def test_a_health_check_stands_next_to_the_metrics():
+    problem = [""]
+    server, thread = Metrics(lambda: None, lambda: problem[0]).start(0)
+    address = f"http://127.0.0.1:{server.server_port}/health"
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            assert answer.status == 200 and answer.read() == b"healthy\n"
+        problem[0] = "The server is stopping: disk \x1b[2J full"
+        with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(address, timeout=5):
+            pass
+        assert caught.value.code == 503 and caught.value.read() == b"The server is stopping: disk \\x1b[2J full\n"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

@@ -621,3 +621,16 @@ def test_all_missing_datasets_are_named_before_anything_runs(tmp_path, monkeypat
         needs()
     (tmp_path / "cifar10.npz").touch()
     needs()
+
+
+def test_an_archive_that_unpacks_to_more_than_it_should_is_an_error(tmp_path, monkeypatch):
+    """A megabyte of zeros takes a kilobyte."""
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 20)))
+    assert len(decode.gunzip(path)) == 1 << 20
+    with pytest.raises(ValueError, match=r"bomb\.gz unpacks to more than 1,000 bytes"):
+        decode.gunzip(path, most=1000)
+    monkeypatch.setattr(decode.gunzip, "__defaults__", (1000,))
+    for decoder in (decode.mnist_archive, decode.mnist_package, decode.cifar_archive, decode.cifar_package):
+        with pytest.raises(ValueError, match=r"bomb\.gz unpacks to more than"):
+            decoder((path,) * (4 if decoder is decode.mnist_archive else 1))

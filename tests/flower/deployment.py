@@ -43,7 +43,7 @@ cohort_size = {num_clients}
 [local]
 lr = 0.1
 num_steps = 2
-batch_size = 4
+batch_size = 8
 [algorithms.FedAvg]
 recipe = "fedavg"
 [algorithms."Per-FedAvg (HF)"]

@@ -183,7 +183,7 @@ def request(given, task, name, book, node):
 
 
 def settle(book, given, name, answer, arrays):
-    from personax.live.book import Arrived
+    from personax.live.exchange import Arrived
 
     content = given.up.encode(to_tree(given.up, arrays))
     told = (answer["id"], answer["update"], answer["version"], answer["samples"])

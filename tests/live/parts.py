@@ -18,8 +18,9 @@ from personax.live.certificates import Revocations, read_credentials
 from personax.live.client import Habits, LiveClient
 from personax.live.connection import Connection
 from personax.live.journal import Journal
-from personax.live.recipe import Limits, make_recipe
-from personax.live.service import run_service
+from personax.live.limits import Limits
+from personax.live.recipe import make_recipe
+from personax.live.serving import run_service
 
 NAMES = ("anna", "bert", "cleo")
 FEDERATION = synthetic(0.5, 0.5, num_clients=3, num_features=4, num_classes=3, num_samples=20, key=jax.random.key(7))
@@ -34,11 +35,12 @@ ALGORITHMS = {
     "FedAvg": {"recipe": "fedavg"},
     "FedBuff": {"recipe": "fedbuff", "buffer_size": 2},
     "SCAFFOLD": {"recipe": "scaffold", "server": {"kind": "asynchronous"}},
+    "ARUBA": {"recipe": "aruba", "server": {"kind": "asynchronous", "lr": 0.5}},
 }
 
 
 def recipe(name="FedAsync", num_rounds=4, cohort_size="all", federation=FEDERATION, **options):
-    entry = {**ALGORITHMS[name], "lr": 0.1, "num_steps": 2, "batch_size": 4, **options}
+    entry = {**ALGORITHMS[name], "lr": 0.1, "num_steps": 2, "batch_size": 8, **options}
     table = {
         "name": "live",
         "seeds": [3],

@@ -33,22 +33,25 @@ path = "on the clients"
 [model]
 kind = "logistic_regression"
 [schedule]
-num_rounds = {num_updates}
-cohort_size = 1
+num_rounds = {num_rounds}
+cohort_size = {cohort_size}
 [live]
+num_clients = {num_clients}
 rate = {rate}
-outlier_factor = 0
 [live.sample]
 shape = [4]
 num_outputs = 3
-[algorithms.APFL]
-recipe = "apfl"
+[local]
 lr = 0.1
-mix = 0.5
 num_steps = 2
-batch_size = 4
-server = {{ kind = "asynchronous", lr = 0.5 }}
+batch_size = 8
+[algorithms.{algorithm}]
 """
+ALGORITHMS = {
+    "APFL": """recipe = "apfl"\nmix = 0.5\nserver = { kind = "asynchronous", lr = 0.5 }\n""",
+    "FedAvg": """recipe = "fedavg"\n""",
+    "SCAFFOLD": """recipe = "scaffold"\n""",
+}
 
 
 def free_port():
@@ -60,17 +63,24 @@ def free_port():
 class Faulty:
     """Server and clients as commands, in places of their own where there are any.
 
-    The server lets each client ask `rate` times a second: that is the pace of the run on any machine.
+    The server lets each client ask `rate` times a second: that is the pace of the run on any machine. FedAvg and
+    SCAFFOLD run in rounds of all clients.
     """
 
-    def __init__(self, folder, parts, names, num_updates, host="127.0.0.1", port=None, places=None, rate=10):
+    def __init__(
+        self, folder, parts, names, num_updates, host="127.0.0.1", port=None, places=None, rate=10, algorithm="APFL"
+    ):
+        self.algorithm, self.in_rounds = algorithm, algorithm != "APFL"
         self.folder, self.parts, self.names = Path(folder), parts, names
         self.host, self.port, self.places = host, port or free_port(), places or {}
         made = synthetic(0.5, 0.5, num_clients=3, num_features=4, num_classes=3, num_samples=20, key=jax.random.key(7))
         single = lambda pair: (pair[0].astype(np.float32), pair[1])
         clients, tests = ([single(of(n)) for n in range(3)] for of in (made.client, made.client_test))
         self.federation = Federation.from_clients(clients[: len(names)], tests[: len(names)])
-        (self.folder / "config.toml").write_text(CONFIG.format(num_updates=num_updates, rate=rate))
+        rounds = {"num_rounds": num_updates // len(names), "cohort_size": '"all"'}
+        rounds = rounds if self.in_rounds else {"num_rounds": num_updates, "cohort_size": 1}
+        text = CONFIG.format(**rounds, num_clients=len(names), rate=rate, algorithm=algorithm)
+        (self.folder / "config.toml").write_text(text + ALGORITHMS[algorithm])
         certificates.create(self.folder / "certificates", [host], names)
         for i, name in enumerate(names):
             (x, y), (test_x, test_y) = clients[i], tests[i]
@@ -130,22 +140,23 @@ class Faulty:
         for name in self.names:  # a client's numbers follow each other: none of its updates is missing
             own = [line["update"] for line in uploads if line["client"] == name]
             assert own == list(range(len(own))), name
-        flat = np.zeros(num_updates)
+        flat, size = np.zeros(num_updates), len(self.names)
+        started_at = np.array([line["started"] for line in applied])
         table = Schedule(
             num_clients=len(self.names),
             client=np.array([self.names.index(line["client"]) for line in applied], np.int32),
-            started_at=np.array([line["started"] for line in applied]),
+            started_at=started_at * size if self.in_rounds else started_at,
             requested=flat,
             received=flat,
             time=flat,
             aggregated=np.ones(num_updates, bool),
-            round_ends=np.zeros(num_updates, bool),
+            round_ends=(np.arange(num_updates) % size == size - 1) & self.in_rounds,
         )
         config = resolve(load(self.folder / "config.toml"), baselines=False)
         recipe = make_recipe(config, Schema((4,), "float32", classes=numbered(3)))
         with jax.enable_x64(False):  # as in the processes
             simulated = simulate(recipe.algorithm, recipe.task, self.federation, table, key=recipe.key)
-        trees, _ = read_model(Folder(self.folder / "run").model("APFL"))
+        trees, _ = read_model(Folder(self.folder / "run").model(self.algorithm))
         close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
         jax.tree.map(close, trees["params"], jax.tree.map(np.asarray, simulated.params))
         for name in self.names:

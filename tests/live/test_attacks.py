@@ -19,7 +19,7 @@ from personax.live.journal import read_lines
 from personax.live.messages import Layout, checksum
 from tests.live.parts import NAMES, clients_of, make_book, recipe, serving
 
-pytestmark = pytest.mark.xdist_group("live")
+pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.attack]
 TERMS = Terms(num_clients=3, rate=1e5, outlier_factor=20.0, stall=1.0, max_connections=300)
 
 
@@ -351,7 +351,7 @@ def test_a_norm_far_beyond_the_others_is_refused(running, mallory):
 
 
 def test_a_norm_far_beyond_the_others_is_clipped_where_that_is_wanted(tmp_path):
-    from personax.live.book import Arrived
+    from personax.live.exchange import Arrived
 
     book = make_book(tmp_path, recipe(num_rounds=100), Terms(num_clients=3, outliers="clip", outlier_factor=2.0))
     fill = lambda scale: book.recipe.up.encode(

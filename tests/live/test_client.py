@@ -25,11 +25,12 @@ from personax.evaluation.scoring import Scoring
 from personax.experiment.config import Terms
 from personax.experiment.records import read_results
 from personax.live import wire
+from personax.live.acceptance import read_recipe
 from personax.live.client import Habits, LiveClient, personalize_only, take_part
 from personax.live.connection import RefusedByServer, Unreachable
 from personax.live.journal import read_lines
+from personax.live.limits import Limits, Refused
 from personax.live.messages import ALIGNMENT, Collector, Layout, Mismatch, checksum, checksum_of, pieces
-from personax.live.recipe import Limits, Refused, read_recipe
 from personax.live.results import open_run, write_results
 from personax.live.samples import conformed
 from personax.live.server import Address, serve
@@ -214,7 +215,10 @@ def test_an_update_that_is_not_finite_stays_home(tmp_path):
 
 LIMITS = [
     (Limits(objectives=("Erm",)), "objective is Meta"),
-    (Limits(max_steps=3), "4 gradients"),
+    (Limits(max_steps=5), "6 gradients"),  # of the visit 4, of the score 1, of the adaptation 1
+    (Limits(max_layers=1, max_params=14), "15 parameters"),
+    (Limits(min_batch=9), "batches of 8 samples"),
+    (Limits(min_steps=3), "visits of 2 steps"),
     (Limits(max_batch=3), "batches of"),
     (Limits(max_bytes=100), "bytes to send"),
 ]

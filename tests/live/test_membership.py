@@ -9,8 +9,9 @@ import pytest
 
 from personax import evaluate, load, rounds, simulate
 from personax.experiment import checkpoint
+from personax.live.acceptance import read_recipe
+from personax.live.limits import Limits, Refused
 from personax.live.membership import Anchor, Assignment, Membership
-from personax.live.recipe import Limits, Refused, read_recipe
 from tests.live.parts import FEDERATION, assert_same, data_of, recipe
 
 KEY = jax.random.key(3)

@@ -15,17 +15,18 @@ from tests.live.parts import FEDERATION, NAMES, assert_same, clients_of, follow,
 
 pytestmark = pytest.mark.xdist_group("live")
 KEY = jax.random.key(3)
+DEFAULTS = Terms(num_clients=3, rate=1e5)  # all bounds on uploads; the rate only limits the pace
 
 
 def table_of(num_events=9):
     return arrivals(3, num_events, delays=persafl_delays(3, key=KEY), key=KEY)
 
 
-@pytest.mark.parametrize("name", ["FedAsync", "PersA-FL-MAML", "PersA-FL-ME", "APFL", "FedBuff", "SCAFFOLD"])
+@pytest.mark.parametrize("name", ["FedAsync", "PersA-FL-MAML", "PersA-FL-ME", "APFL", "FedBuff", "SCAFFOLD", "ARUBA"])
 def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_path):
     given, schedule = recipe(name), table_of()
     assert len(set(schedule.staleness().tolist())) > 1
-    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path) as clients:
+    with serving(tmp_path / "run", given, DEFAULTS) as running, clients_of(running, tmp_path) as clients:
         for client in clients:
             client.enter()
         follow(clients, schedule)
@@ -43,7 +44,7 @@ def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_pat
 
 def test_synchronous_rounds_end_where_the_simulator_does(tmp_path):
     given, schedule = recipe("FedAvg", num_rounds=3), rounds(3, 3, key=KEY)
-    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path) as clients:
+    with serving(tmp_path / "run", given, DEFAULTS) as running, clients_of(running, tmp_path) as clients:
         for client in clients:
             client.enter()
         for _ in range(3):
@@ -59,7 +60,7 @@ def test_synchronous_rounds_end_where_the_simulator_does(tmp_path):
 
 def test_the_wrong_update_count_would_be_noticed(tmp_path):
     given, schedule = recipe(), table_of()
-    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path) as clients:
+    with serving(tmp_path / "run", given, DEFAULTS) as running, clients_of(running, tmp_path) as clients:
         for client in clients:
             client.enter()
             client.member.holding = replace(client.member.held, update=5)
@@ -74,8 +75,7 @@ def test_free_clients_leave_a_journal_that_the_simulator_repeats(tmp_path):
     from threading import Thread
 
     given = recipe("APFL", num_rounds=4)
-    terms = Terms(num_clients=3, outlier_factor=0.0, rate=1e5)
-    with serving(tmp_path / "run", given, terms) as running, clients_of(running, tmp_path) as clients:
+    with serving(tmp_path / "run", given, DEFAULTS) as running, clients_of(running, tmp_path) as clients:
         for client in clients:
             client.enter()
 

