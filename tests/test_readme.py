@@ -5,6 +5,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -70,6 +71,10 @@ def clone(tmp_path_factory):
             if line.startswith("personax serve"):
                 assert process.stdout is not None and "Listening" in process.stdout.readline()
                 processes.append(process)
+            elif line.startswith("personax watch"):
+                assert process.stdout is not None and "Following" in process.stdout.readline()
+                process.send_signal(signal.SIGINT)
+                end(process)
             elif line.startswith("personax join"):
                 clients.append(process)
             else:
