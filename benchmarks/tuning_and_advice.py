@@ -6,6 +6,8 @@ columns have scales from 1 to 1, 100 and 10,000, and six of `synthetic`. Both pr
 """
 
 import argparse
+import itertools
+import sys
 import tomllib
 from typing import Any
 
@@ -76,6 +78,7 @@ FEDERATIONS = {
     # The first number has no effect on labels: it shifts the scores of all classes alike.
     **{f"synthetic({one:g}, {one:g})": synthetic(one, one) for one in (0, 0.25, 0.5, 1, 2, 4)},
 }
+TUNED = {"digits": DIGITS, "table": table(100.0, True)}
 
 
 def config_of(sections: dict[str, Any], recipes: dict[str, dict[str, Any]], given: argparse.Namespace) -> Config:
@@ -111,20 +114,21 @@ def compare_tuning(given: argparse.Namespace) -> None:
     """Print the test scores of default and tuned options for every recipe."""
     print("| federation | recipe | default | tuned | difference | at least as good | options |")
     print("|---|---|---|---|---|---|---|")
-    for name, sections in {"digits": DIGITS, "table": table(100.0, True)}.items():
-        config = config_of(sections, {recipe: RECIPES[recipe] for recipe in given.only or RECIPES}, given)
+    for name, recipe in itertools.product(given.federations or TUNED, given.recipes or RECIPES):
+        config = config_of(TUNED[name], {recipe: RECIPES[recipe]}, given)
         tuned, record = tune(config)
-        for one in record.algorithms:
-            old, new = (_on_tests(of, one.algorithm) for of in (config, tuned))
-            assert new is not None  # it did not diverge on a part of the data
-            cells = [name, one.algorithm, _score(old), _score(new), *_difference(new, old), show_options(one.chosen)]
-            print(f"| {' | '.join(cells)} |", flush=True)
+        old, new = (_on_tests(of, recipe) for of in (config, tuned))
+        assert new is not None  # it did not diverge on a part of the data
+        options = show_options(record.algorithms[0].chosen)
+        print(
+            f"| {name} | {recipe} | {_score(old)} | {_score(new)} | {' | '.join(_difference(new, old))} | {options} |"
+        )
 
 
 def compare_advice(given: argparse.Namespace) -> None:
     """Print the test scores of given and advised configurations, each by its best algorithm on validation data."""
     print("| federation | given | advised | difference | at least as good | advice |\n|---|---|---|---|---|---|")
-    for name in given.only or FEDERATIONS:
+    for name in given.federations or FEDERATIONS:
         config = config_of(FEDERATIONS[name], ADVISED, given)
         advice = inspect_federation(config, Effort(10, 20)).advice
         assert advice.validation is not None
@@ -134,7 +138,7 @@ def compare_advice(given: argparse.Namespace) -> None:
         old, new = (_on_tests(*one) for one in ((config, best), (advised, advice.algorithm)))
         assert new is not None
         numbers = [f"{best} {_score(old)}", f"{advice.algorithm} {_score(new)}", *_difference(new, old)]
-        print(f"| {name} | {' | '.join(numbers)} | {advice.summary} |", flush=True)
+        print(f"| {name} | {' | '.join(numbers)} | {advice.summary} |")
 
 
 def main() -> None:
@@ -143,9 +147,11 @@ def main() -> None:
     parser.add_argument("check", choices=["tuning", "advice"])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="recipes or federations, by default all")
+    parser.add_argument("--federations", nargs="*", help="by default all")
+    parser.add_argument("--recipes", nargs="*", help="by default all")
     given = parser.parse_args()
     keep_compiled()
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     {"tuning": compare_tuning, "advice": compare_advice}[given.check](given)
 
 

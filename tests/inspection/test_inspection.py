@@ -311,7 +311,8 @@ def accuracy(config, name):
 
 @pytest.mark.slow
 def test_the_advice_never_diverges_and_beats_the_median_of_a_random_search():
-    rng, num_better = np.random.default_rng(0), 0
+    """Each time but for the noise of 200 test samples, and clearly on average."""
+    rng, ahead = np.random.default_rng(0), []
     for seed in range(20):
         given = {"spreads": rng.uniform(0, 1.5, 2).tolist(), "seed": seed, "num_clients": 20}
         advice = inspect_federation(resolved(**given), Effort(10, 20)).advice
@@ -331,5 +332,6 @@ def test_the_advice_never_diverges_and_beats_the_median_of_a_random_search():
                 searched.append(accuracy(resolved(**given, algorithms={"x": entry}), "x"))
             except NonFiniteUpdate:
                 searched.append(0.0)
-        num_better += advised >= np.median(searched)
-    assert num_better == 20
+        ahead.append(advised - np.median(searched))
+    error = np.sqrt(0.25 / 200)  # of an accuracy, at most
+    assert min(ahead) > -2 * error and np.mean(ahead) > 2 * error
