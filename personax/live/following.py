@@ -24,8 +24,6 @@ from personax.report.following import Followed, FollowedScore, Progress, latest_
 from personax.report.runs import Looks
 from personax.report.words import seconds
 
-UNIFORM = Scoring("personal")  # its weighting: what clients report is averaged equally over them
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -38,6 +36,7 @@ class Seen:
     num_late: int = 0
     staleness: int = 0
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)
+    num_samples: int = 1  # that they are of
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Follower:
         total = schedule["num_rounds"] * (1 if self.has_rounds else cohort)
         done = self.version if self.has_rounds else self.num_events
         state = "finished" if folder.results.exists() or done >= total else "training"
-        histories = self._histories(cohort)
+        histories = self._histories(cohort, config["algorithms"][name].get("scores", {}))
         looks = Looks()
         scores = [FollowedScore(s, looks.next(""), ScoreRecord(s, {}, "", "", of, {})) for s, of in histories.items()]
         facts = {
@@ -113,7 +112,8 @@ class Follower:
         elif what == "rollback":
             self.num_events = about["events"]
         elif what == "report":
-            self.clients[name] = replace(self.clients[name], heard=self.now, numbers=about["numbers"])
+            reported = {"numbers": about["numbers"], "num_samples": max(int(about.get("samples", 1)), 1)}
+            self.clients[name] = replace(self.clients[name], heard=self.now, **reported)
             self._chronicle(every * (1 if self.has_rounds else self._cohort(cohort_size)))
 
     def _uploaded(self, seen: Seen, about: dict[str, Any]) -> Seen:
@@ -137,12 +137,13 @@ class Follower:
         """The number of updates that count as a round, where there are none."""
         return max(len(self.clients), self.least) if cohort_size == "all" else int(cohort_size)
 
-    def _histories(self, cohort: int) -> dict[str, list[EvaluationRecord]]:
+    def _histories(self, cohort: int, scorings: dict[str, Any]) -> dict[str, list[EvaluationRecord]]:
         """The numbers that clients reported, as evaluations of one seed, by score."""
         found: dict[str, list[EvaluationRecord]] = {}
         for position, at, clients in self.history:
             for score in dict.fromkeys(score for one in clients.values() for score in one.numbers):
-                made = _evaluation([one.numbers[score] for one in clients.values() if one.numbers.get(score)], at)
+                weighting = scorings.get(score, {}).get("weighting", "uniform")
+                made = _evaluation([one for one in clients.values() if one.numbers.get(score)], score, weighting, at)
                 if made is not None:
                     record = evaluation_record(made, position if self.has_rounds else position // cohort, at)
                     found.setdefault(score, []).append(record)
@@ -162,11 +163,13 @@ class Follower:
         return table("The clients", heads, rows)
 
 
-def _evaluation(numbers: list[dict[str, float]], at: float) -> Evaluation | None:
+def _evaluation(clients: list[Seen], score: str, weighting: Any, at: float) -> Evaluation | None:
     """The numbers of the clients that report, by the metrics that all of them have."""
+    numbers = [one.numbers[score] for one in clients]
     common = [name for name in numbers[0] if all(name in one for one in numbers)] if numbers else []
     if not common:
         return None
     metrics = {name: np.array([[one[name] for one in numbers]]) for name in common}
-    counts = np.ones((1, len(numbers)), int)
-    return Evaluation(UNIFORM, metrics, counts, counts, counts, np.zeros(1, int), np.array([at]))
+    ids, counts = (np.array([[getattr(one, name) for one in clients]]) for name in ("id", "num_samples"))
+    scoring = Scoring("personal", weighting=weighting)  # of which the weighting alone matters here
+    return Evaluation(scoring, metrics, ids, counts, counts, np.zeros(1, int), np.array([at]))

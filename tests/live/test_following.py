@@ -15,29 +15,28 @@ from tests.live.parts import make_book, recipe
 from tests.live.test_book import Clock, upload
 
 
-def reported(accuracy, name):
-    return {
-        "numbers": {name: {"loss": 1 - accuracy, "accuracy": accuracy}},
-        "samples": 5,
-        "train_samples": 9,
-        "version": 0,
-    }
+def reported(accuracy, name, samples):
+    numbers = {name: {"loss": 1 - accuracy, "accuracy": accuracy}}
+    return {"numbers": numbers, "samples": samples, "train_samples": 9, "version": 0}
 
 
-def led(folder, name, num_rounds, follower=None):
+SAMPLES = {"anna": 5, "bert": 1, "cleo": 30}
+
+
+def led(folder, name, num_rounds, follower=None, **options):
     """A run of three clients that report after every update; it is read after each step if there is a follower."""
-    given, clock = recipe(name, num_rounds=num_rounds), Clock()
+    given, clock = recipe(name, num_rounds=num_rounds, **options), Clock()
     place, _ = open_run(folder, given, "run")
     book = make_book(folder, given, Terms(num_clients=3), clock=clock)
-    for client in ("anna", "bert", "cleo"):
+    for client in SAMPLES:
         book.join(client)
     rng = np.random.default_rng(0)
     for update in range(num_rounds):
-        for client in ("anna", "bert", "cleo"):
+        for client in SAMPLES:
             clock.now += 1.5
             outcome = book.settle(client, upload(book, update, id=f"{client}-{update}")).outcome
             assert outcome == "applied"
-            book.report(client, reported(float(rng.integers(6)) / 5, name))
+            book.report(client, reported(float(rng.integers(6)) / 5, name, SAMPLES[client]))
             if follower is not None:
                 follower.read()
     return place, book
@@ -45,9 +44,10 @@ def led(folder, name, num_rounds, follower=None):
 
 @pytest.mark.parametrize("name", ["FedAsync", "FedAvg"])
 @pytest.mark.parametrize("reads_along", [False, True])
-def test_the_curves_are_those_that_the_run_records(name, reads_along, tmp_path):
-    follower = Follower(tmp_path)
-    place, book = led(tmp_path, name, 4, follower if reads_along else None)
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_the_curves_are_those_that_the_run_records(name, reads_along, weighting, tmp_path):
+    follower, scores = Follower(tmp_path), {name: {"model": "global", "weighting": weighting}}
+    place, book = led(tmp_path, name, 4, follower if reads_along else None, scores=scores)
     found = follower.read()
     (wanted,) = write_results(place, book, 1.0, 2.0).algorithms
     (score,) = found.scores
