@@ -65,6 +65,7 @@ from personax.values import Static, value
 
 if TYPE_CHECKING:
     from personax.experiment.loading import load
+    from personax.experiment.trained import TrainedModel
     from personax.report import plot
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "Static",
     "Stream",
     "Task",
+    "TrainedModel",
     "Visit",
     "WeightedAverage",
     "adaptation_curve",
@@ -164,11 +166,15 @@ __all__ = [
 ]
 
 
-_LAZY = {"load": ("personax.experiment.loading", "load"), "plot": ("personax.report.plot", None)}
+_LAZY = {
+    "TrainedModel": ("personax.experiment.trained", "TrainedModel"),
+    "load": ("personax.experiment.loading", "load"),
+    "plot": ("personax.report.plot", None),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use what takes a while to import: `load` and `plot`."""
+    """Import on first use what takes a while to import."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, item = _LAZY[name]

@@ -23,6 +23,7 @@ PERSONAX = [sys.executable, "-c", "from personax.cli import app; app()"]
 ELSEWHERE = {  # what a test cannot run, and why
     "make demo": "installs from the network; its `personax compare` is here, too",
     "pip install -e .": "installs",
+    'pip install "personax[export]"': "installs",
     'pip install "personax[live]"': "installs",
     'pip install "personax[flower]"': "installs",
     "flwr run mine SUPERLINK": "needs a Flower deployment: make test-flower",

@@ -105,7 +105,7 @@ def client_models(
         raise ValueError(f"`clients` must be positions in 0..{scored.num_clients - 1}, got {clients}.")
     at = np.broadcast_to(places, (*np.shape(snapshot.num_events), len(places)))
     run = _run_of(algorithm, snapshot, scoring, at, key)
-    return _models(*_arguments(algorithm, task, scored, at, scoring, run, snapshot.has_seeds))
+    return _of_clients(_itself, *_arguments(algorithm, task, scored, at, scoring, run, snapshot.has_seeds))
 
 
 def evaluate_client(
@@ -139,7 +139,7 @@ def _score_clients(
     has_seeds: bool,
 ) -> Metrics:
     """The metrics of the clients at these positions of a federation; `run` has what they hold."""
-    return _score(*_arguments(algorithm, task, scored, positions, scoring, run, has_seeds))
+    return _of_clients(_metrics_of, *_arguments(algorithm, task, scored, positions, scoring, run, has_seeds))
 
 
 def _arguments(
@@ -151,7 +151,7 @@ def _arguments(
     run: _ScoredRun,
     has_seeds: bool,
 ) -> tuple:
-    """The arguments of `_score` and `_models`."""
+    """The arguments of `_of_clients`."""
     train, test, places = _data(scored, scoring.reads_test, positions)
     test_counts = scored.test_counts if scoring.reads_test else scored.counts
     program = _ScoringProgram(optimized(task), has_seeds, int(scored.counts.max()), int(test_counts.max()))
@@ -318,8 +318,12 @@ def _check_model(algorithm: Algorithm, params: Params, personal: Personal, scori
         raise ValueError(f"{algorithm.objective} keeps no {scoring.model!r} model; score one of {sorted(names)}.")
 
 
-@partial(jax.jit, static_argnames=("program",))
-def _score(
+Finish = Callable[[_ScoringProgram, Scoring, ClientData, ClientData, Scalar, Params], Any]
+
+
+@partial(jax.jit, static_argnames=("finish", "program"))
+def _of_clients(
+    finish: Finish,
     program: _ScoringProgram,
     algorithm: Algorithm | None,
     scoring: Scoring,
@@ -328,41 +332,46 @@ def _score(
     run: _ScoredRun,
     positions: Array,
     drawn: tuple,
-) -> Metrics:
-    def one(run: _ScoredRun, client: tuple) -> Metrics:
-        position = client[0]
-        model = _client_model(program, algorithm, scoring, train, test, run, *client)
-        found: Metrics = {}
-        if scoring.score_on != "training":
-            found |= _metrics(program.task, test, _client(test, position), model, program.max_test)
-        if scoring.score_on != "test":
-            on_train = _metrics(program.task, train, _client(train, position), model, program.max_train)
-            found |= {f"train_{name}": values for name, values in on_train.items()}
-        return found
+) -> Any:
+    """Apply `finish` to each client's model: `_metrics_of` or `_itself`."""
 
-    def all_clients(run: _ScoredRun, positions: Array, drawn: tuple) -> Metrics:
+    def one(run: _ScoredRun, client: tuple) -> Any:
+        model = _client_model(program, algorithm, scoring, train, test, run, *client)
+        return finish(program, scoring, train, test, client[0], model)
+
+    def all_clients(run: _ScoredRun, positions: Array, drawn: tuple) -> Any:
         clients = (positions, run.personal, run.visits, drawn)
         return jax.lax.map(partial(one, run), clients, batch_size=_CHUNK)
 
     return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, positions, drawn)
 
 
-@partial(jax.jit, static_argnames=("program",))
-def _models(
+def _metrics_of(
     program: _ScoringProgram,
-    algorithm: Algorithm | None,
     scoring: Scoring,
     train: ClientData,
     test: ClientData,
-    run: _ScoredRun,
-    positions: Array,
-    drawn: tuple,
-) -> Params:
-    def all_clients(run: _ScoredRun, positions: Array, drawn: tuple) -> Params:
-        one = lambda client: _client_model(program, algorithm, scoring, train, test, run, *client)
-        return jax.lax.map(one, (positions, run.personal, run.visits, drawn), batch_size=_CHUNK)
+    position: Scalar,
+    model: Params,
+) -> Metrics:
+    found: Metrics = {}
+    if scoring.score_on != "training":
+        found |= _metrics(program.task, test, _client(test, position), model, program.max_test)
+    if scoring.score_on != "test":
+        on_train = _metrics(program.task, train, _client(train, position), model, program.max_train)
+        found |= {f"train_{name}": values for name, values in on_train.items()}
+    return found
 
-    return (jax.vmap(all_clients) if program.has_seeds else all_clients)(run, positions, drawn)
+
+def _itself(
+    program: _ScoringProgram,
+    scoring: Scoring,
+    train: ClientData,
+    test: ClientData,
+    position: Scalar,
+    model: Params,
+) -> Params:
+    return model
 
 
 def _client_model(

@@ -17,7 +17,7 @@ from personax.experiment.config import Config, ConfigError, choose_algorithm, lo
 from personax.experiment.divergence import describe, has_numbers
 from personax.experiment.folders import Folder
 from personax.experiment.model_files import read_trained, restore
-from personax.experiment.newcomers import best_row
+from personax.experiment.newcomers import best_row, require_shared_model
 from personax.experiment.provenance import Provenance, digest_data, provenance_of
 from personax.experiment.records import RunRecord, read_results
 from personax.experiment.runs import planned, snapshot_of
@@ -109,10 +109,7 @@ def _shared_model(
     folder: Folder, config: Config, record: RunRecord, training: Training, notify: Notify
 ) -> TrainedModel:
     """The shared model of an algorithm, from its file."""
-    if not training.algorithm.objective.federated:
-        raise ConfigError(
-            f"{training.name} trains no shared model: its clients keep all to themselves. Give one of its clients."
-        )
+    require_shared_model(training)
     tree, schema, _ = _read_model(folder, record, training.name)
     network = make_network(config.model.table, schema.num_outputs)
     words = "the shared model as it is"

@@ -66,6 +66,15 @@ def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | No
     return (str(algorithm), None) if best is None else (best.algorithm, best.score)
 
 
+def require_shared_model(training: Training) -> None:
+    """Raise if an algorithm shares nothing: what stands for its shared model was never trained."""
+    if not training.algorithm.objective.federated:
+        raise ConfigError(
+            f"{training.name} trains no shared model: its clients keep all to themselves. Choose another algorithm, or "
+            "load the model of one of its clients."
+        )
+
+
 def best_row(record: RunRecord, rows: Sequence[ScoreRow]) -> ScoreRow | None:
     """The row with the best mean of the run's headline metric, of those that have a finite one."""
     sign = 1 if higher_is_better(record.headline) else -1
@@ -94,6 +103,7 @@ def personalize_newcomer(
     trainings = {name: make_training(name, entry) for name, entry in config.algorithms.items()}
     algorithm, score = choose(record, list(trainings.values()), algorithm)
     training = trainings[algorithm]
+    require_shared_model(training)
     scoring = _scoring(training, score, num_steps, lr)
     trees, about = checkpoint.read_model(folder.model(algorithm))
     schema = Schema.from_dict(json.loads(about["schema"]))

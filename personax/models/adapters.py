@@ -16,7 +16,7 @@ from personax.values import optional_import
 def from_flax(module: Any) -> Model:
     """A `flax.linen` module as a `Model`; equal modules give the same one.
 
-    If the module's `__call__` takes `train` or `deterministic`, it is told whether a key was given; the key is its
+    If the module's `__call__` takes `train` or `deterministic`, they state whether a key was given; the key is its
     "dropout" stream. Parameters have the module's own `param_dtype`.
     """
     linen = optional_import("flax.linen", "`from_flax`", "flax")

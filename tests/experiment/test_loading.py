@@ -161,6 +161,11 @@ def test_a_model_that_is_not_there(root, given, said, kind):
         px.load(root / place, *who)
 
 
+def test_what_was_never_trained_is_not_adapted_either(root):
+    with refused("Local trains no shared model: its clients keep all to themselves.", kind=ValueError):
+        personalize_newcomer(Folder(root / "run"), root / "newcomer.csv", "Local")
+
+
 def test_a_score_of_a_shared_model_gives_clients_none(root):
     with refused("`FedAvg` gives clients no model of their own", kind=ValueError):
         px.load(root / "run", client="p1", score="FedAvg")
