@@ -28,7 +28,7 @@ PHRASES = {
 }
 
 MOST = {
-    r"made anew|\banew\b": 7,
+    r"made anew|\banew\b": 8,
     r"stands? still|standing still": 1,
     r"\btold\b|\bis said\b|\bare said\b": 17,
     r"\bgo(es)? on\b|\bgoing on\b": 13,
@@ -40,8 +40,8 @@ MOST = {
     r"\bso many\b": 14,
     r"\bof one's own\b|\bof ones own\b": 3,
     r"\bput together\b|\bput apart\b": 6,
-    r"\bsays? (its|what|which|whether|who|where)\b": 20,
-    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 7,
+    r"\bsays? (its|what|which|whether|who|where)\b": 18,
+    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 23,
 }
 
 
