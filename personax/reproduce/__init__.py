@@ -23,5 +23,6 @@ EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "apfl-figure5": apfl.figure5,
     "apfl-figure6": apfl.figure6,
     "persafl-figure2": persafl.figure2,
+    "persafl-figure2-small": persafl.figure2_small,
     "persafl-figure2c": persafl.figure2c,
 }

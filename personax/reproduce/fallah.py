@@ -205,7 +205,6 @@ TUNED = Reading(
     "tuned",
     "The training steps of all algorithms chosen on validation data, where the paper has 0.001 for all but ARUBA.",
     "our choice",
-    "looks for a cause: the paper states the training step",
 )
 
 
