@@ -30,7 +30,7 @@ PHRASES = {
 MOST = {
     r"made anew|\banew\b": 8,
     r"stands? still|standing still": 1,
-    r"\btold\b|\bis said\b|\bare said\b": 16,
+    r"\btold\b|\bis said\b|\bare said\b": 17,
     r"\bgo(es)? on\b|\bgoing on\b": 14,
     r"\bof whom\b": 0,
     r"\bone by one\b": 17,
