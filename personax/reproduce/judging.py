@@ -51,10 +51,14 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _scorings(contrasts: Sequence[Contrast], cells: Mapping[Place, CellRecord]) -> list[str]:
-    """The ways to score by which all contrasts can be judged: those of the cell that has most."""
-    places = [place for one in contrasts for place in (*one.better, *one.worse)]
-    most = max((cells[place].scorings for place in places), key=len, default=[])
-    return [one.name for one in most]
+    """The ways to score by which the contrasts can be judged, as many as any cell has, with their names.
+
+    A cell with one way to score is compared by it throughout; the others by those at the same position.
+    """
+    of_cells = [cells[place].scorings for one in contrasts for place in (*one.better, *one.worse)]
+    several = [scorings for scorings in of_cells if len(scorings) > 1] or of_cells[:1]
+    names = lambda at: dict.fromkeys(scorings[at].name for scorings in several if len(scorings) > at)
+    return [", ".join(names(at)) for at in range(max(map(len, several), default=0))]
 
 
 def _judged(reading: str, scoring: str, found: Sequence[_Found]) -> JudgedRecord:

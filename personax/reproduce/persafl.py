@@ -222,8 +222,8 @@ SMALL = "small"
 SMALL_HORIZON, SMALL_WIDTH, NUM_SMALL = 150.0, 32, 6000
 SMALL_READING = Reading(
     SMALL,
-    f"At reduced size: a ReLU layer of {SMALL_WIDTH} units for the CNN, {NUM_SMALL} images, {SMALL_HORIZON:g} units of "
-    f"time, the server's step 1. Omega(t) is the time of receipt. {_DELAYS}",
+    f"At reduced size: one ReLU layer of {SMALL_WIDTH} units for the CNN, {NUM_SMALL} images, {SMALL_HORIZON:g} units "
+    f"of time, the server's step 1. Omega(t) is the time of receipt. {_DELAYS}",
     "our choice",
 )
 

@@ -106,9 +106,9 @@ def scorings_of(column: str, plain: Mapping[str, Scoring] = {}, **scored: Any) -
 
 
 def plain_steps(lr: StepSize, other: StepSize, num_rounds: int, num_steps: int) -> dict[str, Scoring]:
-    """Plain local steps from the last shared model: of the training's own size by then, and of another one's."""
+    """Plain local steps from the last shared model: of the training's size by then, and of FedAvg's if it differs."""
     now = Clock(num_rounds, 0, num_steps)
-    sizes = {"plain steps": lr, "plain steps of FedAvg's size": other}
+    sizes = {"plain steps": lr} | ({"plain steps of FedAvg's size": other} if other != lr else {})
     return {name: Scoring("adapted", num_steps, float(of(now)), BATCH) for name, of in sizes.items()}
 
 
