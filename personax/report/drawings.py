@@ -22,7 +22,7 @@ AXES = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds of trai
 WIDE = 20  # from this ratio on, losses are drawn on a logarithmic axis
 HUGE = 100.0  # losses above it are written, not drawn
 MOST_PANELS = 16
-MOST_POINTS = 1200  # of all lines together, so that a figure stays light
+MOST_POINTS = 1000  # of all lines together, so that a figure stays light
 NOT_DRAWN = ("step_times_curvature",)
 EARLY = 0.1  # the share of the training that the height of curves is not scaled to
 

@@ -119,6 +119,6 @@ def filled(text: str, records: Records) -> str:
 
     def effect(name: str, words: str) -> str:
         judged = _judged(f"{name}: {words}", records)
-        return UNRUN if judged is None else effect_shown(judged.effect, ranged=False)
+        return UNRUN if judged is None else effect_shown(judged.effect, ranged=False).removeprefix("+")
 
     return Template(text, undefined=StrictUndefined).render(ours=ours, paper=paper, effect=effect)

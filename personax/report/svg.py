@@ -11,7 +11,7 @@ from personax.report.runs import PALETTE
 PANEL_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400, 190, 58, 14, 34, 44
 PLOT_WIDTH = PANEL_WIDTH - LEFT - RIGHT
 NAMES_WIDTH, DOT_STEP = 168, 20  # of a panel of dots: its names, and from one dot to the next
-NARROW = 1.5  # a band that is nowhere higher cannot be seen
+NARROW = 4.0  # a band that is nowhere higher is hardly wider than its line
 LEGEND_STEP, CHARACTER = 20, 6.3  # the height of a line of the legend, the width of a character
 COLORS = tuple(light for light, _ in PALETTE)
 DASHES = ("", "6 3", "2 2")  # when the colors are used up
