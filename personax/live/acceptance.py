@@ -137,10 +137,14 @@ def require_within(recipe: Recipe, num_samples: int, limits: Limits) -> None:
 
 def require_hidden(recipe: Recipe, num_samples: int, limits: Limits) -> None:
     """Check that no upload comes from so little data and so few steps that samples may be recovered from it."""
-    if num_samples < limits.min_batch:
+    roles, share = recipe.algorithm.objective.roles(), recipe.algorithm.local.query_share
+    query = num_samples if share is None else min(max(round(num_samples * share), 1), max(num_samples - 1, 1))
+    drawn_from = {role: query if role == "outer" or share is None else num_samples - query for role in roles}
+    fewest = min(drawn_from.values())
+    if fewest < limits.min_batch:
         raise Refused(
-            f"This client has {num_samples} training samples, and uploads only with {limits.min_batch}: samples may be "
-            "recovered from updates on fewer (limit `min_batch`)."
+            f"This client has {num_samples} training samples, of which some batches are drawn from {fewest}, and "
+            f"uploads only with {limits.min_batch}: samples may be recovered from updates on fewer (limit `min_batch`)."
         )
     _check_least_steps(int(recipe.algorithm.local.steps_of(num_samples)), limits)
 

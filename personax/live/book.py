@@ -271,7 +271,8 @@ class Book:
         names = self._present()
         wanted = self.recipe.config.schedule.cohort_size
         needed = self.terms.num_clients or (1 if wanted == "all" else wanted)
-        if len(names) < needed:
+        excluded = sum(seat.excluded for seat in self.ledger.seats.values())
+        if len(names) < max(needed - excluded, 1):
             return False
         self._note({"what": "cohort", "members": self._draw(names, len(names) if wanted == "all" else wanted)})
         return True
