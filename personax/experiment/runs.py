@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import product
@@ -23,7 +23,7 @@ from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
 from personax.experiment.convergence import Convergence, can_follow, tracker_of
-from personax.experiment.divergence import diverged_seeds, divergence_records, masked, named_error
+from personax.experiment.divergence import diverged_seeds, divergence_records, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
 from personax.experiment.provenance import Provenance, digest_data, provenance_of
 from personax.experiment.records import (
@@ -43,13 +43,13 @@ from personax.experiment.results import (
     write_part,
     write_run,
 )
+from personax.experiment.session import Session
 from personax.experiment.standing import finished, forget, owning, refuse_lost
 from personax.experiment.summaries import (
     activity_of,
     adaptation_record,
     classes_record,
     data_citations,
-    evaluation_record,
     federation_record,
     headline_of,
     name_of_personal_number,
@@ -64,16 +64,6 @@ from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import PlannedRun, plan_run, run_plan
 from personax.simulation.speed import explain_speed
-
-_COMPILED = [0.0]  # seconds that XLA has compiled in this process
-
-
-def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:
-    if event == "/jax/core/compile/backend_compile_duration":
-        _COMPILED[0] += duration_secs
-
-
-jax.monitoring.register_event_duration_secs_listener(_count_compilation)
 
 
 class Watch(Protocol):
@@ -206,93 +196,6 @@ def _histories(result: AlgorithmResult) -> dict[str, list[EvaluationRecord]]:
     return {score.name: score.evaluations for score in result.record.scores}
 
 
-class _Session:
-    """What a run calls between its waves: score, record, save."""
-
-    def __init__(
-        self,
-        ask: Callable[[Snapshot, str], Evaluation],
-        diverged: Callable[[Snapshot], list[int]],
-        training: Training,
-        cohort: int,
-        convergence: Convergence | None,
-        provenance: Provenance,
-    ) -> None:
-        self.ask, self.diverged = ask, diverged
-        self.training, self.cohort, self.convergence = training, cohort, convergence
-        self.provenance = provenance
-        self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.scorings}
-        self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
-        self.found: dict[str, Evaluation] = {}
-        self.seen: tuple[Snapshot, int] | None = None  # the last, and the number of evaluations up to it
-        self.began = self.compiled = 0.0
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        self.began, self.compiled = time.perf_counter(), _COMPILED[0]
-
-    def spend(self, on: str) -> None:
-        """Count the time since the last call; what XLA compiled meanwhile is counted as that."""
-        compiled = _COMPILED[0] - self.compiled
-        self.seconds["compile"] += compiled
-        self.seconds[on] += max(time.perf_counter() - self.began - compiled, 0.0)
-        self.restart_clock()
-
-    def observe(self, snapshot: Snapshot) -> bool:
-        """Score the run where it stands; return False if all seeds have diverged, which ends the curve."""
-        jax.block_until_ready(snapshot.params)
-        self.spend("train")
-        if self.has_ended(snapshot):
-            self.found, self.seen = {}, (snapshot, self.num_evaluations)
-            return False
-        self.found = {name: self.score(snapshot, name) for name in self.training.scorings}
-        at, iterate = (None, None) if self.convergence is None else self.convergence.at(snapshot)
-        self.spend("evaluate")
-        own, diverged = personal_numbers(self.training.algorithm, snapshot), self.diverged(snapshot)
-        of_run = {
-            "personal_number": None if own is None else masked(np.mean(own, axis=-1), diverged),
-            "stationarity": masked(at, diverged),
-            "iterate_stationarity": masked(iterate, diverged),
-        }
-        for name, found in self.found.items():
-            position = int(np.atleast_1d(found.num_events)[0]) // self.cohort
-            self.history[name].append(evaluation_record(found, position, self.seconds["train"], **of_run))
-        self.seen = snapshot, self.num_evaluations  # at once: an interrupt may come anywhere, and these must agree
-        return True
-
-    def score(self, snapshot: Snapshot, name: str) -> Evaluation:
-        """One score of the seeds that have not diverged; the others have NaN."""
-        return self.ask(snapshot, name).without_seeds(self.diverged(snapshot))
-
-    def has_ended(self, snapshot: Snapshot) -> bool:
-        """Return True if all seeds have diverged."""
-        return len(self.diverged(snapshot)) == len(snapshot.schedules)
-
-    @property
-    def num_evaluations(self) -> int:
-        return min(map(len, self.history.values()))
-
-    @property
-    def round(self) -> int:
-        """Of the last evaluation."""
-        return next(iter(self.history.values()))[-1].round
-
-    def save(self, place: Path) -> None:
-        """Write a checkpoint of the last observation, if there was one."""
-        if self.seen is not None:
-            snapshot, num = self.seen
-            about = {
-                "provenance": self.provenance.table,
-                "wave": snapshot.wave,
-                "events": np.asarray(snapshot.num_events).tolist(),
-                "time": np.asarray(snapshot.time).tolist(),
-                "seconds": self.seconds,
-                "history": {name: [asdict(one) for one in records[:num]] for name, records in self.history.items()},
-            }
-            private = bool(jax.tree.leaves(snapshot.state.personal))
-            checkpoint.save(place, snapshot.wave, snapshot.state, about, private=private)
-
-
 def _train(
     work: Work,
     training: Training,
@@ -310,7 +213,7 @@ def _train(
     ask = lambda snapshot, score: evaluate(*scored, snapshot, training.scorings[score], key=plan.keys)
     convergence = Convergence(plan, algorithm) if _follows(config, algorithm) else None
     diverged = lambda snapshot: diverged_seeds(config, snapshot)
-    session = _Session(ask, diverged, training, cohort, convergence, provenances[name])
+    session = Session(ask, diverged, training, cohort, convergence, provenances[name])
     every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
     try:
         begin = _restore(session, work, place, watch, every)
@@ -353,7 +256,7 @@ def _train(
     return found
 
 
-def _restore(session: _Session, work: Work, place: Path, watch: Watch, every: int) -> Snapshot | None:
+def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int) -> Snapshot | None:
     """The snapshot of the last checkpoint on the way of this run, if any, with the session's history up to it."""
     name = session.training.name
     run = work.runs[name]
@@ -402,7 +305,7 @@ def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bo
     return accept
 
 
-def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
+def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
     """The results of one algorithm: its record, its last scores and its clients' numbers."""
     config, plan, training = work.config, work.plan, session.training
     algorithm, schedule = training.algorithm, work.runs[training.name].schedules[0]
@@ -439,7 +342,7 @@ def _result(work: Work, session: _Session, result: Result) -> AlgorithmResult:
     return AlgorithmResult(record, session.found, pa.concat_tables(rows, promote_options="default"))
 
 
-def _bound(session: _Session, schedule: Schedule, result: Result) -> BoundRecord:
+def _bound(session: Session, schedule: Schedule, result: Result) -> BoundRecord:
     """The theorem's bound at the rounds that were evaluated."""
     assert session.convergence is not None  # or it was not wanted
     if 0 in session.diverged(result.snapshot):
@@ -471,7 +374,7 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
     return adaptation_record(scoring, {num: found.without_seeds(diverged) for num, found in curve.items()})
 
 
-def _classes(plan: Study, session: _Session, score: str, result: Result) -> ClassesRecord | None:
+def _classes(plan: Study, session: Session, score: str, result: Result) -> ClassesRecord | None:
     """The results of each class; None where there are no classes or tests to count, or all seeds diverged."""
     scoring, diverged = session.training.scorings[score], session.diverged(result.snapshot)
     counted = "accuracy" in session.history[score][-1].mean and scoring.score_on == "test"

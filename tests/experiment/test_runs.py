@@ -24,7 +24,7 @@ from personax.cli import FLAGS
 from personax.data.schema import Schema
 from personax.evaluation.scores import Comparison, Evaluation
 from personax.evaluation.scoring import Scoring
-from personax.experiment import runs
+from personax.experiment import session
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import read_model
 from personax.experiment.citations import cite
@@ -505,7 +505,7 @@ def test_what_has_ended_is_not_trained_again(whole, tmp_path):
 
 def test_an_evaluation_that_was_cut_short_is_not_counted_twice(whole, tmp_path, monkeypatch):
     """A signal can come between two scores of one evaluation."""
-    calls, whole_record = [], runs.evaluation_record
+    calls, whole_record = [], session.evaluation_record
 
     def cut_short(*arguments, **of_run):
         calls.append(None)
@@ -513,7 +513,7 @@ def test_an_evaluation_that_was_cut_short_is_not_counted_twice(whole, tmp_path, 
             raise KeyboardInterrupt
         return whole_record(*arguments, **of_run)
 
-    monkeypatch.setattr(runs, "evaluation_record", cut_short)
+    monkeypatch.setattr(session, "evaluation_record", cut_short)
     folder = interrupted(tmp_path / "run", Silent(), checkpoint_seconds=np.inf)
     execute(folder)
     assert_same_end(folder, whole)
