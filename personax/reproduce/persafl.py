@@ -236,6 +236,7 @@ SMALL_READINGS = (
 
 def _first_images() -> Pool:
     pool, num_test = datasets.mnist(), NUM_SMALL // 3
+    assert pool.test_x is not None and pool.test_y is not None  # MNIST has test images
     x, y, test_x, test_y = pool.x[:NUM_SMALL], pool.y[:NUM_SMALL], pool.test_x[:num_test], pool.test_y[:num_test]
     return replace(pool, x=x, y=y, test_x=test_x, test_y=test_y)
 
