@@ -30,7 +30,7 @@ PHRASES = {
 MOST = {
     r"made anew|\banew\b": 8,
     r"stands? still|standing still": 1,
-    r"\btold\b|\bis said\b|\bare said\b": 14,
+    r"\btold\b|\bis said\b|\bare said\b": 10,
     r"\bgo(es)? on\b|\bgoing on\b": 14,
     r"\bof whom\b": 0,
     r"\bone by one\b": 17,
@@ -40,7 +40,7 @@ MOST = {
     r"\bso many\b": 14,
     r"\bof one's own\b|\bof ones own\b": 3,
     r"\bput together\b|\bput apart\b": 7,
-    r"\bsays? (its|what|which|whether|who|where)\b": 20,
+    r"\bsays? (its|what|which|whether|who|where)\b": 18,
     r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 5,
 }
 

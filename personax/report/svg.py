@@ -89,18 +89,8 @@ def draw(title: str, panels: Sequence[LinePanel | DotPanel], words: str) -> str:
     height = top + 12
     sized = f' width="{width:g}" height="{height:g}"'
     clip = f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{PLOT_HEIGHT}"/></clipPath>'
-    return (
-        "\n".join(
-            [
-                *head(width, height, sized),
-                clip,
-                text(width / 2, 18, title, "middle", _fitting(title, width)),
-                *parts,
-                "</svg>",
-            ]
-        )
-        + "\n"
-    )
+    opening = [*head(width, height, sized), clip, text(width / 2, 18, title, "middle", _fitting(title, width))]
+    return "\n".join([*opening, *parts, "</svg>"]) + "\n"
 
 
 def _fitting(title: str, width: float) -> int:
