@@ -28,9 +28,9 @@ PHRASES = {
 }
 
 MOST = {
-    r"made anew|\banew\b": 8,
+    r"made anew|\banew\b": 7,
     r"stands? still|standing still": 1,
-    r"\btold\b|\bis said\b|\bare said\b": 15,
+    r"\btold\b|\bis said\b|\bare said\b": 10,
     r"\bgo(es)? on\b|\bgoing on\b": 13,
     r"\bof whom\b": 0,
     r"\bone by one\b": 17,
@@ -41,7 +41,7 @@ MOST = {
     r"\bof one's own\b|\bof ones own\b": 3,
     r"\bput together\b|\bput apart\b": 6,
     r"\bsays? (its|what|which|whether|who|where)\b": 18,
-    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 23,
+    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 5,
 }
 
 

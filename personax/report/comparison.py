@@ -183,7 +183,8 @@ def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
     unit = " points" if points else f" in {MEASURES.get(effect.metric, effect.metric)}"
     if not isfinite(found.mean):
         return "not finite"
-    digits = (1 if abs(found.mean) >= 0.1 else 2) if points else (3 if abs(found.mean) >= 0.05 else 4)
+    fine = abs(found.mean) < 0.1 or (found.half or 1.0) < 0.05
+    digits = (2 if fine else 1) if points else (3 if abs(found.mean) >= 0.05 else 4)
     signed = lambda number: f"{number:+.{digits}f}".replace("-", MINUS)
     half = f" ± {found.half:.{digits}f}" if found.half else ""  # the seeds of an active share have one schedule
     ends = f" (of {effect.num_contrasts}: {signed(effect.least)} to {signed(effect.most)})"

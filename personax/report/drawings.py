@@ -114,7 +114,7 @@ def _most(metric: str) -> float:
 def _dot_panels(record: ReproductionRecord) -> Iterator[DotPanel]:
     """A panel for each row."""
     for row, cells in _rows(record.cells):
-        metric, dots = cells[0].metric, [_dot(cell) for cell in cells]
+        metric, dots = cells[0].metric, [_dot(cell) for cell in sorted(cells, key=lambda cell: cell.is_baseline)]
         numbers = [number for dot in dots for number in (dot.value, dot.paper) if number is not None and not dot.words]
         yield DotPanel(row, MEASURES.get(metric, metric), dots, not is_share(metric) and _spans_decades(numbers))
 

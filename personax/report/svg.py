@@ -89,10 +89,13 @@ def draw(title: str, panels: Sequence[LinePanel | DotPanel], words: str) -> str:
     height = top + 12
     sized = f' width="{width:g}" height="{height:g}"'
     clip = f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{PLOT_HEIGHT}"/></clipPath>'
-    return (
-        "\n".join([*head(width, height, sized), clip, text(width / 2, 18, title, "middle", 14), *parts, "</svg>"])
-        + "\n"
-    )
+    opening = [*head(width, height, sized), clip, text(width / 2, 18, title, "middle", _fitting(title, width))]
+    return "\n".join([*opening, *parts, "</svg>"]) + "\n"
+
+
+def _fitting(title: str, width: float) -> int:
+    """The size at which a title is no wider than the picture."""
+    return min(14, int(1.7 * width / max(len(title), 1)))
 
 
 def height_of(panel: LinePanel | DotPanel) -> float:

@@ -344,7 +344,7 @@ def figure5(quick: bool) -> Experiment:
             ),
         ),
         choices=chosen("scale", "figure5_weight", "epochs", "decay", "figure5"),
-        unavailable="EMNIST by writer could not be obtained: neither npm nor PyPI has it with its writers.",
+        unavailable="Data unavailable: EMNIST by writer could not be obtained.",
     )
 
 
