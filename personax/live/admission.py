@@ -81,8 +81,8 @@ def largest_weight(counts: Iterable[float], max_share: float) -> float:
 
     It solves cap = (max_share / n) sum_i min(count_i, cap).
 
-    >>> largest_weight([10, 10, 10, 10, 10, 10, 10, 10, 10, 910], 3)
-    38.57142857142857
+    >>> round(largest_weight([10, 10, 10, 10, 10, 10, 10, 10, 10, 910], 3), 6)
+    38.571429
     """
     ordered = sorted(counts, reverse=True)
     share = max_share / len(ordered)

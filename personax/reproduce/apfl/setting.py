@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -118,8 +118,7 @@ online_cells = partial(cells_of, clients="cohort")  # averaged over the clients 
 def mixture(**options: Any) -> Algorithm:
     """The recipe `apfl`, whose clients also keep their copy of the shared model from before the average."""
     made = apfl(**options)
-    assert isinstance(made.objective, Mixture)  # as the recipe states
-    return replace(made, objective=WithCopy(made.objective))
+    return replace(made, objective=WithCopy(cast(Mixture, made.objective)))
 
 
 def contestants_of(lr: StepSize, scaffold_lr: StepSize, **local: Any) -> dict[tuple[str, ...], Algorithm]:
