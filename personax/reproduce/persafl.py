@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -126,10 +126,8 @@ def _budgeted(name: str) -> Mapping[str, Scoring]:
 def bounded_delays(num_clients: int, *, key: Array) -> Delays:
     """The means of `persafl_delays`, with times that are uniform within half of the mean of it."""
     given = persafl_delays(num_clients, key=key)
-    assert isinstance(given.download, Exponential) and isinstance(
-        given.upload, Exponential
-    )  # as `persafl_delays` has it
-    return Delays(download=Uniform(given.download.mean, SPREAD), upload=Uniform(given.upload.mean, SPREAD))
+    of_mean = lambda delay: Uniform(cast(Exponential, delay).mean, SPREAD)  # `persafl_delays` are exponential
+    return Delays(download=of_mean(given.download), upload=of_mean(given.upload))
 
 
 def delayed_schedules(

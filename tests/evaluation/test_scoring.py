@@ -20,7 +20,7 @@ FACTS = {
 def test_the_facts_of_each_model(model):
     scoring = Scoring(model)
     assert (scoring.can_adapt, scoring.is_stateless, scoring.is_kept) == FACTS[model]
-    assert (model in COMPUTED) == (model not in ("global", "personal", "local"))
+    assert (model in COMPUTED) == (model not in ("global", "personal", "local", "own_copy"))
 
 
 @pytest.mark.parametrize(
