@@ -13,11 +13,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from personax.bench.ours import make_task
+from personax.bench.ours import SEQUENCES, make_task
 from personax.bench.setting import BenchSetting
 from personax.fast.flops import operations_of
 from personax.fast.near import saves, shared_product
 from personax.fast.passes import optimized
+from personax.models.tasks import as_inputs
 from personax.typing import Batch
 
 GRADIENTS = {"fedavg": 1, "first_order": 2, "hessian_free": 4, "exact": 4, "apfl": 2}  # of a local step
@@ -38,10 +39,11 @@ def floor_of(setting: BenchSetting) -> Floor:
     """What one round of all clients and seeds needs at least."""
     task = optimized(make_task(setting))
     loss = task.loss
-    x = jnp.zeros((setting.batch_size, *setting.input_shape), jnp.uint8)
+    dtype = jnp.int32 if setting.network in SEQUENCES else jnp.uint8
+    x = jnp.zeros((setting.batch_size, *setting.input_shape), dtype)
     y, weight = jnp.zeros(setting.batch_size, int), jnp.ones(setting.batch_size)
     batch = Batch(x, y, weight, jax.random.key(0))
-    params = jax.eval_shape(task.model.init, batch.key, x.astype(float))
+    params = jax.eval_shape(task.model.init, batch.key, as_inputs(x))
     traced = jax.make_jaxpr(jax.grad(loss))(params, batch)
     num_gradients = GRADIENTS.get(setting.algorithm, setting.num_prox_steps)
     operations = num_gradients * operations_of(traced.jaxpr)

@@ -29,6 +29,6 @@ def watch(
             server = page_server(lambda: render(read(), every), port)
         except OSError as error:
             raise ValueError(f"Port {port} cannot be used: {error.strerror}. Choose another with --port.") from None
-        typer.echo(f"Following {run} at http://{HOST}:{server.server_address[1]}/ (Ctrl-C ends)")
         with contextlib.suppress(KeyboardInterrupt), server:
+            typer.echo(f"Following {run} at http://{HOST}:{server.server_address[1]}/ (Ctrl-C ends)")
             server.serve_forever()
