@@ -68,9 +68,12 @@ def reads_batches_together() -> bool:
     return _on_cpu()
 
 
-def holds_one_model(num_bytes: int) -> bool:
-    """Return True if models of this size should be trained sequentially: on a CPU whose caches hold only one."""
-    return _on_cpu() and num_bytes > LARGE_MODEL
+def holds_one_model(num_bytes: int, largest_array: Callable[[], int] = lambda: 0) -> bool:
+    """Return True if models of this size should be trained sequentially: on a CPU whose caches hold only one.
+
+    `largest_array` gives the bytes of the largest array of one model's gradient, such as the patches of a convolution.
+    """
+    return _on_cpu() and (num_bytes > LARGE_MODEL or largest_array() > LARGE_MODEL)
 
 
 def wave_width() -> float:

@@ -1,4 +1,4 @@
-"""Count the arithmetic of a traced program."""
+"""Count the arithmetic of a traced program, and measure its arrays."""
 
 import math
 from typing import Any
@@ -23,3 +23,11 @@ def operations_of_equation(equation: Any) -> int:
         num_features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
         return 2 * math.prod(outputs) * math.prod(kernel) // num_features
     return 0
+
+
+def largest_array(jaxpr: Any) -> int:
+    """The bytes of the largest array that a program computes, those in calls and loops included."""
+    inner = (program for equation in jaxpr.eqns for program in core.jaxprs_in_params(equation.params))
+    shapes = (atom.aval for equation in jaxpr.eqns for atom in equation.outvars)
+    own = (aval.size * aval.dtype.itemsize for aval in shapes if hasattr(aval, "shape"))
+    return max((*own, *map(largest_array, inner)), default=0)

@@ -15,13 +15,14 @@ from personax.client.local import Start, Update, first_extra, local_update
 from personax.client.sampling import ClientRows
 from personax.data.federation import ClientData, Federation
 from personax.fast.backends import holds_one_model, unrolled_arrivals
+from personax.fast.flops import largest_array
 from personax.keys import RunStream, run_stream, typed_key
 from personax.models.tasks import as_inputs
 from personax.server import ServerState, Upload
 from personax.simulation.averages import Path, Tracker
 from personax.simulation.results import NO_EVENT, Faults, State, repeat
 from personax.simulation.waves import WavePlan, Waves
-from personax.typing import Array, Model, Params, Personal, PyTree, Task
+from personax.typing import Array, Batch, Model, Params, Personal, PyTree, Task
 
 LONG_VISIT = 256  # local steps
 
@@ -185,7 +186,8 @@ def _train(
 ) -> Update:
     """The visits of a wave's members, each a function of its own client alone."""
     synchronous = algorithm.server.is_synchronous
-    chunk = program.cohort_chunk or _default_chunk(anchors[0], 1 if synchronous else len(wave.client))
+    models = anchors[0] if synchronous else jax.tree.map(lambda leaf: leaf[0], anchors[0])
+    chunk = program.cohort_chunk or _default_chunk(program.task, models, _outer_batch(data, algorithm))
 
     def visits(algorithm: Algorithm, data: ClientData, stream: Array, personal: Personal, now: PyTree, members: PyTree):
         def visit(client: Array, update: Array, anchor: PyTree) -> Update:
@@ -211,9 +213,17 @@ def _train(
     return visits(algorithm, data, stream, personal, anchors if synchronous else (), members)
 
 
-def _default_chunk(models: Params, num_models: int) -> int | None:
-    """How many clients to train at once: all, but large models one after another on a CPU, whose caches hold one."""
-    return 1 if holds_one_model(_num_bytes(models) // num_models) else None
+def _default_chunk(task: Task, model: Params, batch: Batch) -> int | None:
+    """The number of clients to train at once: all, but large ones sequentially on a CPU, whose caches hold one."""
+    largest = lambda: largest_array(jax.make_jaxpr(jax.grad(task.loss))(model, batch).jaxpr)
+    return 1 if holds_one_model(_num_bytes(model), largest) else None
+
+
+def _outer_batch(data: ClientData, algorithm: Algorithm) -> Batch:
+    """The shapes of an outer batch."""
+    size = algorithm.local.size_of("outer")
+    x, y = (jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype) for leaf in (data.x, data.y))
+    return jax.eval_shape(lambda x, y: Batch(x, y, jnp.ones(size), jax.random.key(0)), x, y)
 
 
 def _receive(

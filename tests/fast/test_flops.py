@@ -9,7 +9,7 @@ import pytest
 
 import personax as px
 from personax.fast.backends import CPU_WAVE_OVERHEAD, LAUNCH_OPERATIONS, pretend
-from personax.fast.flops import operations_of
+from personax.fast.flops import largest_array, operations_of
 
 simulation = importlib.import_module("personax.simulation.simulate")  # the name is the function's, too
 
@@ -48,3 +48,14 @@ def test_a_wave_of_an_accelerator_is_dear_for_small_models_alone(num_seeds):
         assert of(px.cnn2(10)) < 0.05 * of(px.logistic_regression(10))
     waits = px.fedavg(lr=0.1, num_steps=1, batch_size=5)
     assert simulation.overhead_of(waits, px.classification(px.cnn2(10)), federation, 1) == 0
+
+
+def test_the_largest_array_is_found_in_calls_and_loops():
+    size = lambda function, *shapes: largest_array(
+        jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes)).jaxpr
+    )
+    of_one = jnp.ones(1).itemsize
+    assert size(lambda a: jnp.sum(a * 2), (3, 4)) == 12 * of_one
+    assert size(jax.jit(lambda a, b: jnp.sum(jnp.sin(a @ b))), (3, 4), (4, 50)) == 150 * of_one
+    outer = lambda a: jax.lax.scan(lambda c, _: (c + jnp.sum(c[:, None] * c[None, :]), None), a, length=3)[0]
+    assert size(outer, (9,)) == 81 * of_one

@@ -43,9 +43,9 @@ def temporary(lowered, cohort_chunk=None, slice_size=None):
 
 
 def test_chunks_of_a_cohort_and_slices_of_a_batch_divide_the_memory_of_activations(lowered):
-    whole = temporary(lowered)
+    whole = temporary(lowered, cohort_chunk=COHORT)
     assert temporary(lowered, cohort_chunk=2) < 0.35 * whole
-    assert temporary(lowered, slice_size=BATCH // 8) < 0.25 * whole
+    assert temporary(lowered, cohort_chunk=COHORT, slice_size=BATCH // 8) < 0.25 * whole
     assert temporary(lowered, cohort_chunk=2, slice_size=BATCH // 8) < 0.1 * whole
 
 
@@ -57,6 +57,7 @@ def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatc
         fresh = jax.jit(lambda *given: advance.__wrapped__(program, *given))  # the bound is read while tracing
         return fresh.lower(*arguments).compile()
 
+    monkeypatch.setattr(backends, "LARGE_MODEL", 1 << 60)
     whole = compiled()
     monkeypatch.setattr(backends, "LARGE_MODEL", 0)
     divided = compiled()
@@ -65,6 +66,13 @@ def test_large_models_one_after_another_end_like_all_at_once(lowered, monkeypatc
     ends = [jax.tree.leaves(one(*arguments).server.params) for one in (whole, divided)]
     for all_at_once, one_by_one in zip(*ends, strict=True):
         np.testing.assert_allclose(one_by_one, all_at_once, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("largest", "is_sequential"), [(600_000, False), (600_008, True)])
+def test_clients_with_a_large_array_train_sequentially(largest, is_sequential):
+    assert backends.holds_one_model(100, lambda: largest) == is_sequential
+    with backends.pretend("gpu"):
+        assert not backends.holds_one_model(100, lambda: largest)
 
 
 def retrace(monkeypatch):
