@@ -9,12 +9,12 @@ from typing import Literal, Unpack
 from personax.client.local import Local, LocalOptions
 from personax.client.step_sizes import StepSize
 from personax.curvature import Hvp, relative_difference
-from personax.notebook import html_table, settings
 from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
 from personax.objectives.objective import require_objective
 from personax.server import Server, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
 from personax.values import RECIPES, Tuned, TunedShare, short_repr, to_dict, value
+from personax.values.notebook import html_table, settings
 
 HESSIAN_FREE = relative_difference(1e-2)
 

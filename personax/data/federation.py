@@ -26,9 +26,9 @@ from personax.data.partition import Partition
 from personax.data.scaling import Scaling, add_up, moments, scaled_type
 from personax.data.schema import Notify, Samples, Schema, settle
 from personax.keys import HostStream, host_generator
-from personax.notebook import html_table
 from personax.typing import Array
 from personax.values import require_count
+from personax.values.notebook import html_table
 
 _ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "test_offsets", "ids")
 _ABOUT = "about.json"

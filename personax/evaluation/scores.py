@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from personax.evaluation.scoring import Scoring
-from personax.notebook import html_table
 from personax.values import optional_import
+from personax.values.notebook import html_table
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from personax.notebook import html_table
 from personax.values import optional_import
+from personax.values.notebook import html_table
 
 
 @dataclass(frozen=True, eq=False)

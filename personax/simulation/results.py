@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from personax.notebook import html_table
 from personax.schedules import Schedule
 from personax.server import ServerState
 from personax.simulation.store import Kept
 from personax.typing import Array, Params, Personal, PyTree, Shared
+from personax.values.notebook import html_table
 
 STAGES = ("local steps", "personal state", "upload beside the delta")
 NO_EVENT = np.iinfo(np.int32).max

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import personax as px
-from personax.notebook import html_table
 from personax.values import NotInstalled, to_dict
+from personax.values.notebook import html_table
 from tests import closed_forms
 from tests.closed_forms import TASK
 from tests.recipes import RECIPES

@@ -1,0 +1,83 @@
+"""Errors in words: what must hold, what was given, and what to do."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run: what is wrong, what was given, and what to do."""
+
+
+def check_names(where: str, given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
+    """Raise for a name that is not known, and suggest the nearest that is."""
+    known = set(known)
+    for name in given:
+        if name not in known:
+            raise ConfigError(unknown_name(where, name, known, what))
+
+
+def unknown_name(where: str, name: str, known: Iterable[str], what: str = "setting") -> str:
+    """One sentence about an unknown name, with the nearest known one."""
+    known = sorted(known)
+    listed = f"There are: {', '.join(known)}." if known else "There are none."
+    return f"`{where}` has no {what} `{name}`.{did_you_mean(name, known)} {listed}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A space and a question that suggests the nearest known name, whatever its case; nothing where none is near.
+
+    >>> did_you_mean("MNST", ["mnist", "cifar10"])
+    ' Did you mean `mnist`?'
+    """
+    by_lower = {entry.lower(): entry for entry in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.5)
+    return f" Did you mean `{by_lower[near[0]]}`?" if near else ""
+
+
+def require(
+    condition: Callable[[Any], Any],
+    name: str,
+    given: Any,
+    must: str,
+    hint: str = "",
+    *,
+    error: type[ValueError] = ValueError,
+) -> None:
+    """Raise an `error` that says what must hold, what was given and what to do, unless `condition` holds.
+
+    `given` may be an array of swept numbers: the condition must hold for all of them.
+    """
+    if given is None:
+        return
+    try:
+        holds = bool(np.all(condition(np.asarray(given))))
+    except TypeError:  # not a number at all
+        holds = False
+    if not holds:
+        raise error(" ".join(filter(None, [f"`{name}` must {must}, got {given}.", hint])))
+
+
+def require_positive(name: str, given: Any, hint: str = "") -> None:
+    """Require a finite number above zero; `None` means that it was not given."""
+    require(lambda v: np.isfinite(v) & (v > 0), name, given, "be positive", hint)
+
+
+def require_nonnegative(name: str, given: Any, hint: str = "") -> None:
+    """Require a finite number of at least zero; `None` means that it was not given."""
+    require(lambda v: np.isfinite(v) & (v >= 0), name, given, "not be negative", hint)
+
+
+def require_count(name: str, given: Any, least: int = 1, hint: str = "") -> None:
+    """Require a whole number of at least `least`; `None` means that it was not given."""
+    whole = lambda v: np.issubdtype(v.dtype, np.integer) & (v >= least)
+    require(whole, name, given, f"be a whole number of at least {least}", hint)
+
+
+def require_one_of(name: str, given: Any, options: tuple[str, ...]) -> None:
+    """Require one of the named options."""
+    if given not in options:
+        hint = did_you_mean(str(given), options)
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, options))}, got {given!r}.{hint}")

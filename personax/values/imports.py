@@ -1,0 +1,69 @@
+"""Imports that a configuration asks for, and optional dependencies."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from personax.values.checks import ConfigError
+
+_ALLOWED: ContextVar[bool] = ContextVar("imports are allowed", default=True)
+
+
+def imports_in(item: Any) -> list[str]:
+    """The paths of everything that a nested table would import.
+
+    >>> imports_in({"model": {"kind": "import", "path": "nets:small"}, "optimizer": "adam"})
+    ['nets:small']
+    """
+    if isinstance(item, list | tuple):
+        return [path for entry in item for path in imports_in(entry)]
+    if not isinstance(item, Mapping):
+        return []
+    own = [str(item.get("path"))] if item.get("kind") == "import" else []
+    optimizers = [item.get("optimizer"), item.get("name") if item.get("kind") == "Optimizer" else None]
+    own += [name for name in optimizers if isinstance(name, str) and ":" in name]
+    return own + [path for entry in item.values() for path in imports_in(entry)]
+
+
+@contextlib.contextmanager
+def imports_forbidden() -> Iterator[None]:
+    """Raise for every import that a configuration asks for, for configurations that come from elsewhere."""
+    token = _ALLOWED.set(False)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def require_imports_allowed(path: str) -> None:
+    """Raise inside `imports_forbidden()`."""
+    if not _ALLOWED.get():
+        raise ConfigError(f"Importing {path!r} is not allowed here.")
+
+
+def imported(path: str, where: str) -> Any:
+    """Import `module:name`; modules are also looked up in the current folder."""
+    require_imports_allowed(path)
+    module, _, name = path.partition(":")
+    if "" not in sys.path:
+        sys.path.append("")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever a user's module raises
+        raise ConfigError(f"`{where}`: cannot import {path!r}: {type(error).__name__}: {error}") from error
+
+
+class NotInstalled(ModuleNotFoundError):
+    """An optional dependency that is not installed; the message has the command that installs it."""
+
+
+def optional_import(module: str, what: str, extra: str) -> Any:
+    """Import a module of an extra when `what` first needs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        message = f'{what} needs {module}, which is not installed. Run `pip install "personax[{extra}]"`.'
+        raise NotInstalled(message, name=error.name) from error
