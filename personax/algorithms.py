@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 from personax.client.local import Local, LocalOptions
 from personax.client.step_sizes import StepSize
 from personax.curvature import Hvp, relative_difference
-from personax.objectives import Aruba, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
+from personax.objectives import Aruba, Ditto, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
 from personax.objectives.objective import require_objective
 from personax.server import Server, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
@@ -183,6 +183,23 @@ def apfl(
 ) -> Algorithm:
     """APFL: Algorithm 1, (5), and (6) unless `update_mix` is "never". Departures from the paper: none."""
     return Algorithm(Mixture(mix, update_mix=update_mix, radius=radius), Local(lr, **local), server)
+
+
+@RECIPES.register(
+    summary="A personal model pulled toward the shared one, which is trained beside it",
+    source="Li 2021, Algorithm 1",
+    citations=("li2021",),
+)
+def ditto(
+    *,
+    strength: Tuned[float],
+    lr: Tuned[StepSize | float],
+    local_lr: float | None = None,
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """Ditto: Li 2021, Algorithm 1. Departures from the paper: see `Ditto`."""
+    return Algorithm(Ditto(strength, local_lr), Local(lr, **local), server)
 
 
 @RECIPES.register(

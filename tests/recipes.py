@@ -38,6 +38,7 @@ SYNCHRONOUS = {
     "pfedme": lambda s: personax.pfedme(
         strength=2.0 * s, lr=0.05 * s, prox_lr=0.05 * s, server=personax.synchronous(0.7 * s), **STEPS
     ),
+    "ditto": lambda s: personax.ditto(strength=0.5 * s, lr=0.05 * s, local_lr=0.03 * s, **STEPS),
     "apfl": lambda s: personax.apfl(lr=personax.step_sizes.Decay(0.05 * s, 0.01), mix=0.3 * s, radius=9.0 * s, **STEPS),
 }
 ASYNCHRONOUS = {
@@ -47,6 +48,9 @@ ASYNCHRONOUS = {
     "persafl_maml": lambda s: personax.persafl(Meta(0.05 * s), lr=0.05 * s, **STEPS),
     "persafl_me": lambda s: personax.persafl(Moreau(2.0 * s, 0.05 * s, 5), lr=0.05 * s, **STEPS),
     "scaffold_async": lambda s: personax.scaffold(lr=0.05 * s, server=asynchronous(0.5 * s, max_staleness=6), **STEPS),
+    "ditto_async": lambda s: personax.ditto(
+        strength=0.5 * s, lr=personax.step_sizes.Decay(0.05 * s, 0.01), server=asynchronous(0.5 * s), **STEPS
+    ),
     "apfl_buffered_adam": lambda s: personax.apfl(
         lr=0.05 * s, mix=0.3 * s, server=personax.buffered(2, 0.01 * s, optimizer=personax.optimizer("adam")), **STEPS
     ),

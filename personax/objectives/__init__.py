@@ -1,6 +1,7 @@
 """Objectives: the mathematics of a single client, one module per family."""
 
 from personax.objectives.aruba import Aruba
+from personax.objectives.ditto import Ditto
 from personax.objectives.erm import Erm, LocalOnly
 from personax.objectives.meta import Meta
 from personax.objectives.mixture import Mixture
@@ -9,4 +10,16 @@ from personax.objectives.objective import Objective, Visit
 from personax.objectives.proximal import Proximal
 from personax.objectives.scaffold import Scaffold
 
-__all__ = ["Aruba", "Erm", "LocalOnly", "Meta", "Mixture", "Moreau", "Objective", "Proximal", "Scaffold", "Visit"]
+__all__ = [
+    "Aruba",
+    "Ditto",
+    "Erm",
+    "LocalOnly",
+    "Meta",
+    "Mixture",
+    "Moreau",
+    "Objective",
+    "Proximal",
+    "Scaffold",
+    "Visit",
+]

@@ -32,6 +32,7 @@ ALGORITHMS = {
         "objective": {"kind": "Moreau", "strength": 1.0, "prox_lr": 0.1, "num_prox_steps": 3},
     },
     "APFL": {"recipe": "apfl", "mix": 0.5, "server": {"kind": "asynchronous", "lr": 0.5}},
+    "Ditto": {"recipe": "ditto", "strength": 1.0, "server": {"kind": "asynchronous", "lr": 0.5}},
     "FedAvg": {"recipe": "fedavg"},
     "FedBuff": {"recipe": "fedbuff", "buffer_size": 2},
     "SCAFFOLD": {"recipe": "scaffold", "server": {"kind": "asynchronous"}},

@@ -22,7 +22,9 @@ def table_of(num_events=9):
     return arrivals(3, num_events, delays=persafl_delays(3, key=KEY), key=KEY)
 
 
-@pytest.mark.parametrize("name", ["FedAsync", "PersA-FL-MAML", "PersA-FL-ME", "APFL", "FedBuff", "SCAFFOLD", "ARUBA"])
+@pytest.mark.parametrize(
+    "name", ["FedAsync", "PersA-FL-MAML", "PersA-FL-ME", "APFL", "Ditto", "FedBuff", "SCAFFOLD", "ARUBA"]
+)
 def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_path):
     given, schedule = recipe(name), table_of()
     assert len(set(schedule.staleness().tolist())) > 1

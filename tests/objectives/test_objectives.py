@@ -348,3 +348,28 @@ def test_filler_rows_do_not_count():
     )
     for objective in (personax.Erm(), personax.Meta(0.1), personax.Proximal(0.5)):
         np.testing.assert_allclose(direction(objective)[0]["w"], direction(objective, batch=padded)[0]["w"], rtol=1e-12)
+
+
+def test_ditto_follows_its_equation():
+    """`v <- v - lr (grad f(v) + strength (v - w))`, pulled toward the downloaded model, not toward the local one."""
+    ditto, anchor = personax.Ditto(0.7, local_lr=0.2), np.array([0.3, -1.0, 0.5])
+    found, v = direction(ditto, memory={"w": V}, anchor={"w": anchor})
+    np.testing.assert_allclose(found["w"], Q.gradient(W), rtol=1e-12)
+    np.testing.assert_allclose(v["w"], V - 0.2 * (Q.gradient(V) + 0.7 * (V - anchor)), rtol=1e-12)
+    _, v = direction(personax.Ditto(0.7), memory={"w": V}, anchor={"w": anchor}, lr=0.05)
+    np.testing.assert_allclose(v["w"], V - 0.05 * (Q.gradient(V) + 0.7 * (V - anchor)), rtol=1e-12)
+
+
+def test_a_newcomer_s_ditto_model_starts_at_the_shared_one():
+    """The fixed point of h(v; w) on a quadratic: (H + strength I) v = H optimum + strength w."""
+    ditto, params = personax.Ditto(0.7), {"w": jnp.asarray(W)}
+    batches = stacked(whole(X, Y), 500)
+    v = ditto.personalize(TASK.loss, params, ditto.init_personal(params), (), batches, 0.3)["w"]
+    np.testing.assert_allclose(Q.gradient(v) + 0.7 * (v - W), 0, atol=1e-9)
+
+
+def test_ditto_without_a_pull_trains_alone():
+    with pytest.raises(ValueError, match="With 0 the personal model is that of `local_only"):
+        personax.Ditto(-1.0)
+    _, v = direction(personax.Ditto(0.0), memory={"w": V})
+    np.testing.assert_allclose(v["w"], V - 0.1 * Q.gradient(V), rtol=1e-12)
