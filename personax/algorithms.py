@@ -1,6 +1,6 @@
-"""The named recipes, each an objective, a way to train locally and a server: the map of the library.
+"""The named recipes. Each combines an objective, local training and a server.
 
-Step sizes and other options are passed by keyword. Options that every recipe takes are those of `Local`.
+Pass step sizes and other options by keyword. Every recipe also accepts the options of `Local`.
 """
 
 from dataclasses import fields
@@ -21,7 +21,7 @@ HESSIAN_FREE = relative_difference(1e-2)
 
 @value
 class Algorithm:
-    """What a client minimizes, how it trains, and when the server applies its updates."""
+    """An objective, the local training that minimizes it, and the server that applies the updates."""
 
     objective: Objective
     local: Local
@@ -29,10 +29,10 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         require_objective(self.objective)
-        self.local.draws(self.objective)  # raises where batch sizes do not fit the objective's batches
+        self.local.draws(self.objective)  # raises if the batch sizes do not fit the objective's batches
 
     def __repr__(self) -> str:
-        """The constructor without defaults; `print` shows them, too."""
+        """Show the constructor without defaults; `print` shows them too."""
         return short_repr(self)
 
     def __str__(self) -> str:
@@ -43,15 +43,15 @@ class Algorithm:
 
 
 @RECIPES.register(
-    summary="Clients train the shared model, the server averages",
+    summary="Clients train the shared model; the server averages the updates",
     source="McMahan 2017, Algorithm 1",
     citations=("mcmahan2017",),
 )
 def fedavg(*, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]) -> Algorithm:
-    """FedAvg: McMahan 2017.
+    """FedAvg: McMahan 2017, Algorithm 1.
 
     Departures from the paper: the mean over the cohort is uniform, as in the four papers, unless the server has
-    `weighting="samples"`; epochs are reshuffled every time, not once per visit.
+    `weighting="samples"`; data is reshuffled for every epoch, not once per visit.
 
     >>> fedavg(lr=0.1, num_steps=5).objective
     Erm()
@@ -60,7 +60,7 @@ def fedavg(*, lr: Tuned[StepSize | float], server: Server = synchronous(), **loc
 
 
 @RECIPES.register(
-    summary="FedAvg with each client held near the model it downloaded",
+    summary="FedAvg with each client kept near the model it downloaded",
     source="Li 2020, Algorithm 2",
     citations=("li2020",),
 )
@@ -79,7 +79,7 @@ def fedprox(
 
 
 @RECIPES.register(
-    summary="FedAvg with client drift corrected by control variates",
+    summary="FedAvg with control variates that correct client drift",
     source="Karimireddy 2020, Algorithm 1, options I and II",
     citations=("karimireddy2020",),
 )
@@ -90,7 +90,7 @@ def scaffold(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """SCAFFOLD: Karimireddy 2020, Algorithm 1. Its global step size is the server's `lr`.
+    """SCAFFOLD: Karimireddy 2020, Algorithm 1. The paper's global step size is the server's `lr`.
 
     Departures from the paper: none.
     """
@@ -98,25 +98,25 @@ def scaffold(
 
 
 @RECIPES.register(
-    summary="FedAvg with step sizes for each coordinate learned across clients",
+    summary="FedAvg with step sizes for each coordinate, learned across clients",
     source="Khodak 2019, Algorithm 2",
     citations=("khodak2019",),
 )
 def aruba(
     objective: Aruba = Aruba(), *, lr: Tuned[float] = 1.0, server: Server = synchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
-    """FedAvg with ARUBA's learned step sizes, which `lr` multiplies: Khodak 2019, Algorithm 2.
+    """FedAvg with ARUBA's learned step sizes, multiplied by `lr`: Khodak 2019, Algorithm 2.
 
     Departures from the paper: see `Aruba`.
     """
     return Algorithm(objective, Local(lr, **local), server)
 
 
-@RECIPES.register(summary="Each client alone, nothing shared", source="A baseline without a paper of its own")
+@RECIPES.register(summary="Each client trains alone; nothing is shared", source="A baseline, not from a paper")
 def local_only(
     *, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
-    """Each client trains alone; the server only determines when. Departures from the paper: none."""
+    """Local training: each client trains alone, and the server only determines when. A baseline, not from a paper."""
     return Algorithm(LocalOnly(), Local(lr, **local), server)
 
 
@@ -135,18 +135,19 @@ def per_fedavg(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """Per-FedAvg: Fallah Algorithm 1; with several adaptation steps gMeta Algorithm 1.
+    """Per-FedAvg: Fallah Algorithm 1; with several adaptation steps, gMeta Algorithm 1.
 
-    `hvp` is `exact`, `first_order` or a difference of gradients (Hessian-free), see `px.curvature`. For the batches of
+    `hvp` is `exact`, `first_order` or a finite difference of gradients (Hessian-free); see `px.curvature`. For
     `curvature_on` see `Meta`.
 
-    Departures from the paper: the Hessian-free default has a radius relative to the vector, see `RelativeDifference`.
+    Departures from the paper: the radius of the Hessian-free default is relative to the vector, see
+    `RelativeDifference`.
     """
     return Algorithm(Meta(adapt_lr, num_adapt_steps, hvp, curvature_on), Local(lr, **local), server)
 
 
 @RECIPES.register(
-    summary="Personal models held near the shared one by a Moreau envelope",
+    summary="Personal models kept near the shared one by a Moreau envelope",
     source="Dinh 2020, Algorithm 1",
     citations=("dinh2020",),
 )
@@ -159,16 +160,17 @@ def pfedme(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """pFedMe: Dinh 2020, Algorithm 1. The server's `lr` is its beta, `(1 - beta) w + beta mean`.
+    """pFedMe: Dinh 2020, Algorithm 1. The server's `lr` is the paper's beta, `(1 - beta) w + beta mean`.
 
-    All clients train and a sample is aggregated: run it on `rounds(n, ..., num_aggregated=...)`.
+    All clients train and a sample is aggregated, so use a schedule `rounds(n, ..., num_aggregated=...)`.
+
     Departures from the paper: none.
     """
     return Algorithm(Moreau(strength, prox_lr, num_prox_steps), Local(lr, **local), server)
 
 
 @RECIPES.register(
-    summary="A mixture of a local and the shared model, the weight fixed or learned",
+    summary="A mixture of a local and the shared model, with a fixed or learned weight",
     source="APFL 2020, Algorithm 1, (5) and (6)",
     citations=("deng2020",),
 )
@@ -181,7 +183,7 @@ def apfl(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """APFL: Algorithm 1, (5), and (6) unless `update_mix` is "never". Departures from the paper: none."""
+    """APFL: Algorithm 1 and (5), with (6) unless `update_mix` is "never". Departures from the paper: none."""
     return Algorithm(Mixture(mix, update_mix=update_mix, radius=radius), Local(lr, **local), server)
 
 
@@ -210,7 +212,7 @@ def ditto(
 def fedasync(
     *, lr: Tuned[StepSize | float], server: Server = asynchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
-    """FedAsync as PersA-FL states it, which adds deltas: Algorithms 1 and 2, Option A.
+    """FedAsync as in PersA-FL, which adds deltas: Algorithms 1 and 2, Option A.
 
     Departures from the paper: none.
     """
@@ -218,7 +220,7 @@ def fedasync(
 
 
 @RECIPES.register(
-    summary="Asynchronous averaging that mixes in models, stale ones less",
+    summary="Asynchronous averaging that mixes in models, with less weight for stale ones",
     source="Xie 2019, Algorithm 1 and section 5.2",
     citations=("xie2019",),
 )
@@ -231,10 +233,13 @@ def fedasync_mixing(
     max_staleness: int | None = None,
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedAsync as Xie 2019 states it, which mixes models: Algorithm 1.
+    """FedAsync as in Xie 2019, which mixes models: Algorithm 1.
 
-    `w <- (1 - a) w + a w_i` with `a = mixing * discount(staleness)`; `strength` is its proximal rho.
-    Departures from the paper: none. (A fresh update has staleness 0 and full weight, as in its section 5.2.)
+        w <- (1 - a) w + a w_i,     a = mixing * discount(staleness)
+
+    `strength` is the paper's proximal rho. A fresh update has staleness 0 and full weight, as in section 5.2.
+
+    Departures from the paper: none.
     """
     server = asynchronous(mixing, discount=discount, max_staleness=max_staleness, applies="models")
     return Algorithm(Proximal(strength), Local(lr, **local), server)
@@ -253,7 +258,7 @@ def fedbuff(
     discount: Discount = Polynomial(0.5),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedBuff: Nguyen 2022, Algorithms 1 and 2. Departures from the paper: none (no privacy noise)."""
+    """FedBuff: Nguyen 2022, Algorithms 1 and 2. Departures from the paper: none (without privacy noise)."""
     return Algorithm(Erm(), Local(lr, **local), buffered(buffer_size, server_lr, discount=discount))
 
 
@@ -267,6 +272,6 @@ def persafl(
 ) -> Algorithm:
     """PersA-FL: Algorithms 1 and 2, Option B with `Meta` (PersA-FL-MAML) or Option C with `Moreau` (PersA-FL-ME).
 
-    Departures from the paper: none. (The factor 2 missing from (D1) is a mistake there, see `FiniteDifference`.)
+    Departures from the paper: none. (The factor 2 missing from (D1) is a misprint, see `FiniteDifference`.)
     """
     return Algorithm(objective, Local(lr, **local), server)

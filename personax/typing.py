@@ -1,7 +1,7 @@
-"""The vocabulary: what passes between the packages.
+"""The types that the packages exchange.
 
-A client is one data set with its own loss. Everything in `objectives/` and `client/` is written for one client;
-`simulation/` adds the others with `vmap`.
+A client is one dataset with its own loss. Everything in `objectives/` and `client/` is written for one client;
+`simulation/` maps it over many with `vmap`.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from jax import Array
 
 PyTree = Any
 Scalar = Array | float
-Params = PyTree  # w: what the server shares
-Personal = PyTree  # what never leaves client i: (), or v_i and its mixing weight, theta_i, a control variate
-Shared = PyTree  # what the server broadcasts beside w: (), SCAFFOLD's c, ARUBA's sums
-Extra = PyTree  # what a client uploads beside its delta; the server adds these up
+Params = PyTree  # w: the shared model
+Personal = PyTree  # the state that never leaves client i: (), or v_i and its mixing weight, theta_i, a control variate
+Shared = PyTree  # the state that the server broadcasts with w: (), SCAFFOLD's c, ARUBA's sums
+Extra = PyTree  # the upload besides the delta; the server sums it over clients
 
 
 class Batch(NamedTuple):
-    """Examples along the leading axis.
+    """A batch of examples along the leading axis.
 
-    `weight` is 0 for filler rows; `key` seeds dropout, so that a loss is a function of (params, batch) and the
-    two ends of a finite difference see the same mask.
+    `weight` is 0 for filler rows. `key` seeds dropout, so that a loss is a function of (params, batch) and both ends of
+    a finite difference use the same mask.
     """
 
     x: Array
@@ -36,7 +36,7 @@ Metrics = dict[str, Array]
 
 
 class Apply(Protocol):
-    """Outputs of a network. Without a key the network is evaluated: dropout is off."""
+    """The outputs of a network. Without a key the network is in evaluation mode: dropout is off."""
 
     def __call__(self, params: Params, x: Array, key: Array | None = None, /) -> Array: ...
 
@@ -45,29 +45,29 @@ ClockName = Literal["step", "round"]
 
 
 class Clock(NamedTuple):
-    """Where a local step stands: the round, the step within the visit, and the visit's number of steps."""
+    """The time of a local step: the round, the step within the visit, and the visit's number of steps."""
 
     round: Scalar
     step: Scalar
     num_steps: Scalar
 
     def ticks(self, name: ClockName) -> Scalar:
-        """The number of ticks before now: 0 at the first step of the first round."""
+        """Return the number of ticks so far: 0 at the first step of the first round."""
         return self.round if name == "round" else self.round * self.num_steps + self.step
 
 
 class Model(NamedTuple):
-    """A network as pure functions; `init` takes a key and one example batch `x`."""
+    """A network as a pair of pure functions; `init` takes a key and one example batch `x`."""
 
     init: Callable[[Array, Array], Params]
     apply: Apply
 
 
 class Task(NamedTuple):
-    """What a model is trained for: its loss, and per-example metrics for evaluation.
+    """A model with its training loss and its evaluation metrics.
 
-    `metrics(params, batch)` gives the weighted mean over the batch of each metric, dropout off.
-    `check(outputs, targets)` explains what is wrong with one client's targets, or returns "".
+    `metrics(params, batch)` returns the weighted mean of each metric over the batch, with dropout off.
+    `check(outputs, targets)` describes what is wrong with one client's targets, or returns "".
     """
 
     model: Model

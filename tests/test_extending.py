@@ -154,7 +154,7 @@ def test_an_objective_that_leaves_answers_out_is_rejected_by_name():
     class Short:
         federated = True
 
-    with pytest.raises(ValueError, match=r"The objective Short lacks .*`default_scoring`.* Name a trivial answer"):
+    with pytest.raises(ValueError, match=r"The objective Short lacks .*`default_scoring`.* Implement each"):
         px.Algorithm(Short(), px.Local(0.1, num_steps=1), px.synchronous())
 
 

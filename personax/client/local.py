@@ -24,13 +24,22 @@ from personax.values import Static, require, require_count, require_one_of, requ
 
 @value
 class Local:
-    """A client's visit: `num_steps` steps, or `num_epochs` passes over its data, of an optax optimizer.
+    """Local training on one client: `num_steps` steps, or `num_epochs` passes over its data, of an optax optimizer.
 
-    The optimizer's state is reset at each visit. `batch_size` is one number or `BatchSizes` by role; `sampling`
-    draws batches independently with replacement, or in shuffled epochs whose last batch may be short; `clip_norm`
-    bounds the direction's norm; with a `query_share` that part of each client's training data, its last rows, serves
-    the outer batches alone and the rest the others (APFL section 5 keeps 10 % for Per-FedAvg). The number of steps in
-    an epoch counts all samples.
+    The optimizer's state is reset at each visit.
+
+    Args:
+        lr: the step size, a number or a schedule such as `Decay`.
+        num_steps: the number of steps per visit. Give either this or `num_epochs`.
+        num_epochs: the number of passes over the client's data per visit. An epoch's number of steps counts all of the
+            client's samples.
+        batch_size: one number, or `BatchSizes` by role.
+        optimizer: an optax optimizer; by default plain SGD.
+        clip_norm: the largest norm of a direction.
+        sampling: `"replacement"` draws batches independently with replacement; `"shuffled"` runs through shuffled
+            epochs, whose last batch may be smaller.
+        query_share: the share of each client's training data (its last rows) that is reserved for the outer batches;
+            the other roles draw from the rest. APFL section 5 reserves 10 % for Per-FedAvg.
     """
 
     lr: StepSize | float
@@ -54,7 +63,7 @@ class Local:
         require(lambda num: num <= MAX_STEPS, "num_steps", self.num_steps, f"be at most {MAX_STEPS}")
         if not isinstance(self.batch_size, BatchSizes):
             require_count("batch_size", self.batch_size)
-        require_positive("clip_norm", self.clip_norm, "For no clipping leave it out.")
+        require_positive("clip_norm", self.clip_norm, "To disable clipping, omit it.")
         require_one_of("sampling", self.sampling, ("replacement", "shuffled"))
         require(lambda v: (v > 0) & (v < 1), "query_share", self.query_share, "lie strictly between 0 and 1")
 
@@ -64,14 +73,14 @@ class Local:
         return self.batch_size if isinstance(self.batch_size, BatchSizes) else BatchSizes(self.batch_size)
 
     def size_of(self, role: str) -> int:
-        """The size of the batch of a role that draws one."""
+        """Return the batch size of a role that draws one batch."""
         return self.sizes.of(role)
 
     def steps_of(self, count: Any) -> Any:
-        """The number of steps of a client that holds `count` samples."""
+        """Return the number of steps of a client with `count` samples."""
         if self.num_steps is not None:
             return self.num_steps
-        assert self.num_epochs is not None  # one of the two is given
+        assert self.num_epochs is not None  # exactly one of the two is given
         return self.num_epochs * -(-count // self.size_of("outer"))
 
     @property
@@ -80,7 +89,7 @@ class Local:
         return self.optimizer.is_plain and self.clip_norm is None
 
     def draws(self, objective: Objective) -> tuple[Draw, ...]:
-        """The batches of one local step."""
+        """Return the batches that one local step draws."""
         counts = objective.roles().items()
         most = MAX_DRAWS // len(ROLES)
         require(lambda num: num <= most, "batches of one role", max(num for _, num in counts), f"be at most {most}")
@@ -89,7 +98,7 @@ class Local:
 
 
 class LocalOptions(TypedDict, total=False):
-    """The options of `Local` that recipes pass on: all of its fields except `lr`."""
+    """The options of `Local` that recipes accept: all of its fields except `lr`."""
 
     num_steps: int | None
     num_epochs: int | None
@@ -111,7 +120,7 @@ class Update(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The start of a visit: what the client downloaded, and its own state."""
+    """The start of a visit: the download and the client's own state."""
 
     anchor: Params
     shared: Shared
@@ -127,7 +136,7 @@ class _Carry(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """Everything that the steps of a visit share."""
+    """The values that all steps of a visit share."""
 
     objective: Objective
     local: Local
@@ -136,14 +145,14 @@ class _Course(NamedTuple):
     read: Callable[[PyTree], Batches]
 
     def at(self, index: Scalar, drawn: PyTree) -> tuple[Visit, Batches]:
-        """The visit at one step, and the batches of that step."""
-        kind = jnp.result_type(*jax.tree.leaves(self.visit.anchor))  # a step size never widens the parameters
+        """Return the visit and the batches at one step."""
+        kind = jnp.result_type(*jax.tree.leaves(self.visit.anchor))  # a step size never widens the parameters' dtype
         clock = self.visit.clock._replace(step=index)
         lr = jnp.asarray(step_size_at(self.local.lr, clock), kind)
         return self.visit._replace(clock=clock, lr=lr), self.read(drawn)
 
     def outer_batch(self, at: tuple[Array, PyTree]) -> Batch:
-        """The shapes of the outer batch of a step."""
+        """Return the shapes of a step's outer batch."""
         return jax.eval_shape(
             lambda drawn: only_batch(self.read(jax.tree.map(lambda leaf: leaf[0], drawn)), "outer"), at[1]
         )
@@ -160,11 +169,18 @@ def local_update(
     stream: Array,
     is_recorded: bool = False,
 ) -> Update:
-    """One client's visit, from what it downloaded to its update.
+    """Run one client's visit, from the download to its update.
 
-    `stream` is the run's, see `run_stream`. `max_count` is the largest number of samples of any client: it fixes the
-    length of the scan where clients differ.
-    If it is recorded, the path has the iterate and the memory after each step.
+    Args:
+        objective: the function that the client minimizes.
+        local: the settings of local training.
+        task: the model and its loss.
+        data: the federation's flat arrays.
+        max_count: the largest number of samples of any client, which sets the length of the scan if clients differ.
+        client: the client's rows and update count.
+        begin: the download and the client's own state.
+        stream: the run's key, see `run_stream`.
+        is_recorded: record the iterate and the memory after each step as the path.
     """
     max_steps, anchor = local.steps_of(max_count), begin.anchor
     start, memory = objective.begin(anchor, begin.personal)
@@ -176,7 +192,7 @@ def local_update(
     visit = visit._replace(lr=lr_sum)
     full = lambda w: full_gradient(task.loss, w, data, client, local.size_of("outer"), max_count)
     kept, extra = objective.finish(end, memory, visit, full)
-    # Without the barrier the start of all clients' models, one array each, is kept through the loop and copied for it.
+    # Without the barrier, XLA keeps a copy of all clients' initial models through the loop.
     begun = jax.lax.optimization_barrier(start)
     delta = jax.tree.map(jnp.subtract, begun, end) if objective.federated else optax.tree.zeros_like(anchor)
     return Update(delta, end, extra, kept, path)
@@ -185,7 +201,7 @@ def local_update(
 def _take_steps(
     course: _Course, start: Params, memory: Memory, at: tuple[Array, PyTree], is_recorded: bool
 ) -> tuple[_Carry, PyTree]:
-    """Take a step for each entry of `at`; also the iterate and the memory after each, if they are recorded."""
+    """Take one step for each entry of `at`; also return the iterate and the memory after each if they are recorded."""
     objective, local, loss = course.objective, course.local, course.loss
     descends = objective.is_plain and local.descends
     here = along(loss, start, course.outer_batch(at), len(at[0]), is_recorded or not descends)
@@ -202,7 +218,7 @@ def _take_steps(
             change, state = local.optimizer.at(now.lr).update(direction, carry.optimizer, carry.iterate)
             kept, scale = (memory, state), 1.0
         new, is_active = _Carry(carry.iterate, *kept, carry.lr_sum + now.lr), True
-        if local.num_epochs is not None:  # a client that has finished while others still train keeps its state
+        if local.num_epochs is not None:  # clients that have finished wait unchanged until the others finish
             is_active = now.clock.step < now.clock.num_steps
             new = jax.tree.map(lambda a, b: jnp.where(is_active, a, b), new, carry)
         new = new._replace(iterate=objective.project(here.step(carry.iterate, scale, change, is_active)))
@@ -215,7 +231,7 @@ def _take_steps(
 
 
 def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Extra:
-    """The extra upload of a visit without steps: it has the shapes of any visit's and is quick to trace."""
+    """Return the extra upload of a visit without steps, which has the shapes of any visit's and is quick to trace."""
     start, memory = objective.begin(anchor, personal)
     lr = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
     visit = Visit(anchor, objective.init_shared(anchor), Clock(jnp.zeros((), jnp.int32), 0, 1), lr)
@@ -227,13 +243,13 @@ def _read(
     draws: tuple[Draw, ...],
     drawn: tuple[Array, Array, Array],
 ) -> Batches:
-    """The batches of a step, by role, which follow each other.
+    """Read the batches of a step, by role.
 
-    A CPU reads all of them at once; an accelerator would wait for kernels that tell them apart.
+    A CPU reads them all in one gather. On an accelerator the kernels that split such a gather would cost more.
     """
     rows, weight, keys = drawn
     at_once = reads_batches_together()
-    # Without the barriers XLA repeats the gather inside each matrix product that reads it.
+    # Without the barriers, XLA repeats the gather inside each matrix product that reads it.
     stored = jax.lax.optimization_barrier((data.x[rows], data.y[rows])) if at_once else ()
     batches: dict[str, Batch] = {}
     row = first = 0
@@ -254,7 +270,7 @@ def _read(
 def full_gradient(
     loss: LossFn, params: Params, data: ClientData, client: ClientRows, size: int, max_count: int
 ) -> Params:
-    """The gradient of a client's mean loss over all its data, in slices of `size` rows; one dropout mask for all."""
+    """Return the gradient of a client's mean loss over all its data, in slices of `size` rows, with a single mask."""
     key = jax.random.key(0)
 
     def add(total: Params, begin: Array) -> tuple[Params, None]:
@@ -263,7 +279,7 @@ def full_gradient(
         batch = gather(data, client.start + jnp.minimum(places, client.num_samples - 1), weight, key)
         share = weight.sum() / client.num_samples
         gradient = jax.grad(loss)(params, batch)
-        # A slice of nothing but filler may have no finite loss of its own.
+        # The loss of a slice that contains only filler may not be finite.
         return jax.tree.map(lambda t, g: t + jnp.where(share > 0, share * g, 0).astype(t.dtype), total, gradient), None
 
     begins = jnp.arange(0, max_count, size, dtype=jnp.int32)

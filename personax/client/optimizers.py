@@ -14,9 +14,9 @@ from personax.values import OPTIMIZERS, Static, require_imports_allowed, value
 @OPTIMIZERS.register()
 @value
 class Optimizer:
-    """An optax optimizer by name, or by the import path `module:function` of anything that makes one.
+    """An optax optimizer, given by name or as the import path `module:function` of a function that returns one.
 
-    The step size is not part of it: it belongs to `Local` or `Server`, where it may follow a clock.
+    The step size is not included. It belongs to `Local` or `Server`, where it may follow a schedule.
 
     >>> optimizer("adam", b1=0.8)
     Optimizer(name='adam', options=(('b1', 0.8),))
@@ -31,17 +31,17 @@ class Optimizer:
             self.at(0.1).init({})
         except (AttributeError, ImportError, TypeError, ValueError) as error:
             raise ValueError(
-                f"`name` and `options` must make an optimizer, got {self.name!r} with {dict(self.options)}: {error}. "
-                "Use a name of optax such as 'sgd' or 'adam', or a function of a learning rate that can be imported."
+                f"No optimizer can be made from name {self.name!r} and options {dict(self.options)}: {error}. "
+                "Use an optax name such as 'sgd' or 'adam', or an importable function of a learning rate."
             ) from error
 
     @property
     def is_plain(self) -> bool:
-        """True if its change is minus the step size times the direction."""
+        """True if its update is minus the step size times the direction."""
         return (self.name, self.options) == ("sgd", ())
 
     def at(self, lr: Scalar) -> optax.GradientTransformationExtraArgs:
-        """The optimizer with this step size. Optimizer states do not depend on it."""
+        """Return the optax optimizer with this step size. Its state does not depend on the step size."""
         module, _, name = self.name.rpartition(":")
         if module:
             require_imports_allowed(self.name)
@@ -50,6 +50,6 @@ class Optimizer:
 
 
 def optimizer(make: str | Callable[..., optax.GradientTransformation] = "sgd", **options: Any) -> Optimizer:
-    """An optax optimizer as a value: `optimizer("sgd", momentum=0.9)`, or any function of a `learning_rate`."""
+    """Wrap an optax optimizer as a value: `optimizer("sgd", momentum=0.9)`, or any function of a `learning_rate`."""
     name = make if isinstance(make, str) else f"{make.__module__}:{make.__qualname__}"
     return Optimizer(name, tuple(sorted(options.items())))

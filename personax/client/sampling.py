@@ -1,8 +1,8 @@
-"""Batches: the samples that a local step sees.
+"""Batch sampling: the samples that each local step uses.
 
-A batch is a function of (key, stable client id, that client's own update count, step, role, draw) and of nothing else:
-not of the cohort, the event or the thread. So a vmapped run equals a sequential one, a live run a simulated one, and
-first-order, Hessian-free and exact methods see the same batches.
+A batch depends only on (key, stable client id, that client's own update count, step, role, draw), never on the cohort,
+the event or the thread. Therefore a vmapped run equals a sequential one, a live run equals a simulated one, and
+first-order, Hessian-free and exact methods use the same batches.
 """
 
 from functools import partial
@@ -24,10 +24,10 @@ ROLES = ("outer", "adapt", "curvature")
 @BATCH_SIZES.register()
 @value
 class BatchSizes:
-    """A batch size for each role; `adapt` and `curvature` default to `outer`.
+    """Batch sizes by role; `adapt` and `curvature` default to `outer`.
 
-    Each of these two may have one size for each adaptation step: D_{i,0}, D_{i,1}, ... of gMeta Remark 2. All batches
-    of a role then have as many rows as its largest, the surplus with weight 0.
+    `adapt` and `curvature` may also give one size for each adaptation step: D_{i,0}, D_{i,1}, ... of gMeta Remark 2.
+    All batches of a role are then padded to the largest with rows of weight 0.
 
     >>> BatchSizes(40, adapt=(10, 20)).each("adapt", 2)
     (10, 20)
@@ -48,17 +48,17 @@ class BatchSizes:
                 require_count(f"batch_size.{role}", size)
 
     def of(self, role: str) -> int:
-        """The size of the batch of a role that draws one."""
+        """Return the batch size of a role that draws one batch."""
         return self.each(role, 1)[0]
 
     def each(self, role: str, num: int) -> tuple[int, ...]:
-        """The sizes of this role's `num` batches."""
+        """Return the sizes of this role's `num` batches."""
         sizes = getattr(self, role) or self.outer
         if not isinstance(sizes, tuple):
             return (sizes,) * num
         if num not in (0, len(sizes)):
             raise ValueError(
-                f"`batch_size.{role}` has {len(sizes)} sizes, and there are {num} batches of this role. "
+                f"`batch_size.{role}` has {len(sizes)} sizes, but this role draws {num} batches. "
                 "Give one size, or one for each adaptation step."
             )
         return sizes[:num]
@@ -73,7 +73,7 @@ class Draw(NamedTuple):
 
 
 class ClientRows(NamedTuple):
-    """One client's rows in the data, its stable number, and its number of earlier updates."""
+    """One client's rows in the data, its stable id, and its number of earlier updates."""
 
     start: Array
     num_samples: Array
@@ -89,7 +89,7 @@ def draw_rows(
     sampling: Sampling,
     query_share: Scalar | None = None,
 ) -> tuple[Array, Array, Array]:
-    """For each of `steps`: rows and weights (0 for filler) of its batches in a row, and a dropout key for each."""
+    """Draw the batches of each of `steps`: joined rows and weights (0 for filler), and one dropout key per batch."""
     sizes, width_of = [draw.size for draw in draws], widths(draws)
     num_rows = [width_of[draw.role] for draw in draws]
     codes = jnp.array([len(ROLES) * draw.number + ROLES.index(draw.role) for draw in draws], jnp.uint32)
@@ -105,7 +105,7 @@ def draw_rows(
 
 
 def widths(draws: tuple[Draw, ...]) -> dict[str, int]:
-    """By role, in the order of the draws, the size of the largest batch: the number of rows of each."""
+    """Return the size of each role's largest batch, in the order of the draws; its batches are padded to this size."""
     found: dict[str, int] = {}
     for draw in draws:
         found[draw.role] = max(found.get(draw.role, 0), draw.size)
@@ -115,7 +115,7 @@ def widths(draws: tuple[Draw, ...]) -> dict[str, int]:
 def _draw(
     visit: Array, sampling: Sampling, width: int, step: Array, code: Array, size: Array, start: Array, count: Array
 ) -> tuple[Array, Array, Array]:
-    """One batch of at most `width` rows out of `count` from `start` on: its rows, their weights, its dropout key."""
+    """Draw one batch from `count` rows that begin at `start`, padded to `width`: rows, weights and dropout key."""
     key = draw_key(visit, step, code)
     if sampling == "replacement":
         positions, weight = scale_word(jax.random.bits(key, (width,), jnp.uint32), count), jnp.ones(width)
@@ -129,7 +129,7 @@ def _draw(
 
 
 def scale_word(words: Array, count: Array) -> Array:
-    """`floor(word * count / 2^32)`: words to 0 ... count - 1, without 64-bit arithmetic."""
+    """Return `floor(word * count / 2^32)`, which maps words to 0 ... count - 1 without 64-bit arithmetic."""
     count = count.astype(jnp.uint32)
     low = (words & 0xFFFF) * (count & 0xFFFF)
     middle = (words >> 16) * (count & 0xFFFF) + (low >> 16)
@@ -138,7 +138,7 @@ def scale_word(words: Array, count: Array) -> Array:
 
 
 def _part(client: ClientRows, role: str, query_share: Scalar | None) -> tuple[Array, Array]:
-    """The rows that a role draws from: all, or the query part for `outer` and the support part for the others."""
+    """Return the rows that a role draws from: all, or the query part for `outer` and the support part otherwise."""
     if query_share is None:
         return client.start, client.num_samples
     wanted = jnp.round(client.num_samples * query_share).astype(client.num_samples.dtype)
@@ -148,10 +148,10 @@ def _part(client: ClientRows, role: str, query_share: Scalar | None) -> tuple[Ar
 
 
 def permute(key: Array, places: Array, count: Array) -> Array:
-    """Images of `places` under a random permutation of 0 ... count - 1, without forming the permutation.
+    """Apply a random permutation of 0 ... count - 1 to `places` without forming the permutation.
 
-    A Feistel network permutes the smallest enclosing power of four; places that leave the range are sent through it
-    again until they are back inside. So one batch of a shuffled epoch costs its own size, not the client's.
+    A Feistel network permutes the smallest enclosing power of four. Places that leave the range go through it again
+    until they return. One batch of a shuffled epoch therefore costs its own size, not the client's.
     """
     round_keys = jax.random.bits(key, (12,), jnp.uint32)
     halves = jnp.maximum((33 - jax.lax.clz(jnp.maximum(count - 1, 1).astype(jnp.uint32))) // 2, 1)
@@ -172,7 +172,7 @@ def permute(key: Array, places: Array, count: Array) -> Array:
 
 
 def _scramble(values: Array, key: Array) -> Array:
-    # The finishing rounds of a 32-bit hash: two multiplications by odd constants, each between two shifts.
+    # The finalizer of a 32-bit hash: two multiplications by odd constants, each between two shifts.
     mixed = values ^ key
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
@@ -180,7 +180,7 @@ def _scramble(values: Array, key: Array) -> Array:
 
 
 def gather(data: ClientData, rows: Array, weight: Array, key: Array) -> Batch:
-    """The samples of these rows."""
+    """Return the samples of these rows as a batch."""
     return Batch(data.x[rows], data.y[rows], weight, key)
 
 
@@ -197,10 +197,19 @@ def batch_indices(
     sampling: Sampling = "replacement",
     query_share: float | None = None,
 ) -> Array:
-    """The rows of `federation.x` that a client's local step saw, -1 for filler.
+    """Return the rows of `federation.x` that a client's local step used, -1 for filler.
 
-    `client` is the position in the federation, `update` counts that client's own earlier visits, `draw` tells the
-    batches of a role apart (adaptation steps), and `key` is the run's key as given to `simulate`.
+    Args:
+        federation: the federation that the run used.
+        key: the run's key, as given to `simulate`.
+        client: the client's position in the federation.
+        update: the number of that client's earlier visits.
+        step: the local step.
+        role: `"adapt"`, `"outer"` or `"curvature"`.
+        size: the batch size.
+        draw: the number of the batch within its role (the adaptation step).
+        sampling: as in `Local`.
+        query_share: as in `Local`.
     """
     data = federation.train
     where = ClientRows(data.start[client], data.num_samples[client], data.ids[client], jnp.asarray(update))

@@ -1,7 +1,7 @@
-"""Step sizes that follow a clock. A plain number is a constant step size.
+"""Step size schedules. A plain number is a constant step size.
 
-Two clocks: `"step"` counts all local steps, t = round * num_steps + step, and `"round"` counts rounds. The round is
-the server's version that the client downloaded, so asynchronous runs read the same clock.
+There are two clocks: `"step"` counts local steps, t = round * num_steps + step, and `"round"` counts rounds. The round
+is the server version that the client downloaded, so asynchronous runs use the same clock.
 """
 
 from typing import Protocol
@@ -29,7 +29,7 @@ class StepSize(Protocol):
 
 
 def step_size_at(lr: "StepSize | Scalar", clock: Clock) -> Scalar:
-    """Read a step size at a time; a number is constant.
+    """Evaluate a step size at a given time; a number is constant.
 
     >>> float(step_size_at(Decay(0.1, rate=0.5), Clock(1, 1, 2)))
     0.0125
@@ -38,7 +38,7 @@ def step_size_at(lr: "StepSize | Scalar", clock: Clock) -> Scalar:
 
 
 def require_step_size(name: str, lr: "StepSize | Scalar | None", hint: str = "") -> None:
-    """Require a positive number or a schedule (which has validated itself)."""
+    """Require a positive number or a schedule, which has validated itself."""
     if not callable(lr):
         require_positive(name, lr, hint)
 
@@ -46,7 +46,7 @@ def require_step_size(name: str, lr: "StepSize | Scalar | None", hint: str = "")
 @STEP_SIZES.register()
 @value
 class Decay:
-    """`initial (1 - rate)^t`. APFL section 5: "at each iteration the learning rate is decreased by 1 %"."""
+    """Exponential decay, `initial (1 - rate)^t`: APFL section 5, "the learning rate is decreased by 1%" each step."""
 
     initial: Tuned[float]
     rate: float
@@ -64,7 +64,7 @@ class Decay:
 @STEP_SIZES.register()
 @value
 class InverseDecay:
-    """`initial / (1 + rate t)`: the linear decay of Bottou 2012 that APFL section 5 names as its source."""
+    """Inverse decay, `initial / (1 + rate t)`: the linear decay of Bottou 2012, which APFL section 5 cites."""
 
     initial: Tuned[float]
     rate: float
@@ -82,9 +82,9 @@ class InverseDecay:
 @STEP_SIZES.register()
 @value
 class InverseSqrt:
-    """`scale / sqrt(num_steps * k)` with k = 1, 2, ... the round: Fallah Remark G.1.
+    """Inverse square root decay, `scale / sqrt(num_steps * k)` in round k = 1, 2, ...: Fallah Remark G.1.
 
-    On the clock of local steps the root is of the local steps taken, this one included.
+    With the `"step"` clock, the root is of the number of local steps taken, including the current one.
     """
 
     scale: Tuned[float] = 1.0
@@ -102,10 +102,10 @@ class InverseSqrt:
 @STEP_SIZES.register()
 @value
 class StronglyConvex:
-    """`scale / (mu (t + a))` with t = 1, 2, ... the iterate that the step makes: APFL Theorems 2 and 7.
+    """The step size of APFL Theorems 2 and 7, `scale / (mu (t + a))`, for the step that produces iterate t = 1, 2, ...
 
-    mu is `strong_convexity`; a is `offset`: max(128 L / mu, num_steps) in Theorem 2, and max(64 L / mu, num_steps) with
-    the `scale` 8 in Theorem 7.
+    mu is `strong_convexity` and a is `offset`: max(128 L / mu, num_steps) in Theorem 2; max(64 L / mu, num_steps), with
+    `scale` 8, in Theorem 7.
     """
 
     strong_convexity: float

@@ -14,9 +14,10 @@ from personax.values import OBJECTIVES, Tuned, require_nonnegative, require_posi
 
 
 class Geometry(NamedTuple):
-    """Sums of squared distances and gradients, and a number of tasks.
+    """Running sums of squared distances and squared gradients, with the number of tasks.
 
-    As shared state, over all visits so far (the count is the t of the next one); as an upload, of one visit.
+    As shared state they cover all visits so far, and the count is the t of the next visit. As an upload they cover
+    one visit.
     """
 
     distances: Params
@@ -31,19 +32,22 @@ class Geometry(NamedTuple):
 )
 @value
 class Aruba:
-    """`w <- w - eta * grad f_i(w)`, coordinate by coordinate, `eta = sqrt(b / g)`: Khodak 2019, Algorithm 2.
+    """ARUBA, a learned step size for each coordinate: Khodak 2019, Algorithm 2.
 
-    b and g start at epsilon^2 and zeta^2 (`distance_scale`, `gradient_scale`); visit t = 1, 2, ... with first iterate
-    phi, last iterate theta and gradients g_1 ... g_m adds
+        w <- w - eta * grad f_i(w),     eta = sqrt(b / g),     elementwise.
+
+    b and g start at epsilon^2 and zeta^2 (`distance_scale`, `gradient_scale`). Visit t = 1, 2, ..., with first iterate
+    phi, last iterate theta and gradients g_1 ... g_m, updates them:
 
         b <- b + epsilon^2 / (t + 1)^p + (phi - theta)^2 / 2
         g <- g + zeta^2 / (t + 1)^p + sum_j g_j^2,           p = `power`.
 
-    After training a client refines the shared model by ARUBA++: the same steps with
-    g growing by `refinement` times each squared gradient, so that its step sizes shrink as it goes.
+    After training, a client refines the shared model with ARUBA++: the same steps, except that each one adds
+    `refinement` times the squared gradient to g, so the step sizes shrink along the way.
 
-    Departures from the paper: the cohort of a round shares phi and eta, as it must when it trains at the same time.
-    (`Local`'s step size multiplies eta; the recipe sets it to 1.)
+    `Local`'s step size multiplies eta; the recipe sets it to 1.
+
+    Departures from the paper: all clients of a round use the same phi and eta, because they train at the same time.
     """
 
     distance_scale: Tuned[float] = 0.05
@@ -105,7 +109,7 @@ class Aruba:
     def personalize(
         self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
     ) -> Params:
-        """Refinement (ARUBA++), one step for each batch; `lr` multiplies the learned step sizes."""
+        """Refine the model with ARUBA++, one step per batch; `lr` multiplies the learned step sizes."""
 
         def step(carry: tuple[Params, Geometry], batch: Batch) -> tuple[tuple[Params, Geometry], None]:
             w, geometry = carry

@@ -1,4 +1,4 @@
-"""Empirical risk: plain federated averaging, and training alone."""
+"""Empirical risk: federated averaging and local training."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,9 @@ from personax.values import OBJECTIVES, value
 )
 @value
 class Erm:
-    """`f_i(w)`: FedAvg (McMahan 2017); Fallah (1), (2); PersA-FL Algorithm 2, Option A.
+    """The client's loss at the shared model, `f_i(w)`: FedAvg.
+
+    McMahan 2017; Fallah (1), (2); PersA-FL Algorithm 2, Option A.
 
     Departures from the paper: none.
     """
@@ -47,14 +49,16 @@ class Erm:
 
 @OBJECTIVES.register(
     summary="The client's own loss at its own model",
-    source="A baseline without a paper of its own",
+    source="A baseline, not from a paper",
     citations=(),
 )
 @value
 class LocalOnly:
-    """`f_i(v_i)` from the client's own v_i, which starts at the initial model; nothing is shared.
+    """The client's loss at its own model, `f_i(v_i)`. Nothing is shared.
 
-    The baseline of every personalized method. Departures from the paper: none.
+    v_i starts at the initial model. This is the baseline that every personalized method has to beat.
+
+    Departures from the paper: none.
     """
 
     federated = False

@@ -20,24 +20,29 @@ from personax.values import OBJECTIVES, Static, Tuned, require_count, require_no
 )
 @value
 class Meta:
-    """`F_i(w) = f_i(w_nu)` with `w_l = w_{l-1} - adapt_lr grad f_i(w_{l-1})`, w_0 = w, nu = `num_adapt_steps`.
+    """The client's loss after adaptation, `F_i(w) = f_i(w_nu)`: Per-FedAvg and gMeta.
 
-    Fallah (3), (4) for one step; gMeta (7) for any number; PersA-FL (4). The gradient, gMeta (8):
+    The adaptation takes nu = `num_adapt_steps` gradient steps from w_0 = w:
 
-        (I - a H(w_0)) (I - a H(w_1)) ... (I - a H(w_{nu-1})) grad f_i(w_nu),     a = adapt_lr,
+        w_l = w_{l-1} - a grad f_i(w_{l-1}),     a = adapt_lr.
 
-    estimated with independent batches, gMeta (11), for nu = 1 Fallah (8) and PersA-FL (9):
+    This is Fallah (3), (4) and PersA-FL (4) for one step, and gMeta (7) for any number. Its gradient, gMeta (8), is
+
+        (I - a H(w_0)) (I - a H(w_1)) ... (I - a H(w_{nu-1})) grad f_i(w_nu).
+
+    It is estimated with independent batches: gMeta (11); Fallah (8) and PersA-FL (9) for nu = 1. The papers use the
+    letter D' for different batches:
 
         adapt      nu batches, for w_1 ... w_nu               D in Fallah, D_{i,0..nu-1} in gMeta, D' in PersA-FL
         outer      one batch, for grad f_i(w_nu)              D' in Fallah, D_{i,nu} in gMeta, D in PersA-FL
         curvature  nu batches, for H(w_0) ... H(w_{nu-1})     D'' in Fallah and PersA-FL, D' in gMeta
 
-    `hvp=exact` is gMeta's Algorithm 2; `first_order` is (31), Algorithm 3, Fallah (112), and draws no curvature
-    batches; `finite_difference` is (35)-(36), Algorithm 4, Fallah (120)-(121).
+    `hvp=exact` is gMeta's Algorithm 2. `first_order` is gMeta (31), Algorithm 3 and Fallah (112), and draws no
+    curvature batches. `finite_difference` is gMeta (35)-(36), Algorithm 4 and Fallah (120)-(121).
 
-    With `curvature_on="outer"` every Hessian is that of the outer batch, and no curvature batches are drawn: Fallah's
-    two-stage text under (8) and the last line of the inner loop of its Algorithm 1 print D' for the Hessian. The
-    lemmas are about (8), with independent batches, and no theorem covers this reading.
+    With `curvature_on="outer"`, every Hessian is evaluated on the outer batch and no curvature batches are drawn. This
+    follows the text below Fallah (8) and the last line of the inner loop of Fallah's Algorithm 1, which print D' for
+    the Hessian. The lemmas assume independent batches as in (8), so no theorem covers this variant.
 
     Departures from the paper: none.
     """

@@ -1,4 +1,4 @@
-"""APFL: each client mixes its own model with its local copy of the shared one."""
+"""APFL: each client mixes its own model with its local copy of the shared model."""
 
 from typing import Literal, NamedTuple
 
@@ -34,22 +34,29 @@ class Mixed(NamedTuple):
 )
 @value
 class Mixture:
-    """`f_i(mix v + (1 - mix) w)` over v, while w minimizes `f_i(w)`: APFL (3), (4); mix is the paper's alpha_i.
+    """The client's loss at a mixture of its own model v and the shared model w: APFL (3), (4).
 
-    At each local step, with v_bar = mix v + (1 - mix) w_i and one batch, APFL (5), (6):
+    v minimizes `f_i(mix v + (1 - mix) w)`, while w minimizes `f_i(w)`; `mix` is the paper's alpha_i. Each local step
+    uses one batch. With v_bar = mix v + (1 - mix) w_i, APFL (5), (6):
 
         w_i <- P(w_i - eta_t grad f_i(w_i))
         v   <- P(v   - eta_t grad_v f_i(v_bar))          grad_v carries the factor mix
         mix <- mix   - eta_t <v - w_i, grad f_i(v_bar)>,  clipped to [0, 1]
 
-    all from the values before the step. Parameters are mixed, never outputs. P projects onto the ball of `radius`
-    around 0 (no `radius`: the whole space). `update_mix` says when the weight moves: `"never"` (a fixed weight), at the
-    first step of each `"round"` as in the text above (6), or at each `"step"`. `local_lr` and `mix_lr` give v and the
-    weight step sizes of their own; by default they follow eta_t. v starts at the initial model. A client that is not
-    selected keeps v and its weight.
+    All right-hand sides use the values before the step. Parameters are mixed, not outputs. v starts at the initial
+    model. Clients that are not selected keep v and their mixing weight. v and the mixing weight always take plain
+    gradient steps; `Local`'s optimizer and clipping apply to w alone. The very first update of the weight is 0,
+    because v = w at that point.
 
-    Departures from the paper: none. (v and the weight take plain gradient steps, whatever optimizer or clipping `Local`
-    gives w; the weight's move in the first step of all is 0, because v = w there.)
+    Args:
+        mix: the initial mixing weight.
+        mix_lr: the step size of the mixing weight; by default eta_t.
+        update_mix: when the mixing weight is updated: `"never"`, at the first step of each `"round"` as in the text
+            above (6), or at each `"step"`.
+        local_lr: the step size of v; by default eta_t.
+        radius: P projects onto the ball of this radius around 0; by default there is no projection.
+
+    Departures from the paper: none.
     """
 
     mix: TunedShare[float]
@@ -76,7 +83,7 @@ class Mixture:
         require_one_of("update_mix", self.update_mix, ("never", "round", "step"))
         require_nonnegative("mix_lr", self.mix_lr, "For a fixed weight use `update_mix='never'`.")
         require_nonnegative("local_lr", self.local_lr)
-        require_positive("radius", self.radius, "For no projection leave it out.")
+        require_positive("radius", self.radius, "To disable the projection, omit it.")
 
     def init_personal(self, params: Params) -> Personal:
         return Mixed(params, jnp.asarray(self.mix, jax.tree.leaves(params)[0].dtype))
@@ -112,7 +119,7 @@ class Mixture:
     def personalize(
         self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
     ) -> Params:
-        """APFL (7): steps of v alone, from the client's v (for a newcomer, from `params`), then the mixture."""
+        """Take steps of v alone, then mix: APFL (7). A newcomer's v starts at `params`."""
 
         def step(own: Mixed, batch: Batch) -> tuple[Mixed, None]:
             slope = jax.grad(lambda v: loss(mix_models(Mixed(v, own.mix), params), batch))(own.model)
@@ -122,7 +129,7 @@ class Mixture:
 
 
 def mix_models(personal: Mixed, params: Params) -> Params:
-    """`mix v + (1 - mix) w`, parameter by parameter."""
+    """Return `mix v + (1 - mix) w`, parameter by parameter."""
     return jax.tree.map(lambda v, w: personal.mix * v + (1 - personal.mix) * w, personal.model, params)
 
 

@@ -1,4 +1,4 @@
-"""The Moreau envelope: a personal model held near the shared one. pFedMe and PersA-FL-ME."""
+"""The Moreau envelope, which keeps a personal model near the shared one: pFedMe and PersA-FL-ME."""
 
 import jax
 import optax
@@ -18,17 +18,18 @@ from personax.values import OBJECTIVES, Static, Tuned, require_count, require_no
 )
 @value
 class Moreau:
-    """`F_i(w) = min_theta f_i(theta) + (strength / 2) |theta - w|^2`: PersA-FL (6), whose lambda is `strength`.
+    """The Moreau envelope of the client's loss: pFedMe and PersA-FL-ME.
 
-    The gradient is `strength (w - theta_i(w))`, PersA-FL (7), (8), (10) and Algorithm 2, Option C, with theta_i(w)
-    found by gradient descent from w on the batch of the local step: `num_prox_steps` steps of size `prox_lr` (PersA-FL
-    appendix D: 10), or, with a `tolerance`, until the gradient of the inner problem is no longer than it, in at most
-    `num_prox_steps`.
+        F_i(w) = min_theta f_i(theta) + (strength / 2) |theta - w|^2
 
-    The personal model is theta, not w: the client keeps the last one, and `personalize` recomputes it from any w.
+    This is PersA-FL (6), whose lambda is `strength`. The gradient is `strength (w - theta_i(w))`: PersA-FL (7), (8),
+    (10) and Algorithm 2, Option C. theta_i(w) is found by gradient descent from w on the batch of the local step, with
+    `num_prox_steps` steps of size `prox_lr` (PersA-FL appendix D: 10). With a `tolerance`, descent stops as soon as the
+    norm of the inner problem's gradient is at most `tolerance`, and after `num_prox_steps` steps in any case.
 
-    Departures from the paper: none. (The inner problem starts at w; the papers do not say where. The search for a
-    tolerance ends at `num_prox_steps` in any case.)
+    The personal model is theta, not w. The client keeps the last theta, and `personalize` recomputes it from any w.
+
+    Departures from the paper: none. (The papers do not state where the inner problem starts; here it starts at w.)
     """
 
     strength: Tuned[float]
@@ -49,7 +50,7 @@ class Moreau:
     absorb = objective.nothing_absorbed
 
     def __post_init__(self) -> None:
-        require_positive("strength", self.strength, "With 0 nothing is shared: `local_only(...)`.")
+        require_positive("strength", self.strength, "To train without sharing, use `local_only(...)`.")
         require_positive("prox_lr", self.prox_lr)
         require_count("num_prox_steps", self.num_prox_steps)
         require_nonnegative("tolerance", self.tolerance)
@@ -76,7 +77,7 @@ class Moreau:
         return jax.tree.map(lambda w, t: self.strength * (w - t), iterate, theta), theta
 
     def prox(self, loss: LossFn, center: Params, batch: Batch) -> Params:
-        """`theta_i(center)`, PersA-FL (8), on one batch: gradient descent on the inner problem from its center."""
+        """Solve the inner problem on one batch, `theta_i(center)`: gradient descent from the center, PersA-FL (8)."""
         of_role = {"outer": jax.tree.map(lambda leaf: leaf[None], batch)}
         here = near(loss, center, of_role, self.num_prox_steps)
         seen = here.batch("outer")
@@ -109,7 +110,7 @@ class Moreau:
     def personalize(
         self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
     ) -> Params:
-        """`theta_i(params)`, the inner problem solved on all the given batches together; `params` without any."""
+        """Solve the inner problem on all the given batches together; return `params` if there are none."""
         if not len(batches.weight):
             return params
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])

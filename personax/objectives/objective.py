@@ -1,6 +1,6 @@
-"""The contract of an objective: one client's mathematics, from the downloaded model to what it uploads.
+"""The objective protocol: one client's mathematics, from the downloaded model to its upload.
 
-The functions below the contract are trivial answers. An objective names the ones that apply to it:
+The functions below the protocol are default implementations. An objective assigns those that apply to it:
 
     class Erm:
         init_personal = objective.nothing_kept
@@ -20,20 +20,20 @@ from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params,
 from personax.values import OBJECTIVES
 
 Answer = TypeVar("Answer", covariant=True)
-Memory = PyTree  # what an objective carries from step to step of one visit
+Memory = PyTree  # what an objective carries from step to step within a visit
 
 
 class Visit(NamedTuple):
-    """Everything that a client knows during one visit besides its own state."""
+    """Everything that a client knows during one visit, apart from its own state."""
 
-    anchor: Params  # the model that it downloaded
-    shared: Shared  # what came with it
+    anchor: Params  # the downloaded model
+    shared: Shared  # the shared state downloaded with it
     clock: Clock
     lr: Scalar  # the step size of this local step; at the end of a visit, the sum over its steps
 
 
 class Theorems(Protocol[Answer]):
-    """The families of convergence theorems: an objective calls the method of its own (`Objective.theorem`)."""
+    """The families of convergence theorems. An objective calls the method that fits it (see `Objective.theorem`)."""
 
     def plain(self) -> Answer: ...
     def meta(self, adapt_lr: float, num_adapt_steps: int, is_first_order: bool) -> Answer: ...
@@ -43,28 +43,33 @@ class Theorems(Protocol[Answer]):
 
 @OBJECTIVES.describes
 class Objective(Protocol):
-    """The function that client i minimizes, what it keeps and uploads, and the facts that the library asks for.
+    """The function that client i minimizes, the state that it keeps and uploads, and the facts that the library needs.
 
-    `roles` gives the number of batches that a local step draws for each role: `adapt`, `outer`, `curvature`.
-    `init_personal` and `init_shared` make the state that stays and the state that is broadcast beside w.
-    `begin` gives the first iterate of a visit and a memory; `gradient` a direction and the next memory; `project` maps
-    an iterate back to its domain; `finish` gives the personal state to keep and an extra to upload. The server adds up
-    the extras and `absorb`s their sum. `models` names the models that the client holds, and `personalize` makes its
-    personal model from any w with fresh batches (leading axis: steps).
+    Methods, in the order in which a visit calls them:
+
+    - `roles` returns the number of batches that a local step draws for each role: `adapt`, `outer`, `curvature`.
+    - `init_personal` and `init_shared` create the client's own state and the state that is broadcast with w.
+    - `begin` returns the first iterate of a visit and a memory.
+    - `gradient` returns a direction and the next memory.
+    - `project` maps an iterate back to its domain.
+    - `finish` returns the personal state to keep and an extra to upload.
+    - `absorb` updates the shared state with the sum of the uploaded extras, on the server.
+    - `models` names the models that the client holds.
+    - `personalize` computes the client's personal model from any w with fresh batches (leading axis: steps).
 
     Facts:
 
-    - `federated` is False when nothing is uploaded.
-    - `is_plain` is True when the direction is the loss gradient on one outer batch, without memory or projection.
-    - `default_scoring` gives the fields of `Scoring` by which a run is scored unless it says otherwise.
-    - `newcomer_model` says how a client that was never seen in training gets the model that is scored as `scored`:
-      `"adapted"`, `"recomputed"` (by `personalize`), or None where it gets none.
-    - `gradients_per_step` is about how many gradients a local step costs.
-    - `tracked` is the objective whose exact gradient is that of one function F_i(w), so that the stationarity of their
-      mean can be followed; None where the clients do not minimize one function together.
-    - `theorem` names the convergence theorem that applies.
-    - `personal_number` gives the number of a personal state that is shown to people, with its name, or None.
-    - `citations` gives the keys of the papers behind it, beside those of the recipe.
+    - `federated` is False if nothing is uploaded.
+    - `is_plain` is True if the direction is the loss gradient on one outer batch, without memory or projection.
+    - `default_scoring` gives the fields of `Scoring` that a run uses by default.
+    - `newcomer_model` names the model with which a client unseen in training replaces the model `scored`: `"adapted"`,
+      `"recomputed"` (by `personalize`), or None if there is none.
+    - `gradients_per_step` is the approximate cost of a local step, in gradients.
+    - `tracked` is the objective whose exact gradient is the gradient of a single function F_i(w), so that the
+      stationarity of the clients' mean can be tracked; None if the clients do not minimize one function together.
+    - `theorem` selects the convergence theorem that applies.
+    - `personal_number` returns the name and value of the number that reports show for a personal state, or None.
+    - `citations` returns the keys of the papers to cite besides those of the recipe.
     """
 
     federated: bool
@@ -97,7 +102,7 @@ class Objective(Protocol):
 
 
 def require_objective(given: Any) -> None:
-    """Raise unless `given` answers everything in the contract."""
+    """Raise an error unless `given` implements the whole protocol."""
     contract = {*Objective.__annotations__, *(name for name in vars(Objective) if not name.startswith("_"))}
     missing = sorted(name for name in contract if name not in dir(given))
     plain = {"gradient": loss_gradient, "project": unconstrained}
@@ -108,7 +113,7 @@ def require_objective(given: Any) -> None:
     if missing:
         raise ValueError(
             f"The objective {type(given).__name__} lacks {', '.join(f'`{name}`' for name in missing)}. "
-            "Name a trivial answer for each, or write one: see `personax.objectives.objective`."
+            "Implement each, or assign a default from `personax.objectives.objective`."
         )
 
 
@@ -123,88 +128,88 @@ def score_personal(self: Any) -> dict[str, Any]:
 
 
 def newcomer_personalizes(self: Any, scored: str) -> str | None:
-    """A newcomer adapts the shared model, or gets its personal model from `personalize`."""
+    """Let a newcomer adapt the shared model, or compute its personal model with `personalize`."""
     return {"adapted": "adapted", "recomputed": "recomputed", "personal": "recomputed"}.get(scored)
 
 
 def one_gradient(self: Any) -> int:
-    """One gradient per local step."""
+    """Count one gradient per local step."""
     return 1
 
 
 def no_single_function(self: Any) -> None:
-    """The clients do not minimize one function together."""
+    """State that the clients do not minimize one function together."""
     return None
 
 
 def no_theorem(self: Any, theorems: Theorems[Answer]) -> Answer:
-    """No theorem of the papers applies."""
+    """State that no theorem of the papers applies."""
     return theorems.none()
 
 
 def no_number(self: Any, personal: Personal) -> None:
-    """No personal number is shown."""
+    """Show no personal number."""
     return None
 
 
 def no_citations(self: Any) -> tuple[str, ...]:
-    """The recipe's citations are all."""
+    """Cite nothing besides the recipe's papers."""
     return ()
 
 
 def loss_gradient(
     self: Any, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
 ) -> tuple[Params, Memory]:
-    """The gradient of the loss on the outer batch; the memory stays as it is."""
+    """Return the gradient of the loss on the outer batch; the memory does not change."""
     return jax.grad(loss)(iterate, only_batch(batches, "outer")), memory
 
 
 def outer_only(self: Any) -> dict[str, int]:
-    """One batch a step, for the gradient itself."""
+    """Draw one batch per step, for the gradient itself."""
     return {"outer": 1}
 
 
 def nothing_kept(self: Any, params: Params) -> tuple[()]:
-    """No state beside the model."""
+    """Keep no state besides the model."""
     return ()
 
 
 def from_anchor(self: Any, anchor: Params, personal: Personal) -> tuple[Params, Memory]:
-    """Start at the downloaded model and carry the personal state along."""
+    """Start at the downloaded model, with the personal state as the memory."""
     return anchor, personal
 
 
 def unconstrained(self: Any, iterate: Params) -> Params:
-    """The domain is the whole space."""
+    """Return the iterate unchanged: the domain is the whole space."""
     return iterate
 
 
 def keep_memory(
     self: Any, end: Params, memory: Memory, visit: Visit, full_gradient: Callable[[Params], Params]
 ) -> tuple[Personal, Extra]:
-    """Keep what was carried; upload nothing but the delta."""
+    """Keep the memory as the personal state; upload nothing but the delta."""
     return memory, ()
 
 
 def nothing_absorbed(self: Any, shared: Shared, total: Extra, num_clients: int) -> Shared:
-    """The broadcast state does not change."""
+    """Leave the shared state unchanged."""
     return shared
 
 
 def only_global(self: Any, params: Params, personal: Personal) -> dict[str, Params]:
-    """The client holds the shared model and no other."""
+    """Return the shared model as the client's only model."""
     return {"global": params}
 
 
 def fine_tune(
     self: Any, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
 ) -> Params:
-    """Gradient steps on the client's own loss, one for each batch: Fallah (3), gMeta (7), "FedAvg + update"."""
+    """Take one gradient step on the client's loss per batch: Fallah (3), gMeta (7), "FedAvg + update"."""
     return descend(loss, params, batches, lr)[0]
 
 
 def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[Params, Params]:
-    """`w_l = w_{l-1} - lr grad f(w_{l-1}, D_{l-1})`, one step for each batch; also the path w_0, ..., w_{n-1}."""
+    """Take one step per batch, `w_l = w_{l-1} - lr grad f(w_{l-1}, D_{l-1})`; also return w_0, ..., w_{n-1}."""
 
     def step(w: Params, batch: Batch) -> tuple[Params, Params]:
         return descent_step(w, jax.grad(loss)(w, batch), lr), w
@@ -213,16 +218,16 @@ def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[P
 
 
 def descent_step(params: Params, gradient: Params, lr: Scalar) -> Params:
-    """`w - lr g`, in the type of w."""
+    """Return `w - lr g` in the dtype of w."""
     return jax.tree.map(lambda w, g: (w - lr * g).astype(w.dtype), params, gradient)
 
 
 def shrink_to(tree: Params, bound: Scalar) -> Params:
-    """The nearest point of the ball of radius `bound` around 0."""
+    """Return the nearest point of the ball of radius `bound` around 0."""
     norm = optax.tree.norm(tree)
     return optax.tree.scale(jnp.where(norm > bound, bound / norm, 1).astype(norm.dtype), tree)
 
 
 def only_batch(batches: Batches, role: str) -> Batch:
-    """The batch of a role that draws one."""
+    """Return the batch of a role that draws one."""
     return jax.tree.map(lambda leaf: leaf[0], batches[role])

@@ -1,4 +1,4 @@
-"""FedProx: the local loss, held near the downloaded model."""
+"""FedProx: the local loss with a pull toward the downloaded model."""
 
 import jax
 
@@ -15,10 +15,12 @@ from personax.values import OBJECTIVES, Tuned, require_nonnegative, value
 )
 @value
 class Proximal:
-    """`f_i(w) + (strength / 2) |w - anchor|^2`: FedProx (Li 2020, (2)), whose mu is `strength`.
+    """The client's loss plus a proximal term: FedProx (Li 2020, (2)), whose mu is `strength`.
 
-    Departures from the paper: the subproblem is solved by the steps of `Local`, as in that paper's experiments, rather
-    than to a given inexactness.
+        f_i(w) + (strength / 2) |w - anchor|^2
+
+    Departures from the paper: the subproblem is solved with the steps of `Local`, as in that paper's experiments, not
+    up to a given inexactness.
     """
 
     strength: Tuned[float]
@@ -43,7 +45,7 @@ class Proximal:
     personalize = objective.fine_tune
 
     def __post_init__(self) -> None:
-        require_nonnegative("strength", self.strength, "With 0 this is plain averaging: `fedavg(...)`.")
+        require_nonnegative("strength", self.strength, "For plain averaging use `fedavg(...)`.")
 
     def gradient(
         self, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches

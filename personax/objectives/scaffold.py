@@ -19,19 +19,20 @@ from personax.values import OBJECTIVES, Static, value
 )
 @value
 class Scaffold:
-    """Steps along `grad f_i(y) - c_i + c`: Karimireddy 2020, Algorithm 1.
+    """The client's loss with control variates, steps along `grad f_i(y) - c_i + c`: Karimireddy 2020, Algorithm 1.
 
-    At the end of a visit, with x the anchor, y the end point, K the number of local steps:
+    At the end of a visit, with anchor x, end point y and K local steps, the client computes
 
         option 1   c_i+ = grad f_i(x), a pass over the client's data
-        option 2   c_i+ = c_i - c + (x - y) / (K eta);  with step sizes that vary, their sum replaces K eta
+        option 2   c_i+ = c_i - c + (x - y) / (K eta);  if step sizes vary, their sum replaces K eta
 
-    c_i stays with the client; c_i+ - c_i is uploaded, and the server adds the uploads to c, divided by the number of
-    all clients N, which is the paper's (|S| / N) mean. Control variates start at 0.
+    c_i stays with the client and c_i+ - c_i is uploaded. The server adds to c the sum of the uploads divided by the
+    total number of clients N, which is the paper's (|S| / N) times the mean. Control variates start at 0.
 
-    Departures from the paper: none. (Option 2 assumes plain SGD in `Local`, as the paper does; option 1's pass is over
-    all the client's data, where the paper also allows a part. Of an update that the server drops the client keeps its
-    c_i, and c goes without.)
+    Option 2 assumes plain SGD in `Local`, as the paper does. If the server drops an update, the client still keeps its
+    new c_i, but c does not change.
+
+    Departures from the paper: none. (Option 1 uses all of the client's data; the paper also allows a part.)
     """
 
     option: Static[Literal[1, 2]] = 1

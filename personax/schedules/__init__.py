@@ -1,4 +1,4 @@
-"""Schedules: tables of which client reports when, and from which model, computed before a run."""
+"""Schedules: tables, computed before a run, of which client reports when and which model it started from."""
 
 from personax.schedules.arrivals import arrivals, uniform_arrivals
 from personax.schedules.delays import Delays, persafl_delays

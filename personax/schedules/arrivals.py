@@ -1,4 +1,4 @@
-"""Asynchronous arrivals: every client reports when it is ready, and starts again."""
+"""Asynchronous arrivals: each client reports when it is ready, then starts again."""
 
 from typing import Literal
 
@@ -19,14 +19,15 @@ def arrivals(
     key: Array,
     model_at: Literal["request", "receipt"] = "request",
 ) -> Schedule:
-    """Asynchronous arrivals: each client downloads, trains, uploads, and begins again.
+    """Create a schedule of asynchronous arrivals: each client downloads, trains, uploads, and repeats.
 
-    A client receives the model as it is when it asks: the server sends what it has, and the download takes time. With
-    `model_at="receipt"` it is the model as it is when the download ends: PersA-FL's Omega(t) is "the timestep of the
-    round at which client i_t has received the server's parameters". Updates are then less stale.
+    By default a client receives the model as of its request: the server sends the current model, and the download
+    takes time. With `model_at="receipt"` it receives the model as of the end of the download, which makes updates less
+    stale. This is PersA-FL's reading: Omega(t) is "the timestep of the round at which client i_t has received the
+    server's parameters".
 
-    Where several things happen at the same time, clients with fewer updates come first, then those of lower position; a
-    request, or a receipt, sees the arrivals that came before it in that order.
+    Simultaneous events are ordered by the client's number of earlier updates, then by its position. A request or a
+    receipt sees the arrivals that come before it in this order.
     """
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)
@@ -58,7 +59,7 @@ def arrivals(
 
 
 def _complete(arrived: np.ndarray, num_events: int) -> bool:
-    """Whether the first `num_events` arrivals are known: no later one of any client can come before."""
+    """Return True if the first `num_events` arrivals are final: no client can still report before them."""
     return (
         arrived.size >= num_events
         and np.partition(arrived.ravel(), num_events - 1)[num_events - 1] <= arrived[-1].min()
@@ -66,7 +67,7 @@ def _complete(arrived: np.ndarray, num_events: int) -> bool:
 
 
 def _num_before(time: np.ndarray, update: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """For each request, the arrivals before it: earlier in time, or at the same time with fewer updates."""
+    """Count the arrivals before each request: earlier in time, or simultaneous with fewer updates."""
     keys = np.stack([np.r_[time, asked], np.r_[update, update], np.repeat([1, 0], len(time))])
     order = np.lexsort((keys[2], keys[1], keys[0]))
     is_arrival = keys[2][order] == 1
@@ -76,9 +77,10 @@ def _num_before(time: np.ndarray, update: np.ndarray, asked: np.ndarray) -> np.n
 
 
 def uniform_arrivals(num_clients: int, num_events: int, max_staleness: int, *, key: Array) -> Schedule:
-    """PersA-FL Assumption 1: the client of each event is uniform, and no update is older than `max_staleness` events.
+    """Create a schedule of uniformly random arrivals with bounded staleness: PersA-FL Assumption 1.
 
-    The download is uniform over what the bound allows, and comes after the client's own previous update.
+    The client of each event is uniform, and no update is older than `max_staleness` events. Each download is uniform
+    over the events that the bound allows, and comes after the client's own previous update.
     """
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)

@@ -1,4 +1,4 @@
-"""Random delays: how long downloads, computation and uploads take in virtual time."""
+"""Random delays: the virtual time that downloads, computation and uploads take."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,12 +9,12 @@ from personax.keys import HostStream, host_generator
 from personax.typing import Array
 from personax.values import DELAY_TIMES, DELAYS, require, require_count, require_nonnegative, require_positive, value
 
-BLOCK = 64  # rounds, or updates of each client, drawn at once, so that a longer schedule begins like a shorter one
+BLOCK = 64  # rounds, or updates of each client, drawn together, so that a longer schedule starts like a shorter one
 
 
 @DELAY_TIMES.describes
 class Delay(Protocol):
-    """Random times: one for each entry of `clients`; `updates` counts each one's earlier updates, or rounds."""
+    """Random times, one per entry of `clients`; `updates` is each client's number of earlier updates, or rounds."""
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray: ...
 
@@ -34,7 +34,7 @@ def _of(numbers: PerClient, clients: np.ndarray) -> np.ndarray:
 @DELAY_TIMES.register()
 @value
 class Fixed:
-    """The same time always."""
+    """A constant time."""
 
     mean: PerClient = 0.0
 
@@ -42,79 +42,79 @@ class Fixed:
         require_nonnegative("mean", self.mean)
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        """The mean itself."""
+        """Return the mean."""
         return _of(self.mean, clients)
 
 
 @DELAY_TIMES.register()
 @value
 class Exponential:
-    """Exponential times of this mean."""
+    """Exponential times with this mean."""
 
     mean: PerClient
 
     def __post_init__(self) -> None:
-        require_positive("mean", self.mean, "For no delay leave it out.")
+        require_positive("mean", self.mean, "For no delay, omit it.")
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        """Independent exponential times."""
+        """Draw independent exponential times."""
         return rng.exponential(_of(self.mean, clients))
 
 
 @DELAY_TIMES.register()
 @value
 class LogNormal:
-    """Log-normal times of this mean, whose logarithm has standard deviation `spread`."""
+    """Log-normal times with this mean, whose logarithm has standard deviation `spread`."""
 
     mean: PerClient
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        require_positive("mean", self.mean, "For no delay leave it out.")
+        require_positive("mean", self.mean, "For no delay, omit it.")
         require_positive("spread", self.spread)
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        """Independent log-normal times."""
+        """Draw independent log-normal times."""
         return rng.lognormal(np.log(_of(self.mean, clients)) - self.spread**2 / 2, self.spread)
 
 
 @DELAY_TIMES.register()
 @value
 class Gamma:
-    """Gamma times of this mean and shape; a shape of 1 is exponential, a large one nearly constant."""
+    """Gamma times with this mean and shape. Shape 1 is exponential; a large shape is nearly constant."""
 
     mean: PerClient
     shape: float = 2.0
 
     def __post_init__(self) -> None:
-        require_positive("mean", self.mean, "For no delay leave it out.")
+        require_positive("mean", self.mean, "For no delay, omit it.")
         require_positive("shape", self.shape)
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        """Independent gamma times."""
+        """Draw independent gamma times."""
         return rng.gamma(self.shape, _of(self.mean, clients) / self.shape)
 
 
 @DELAY_TIMES.register()
 @value
 class Uniform:
-    """Times that are uniform within `spread` times the mean of the mean, and so bounded: PersA-FL Assumption 1."""
+    """Uniform times in `mean * [1 - spread, 1 + spread]`, which are bounded as in PersA-FL Assumption 1."""
 
     mean: PerClient
     spread: float = 0.5
 
     def __post_init__(self) -> None:
-        require_positive("mean", self.mean, "For no delay leave it out.")
+        require_positive("mean", self.mean, "For no delay, omit it.")
         require(lambda v: (v >= 0) & (v <= 1), "spread", self.spread, "lie in [0, 1]")
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        """Independent uniform times."""
+        """Draw independent uniform times."""
         return _of(self.mean, clients) * rng.uniform(1 - self.spread, 1 + self.spread, clients.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Times from an array [updates, clients], read from the top again when it runs out."""
+    """Times from an array [updates, clients], which repeats from the start when it runs out."""
 
     times: np.ndarray
 
@@ -124,17 +124,17 @@ class Given:
             raise ValueError(f"`times` must be an array [updates, clients], got shape {np.shape(self.times)}.")
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        """The given times."""
+        """Return the given times."""
         rows = np.asarray(self.times, float)[updates % len(self.times)]
         if clients.max() >= rows.shape[-1]:
-            raise ValueError(f"`times` must have a column for each client, got {rows.shape[-1]} columns.")
+            raise ValueError(f"`times` must have one column for each client, got {rows.shape[-1]} columns.")
         return np.take_along_axis(rows, clients[..., None], axis=-1)[..., 0]
 
 
 @DELAYS.register()
 @value
 class Delays:
-    """What an update waits for: the download, the computation, the upload; and a pause before the next request."""
+    """The delays of an update: download, computation and upload, then a pause before the next request."""
 
     download: Delay = Fixed()
     compute: Delay = Fixed()
@@ -142,7 +142,7 @@ class Delays:
     pause: Delay = Fixed()
 
     def sample(self, key: Array, block: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Times to download, from then to the arrival, and to pause, for the `block`-th block of updates or rounds."""
+        """Draw the times of a block of updates or rounds: the download, from then to the arrival, and the pause."""
         rng = host_generator(key, HostStream.DELAYS + block)
         updates = np.broadcast_to(BLOCK * block + np.arange(BLOCK)[:, None], clients.shape)
         download, compute, upload, pause = (
@@ -153,10 +153,10 @@ class Delays:
 
 @DELAYS.register("persafl")
 def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Array) -> Delays:
-    """PersA-FL section 5: random download and upload times, the mean upload 4 to 6 times the mean download.
+    """Create the delays of PersA-FL section 5: random downloads and uploads; uploads take 4 to 6 times as long.
 
-    Each client's factor is uniform in [4, 6] and its times are exponential; computing takes no time, as there.
-    The paper does not name the distributions.
+    Each client's mean upload time is its mean download time multiplied by a factor that is uniform in [4, 6].
+    Computation takes no time, as in the paper. The paper does not name the distributions; here they are exponential.
     """
     require_count("num_clients", num_clients)
     require_positive("download_mean", download_mean)
@@ -166,5 +166,5 @@ def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Ar
 
 @DELAYS.register("none")
 def no_delays() -> Delays:
-    """No delays: every client answers at once."""
+    """Create delays of zero: every client answers immediately."""
     return Delays()

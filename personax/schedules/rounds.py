@@ -1,4 +1,4 @@
-"""Synchronous rounds, each with a cohort that the server waits for."""
+"""Synchronous rounds: the server waits for a cohort in each round."""
 
 import numpy as np
 
@@ -18,10 +18,18 @@ def rounds(
     num_aggregated: int | None = None,
     delays: Delays = Delays(),
 ) -> Schedule:
-    """Synchronous rounds: a cohort drawn uniformly without replacement, which the server waits for.
+    """Create a schedule of synchronous rounds, each with a cohort drawn uniformly without replacement.
 
-    Without a `cohort_size` all clients take part. With `num_aggregated`, that many of the cohort, drawn uniformly, are
-    aggregated (pFedMe: all clients train, a sample is averaged). A round lasts as long as its slowest member.
+    A round lasts as long as its slowest client.
+
+    Args:
+        num_clients: the number of clients in the federation.
+        num_rounds: the number of rounds.
+        cohort_size: the number of clients in each round; by default all.
+        num_aggregated: the number of cohort members, drawn uniformly, whose updates are aggregated; by default all.
+            In pFedMe, all clients train and a sample is averaged.
+        delays: the delays of downloads, computation and uploads.
+        key: the random key of cohorts and delays.
     """
     cohort_size = num_clients if cohort_size is None else cohort_size
     require_count("num_clients", num_clients)

@@ -1,8 +1,8 @@
-"""A schedule: which client reports when, and which model it started from.
+"""Schedules: which client reports when, and which model it started from.
 
 An *event* is the arrival of one client's update at the server. `started_at` counts the events that had arrived when the
-client asked for its model; how many server versions ago that was depends on the server's buffer. Delays do not depend
-on parameters, so a schedule is a table that is computed before the run.
+client requested its model; the staleness in server versions depends on the server's buffer. Delays do not depend on
+parameters, so a schedule is a table that is computed before the run.
 """
 
 from dataclasses import dataclass, field
@@ -16,13 +16,18 @@ from personax.values.notebook import html_table
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A table of events, one entry of each array for each, in the order of arrival (within a round: of the cohort).
+    """A table of events in order of arrival, with one entry per event in each array. A round lists its cohort.
 
-    `requested`, `received` and `time` are the virtual times at which the client asked for a model, had it, and its
-    update arrived. `pending` has the times at which clients received the models of updates that come after the last
-    event.
-    `aggregated` is False for clients that train without being aggregated (pFedMe). `round_ends` is True at the last
-    event of each round, and nowhere in a schedule of arrivals.
+    Args:
+        num_clients: the number of clients in the federation.
+        client: the client that reports.
+        started_at: the number of events that had arrived when the client requested its model.
+        requested: the virtual time at which the client requested the model.
+        received: the virtual time at which the client received the model.
+        time: the virtual time at which the update arrived.
+        aggregated: False for clients that train without being aggregated (pFedMe).
+        round_ends: True at the last event of each round; False everywhere in a schedule of arrivals.
+        pending: the times at which clients received models whose updates arrive after the last event.
     """
 
     num_clients: int
@@ -46,12 +51,12 @@ class Schedule:
         late = np.flatnonzero((self.started_at > np.arange(len(self.client))) | (self.started_at < 0))
         if len(late):
             raise ValueError(
-                f"`started_at` must not be after the event itself, got {self.started_at[late[0]]} at {late[0]}."
+                f"`started_at` must not be later than the event itself, got {self.started_at[late[0]]} at {late[0]}."
             )
         ends = np.flatnonzero(self.round_ends) + 1
         if len(ends) and (ends[-1] != len(self.client) or len(set(np.diff(ends, prepend=0).tolist())) > 1):
             raise ValueError(
-                f"Rounds must have the same length and end with the last event, got ends {ends[:5].tolist()}."
+                f"Rounds must have equal length and end with the last event, got ends {ends[:5].tolist()}."
             )
 
     def __repr__(self) -> str:
@@ -61,7 +66,7 @@ class Schedule:
         return html_table("Schedule", self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Titled lines of a summary."""
+        """Return the titles and texts of a summary."""
         num = int(self.round_ends.sum())
         clients = f"{self.num_clients:,} clients"
         if self.has_rounds:
@@ -74,7 +79,7 @@ class Schedule:
         return [*facts, ("virtual time", f"{end:.4g}")] if end > 0 else facts
 
     def to_pandas(self) -> Any:
-        """Return the events as a data frame of pandas, a row for each."""
+        """Return the events as a pandas data frame, one row per event."""
         names = ("client", "started_at", "requested", "received", "time", "aggregated", "round_ends")
         columns = {name: getattr(self, name) for name in names}
         return optional_import("pandas", "`to_pandas`", "pandas").DataFrame({**columns, "staleness": self.staleness()})
@@ -86,17 +91,17 @@ class Schedule:
 
     @property
     def has_rounds(self) -> bool:
-        """Whether the events come in rounds."""
+        """True if the events are grouped into rounds."""
         return bool(self.round_ends.any())
 
     def begins_with(self, shorter: "Schedule") -> bool:
-        """Return whether the first events are those of another schedule."""
+        """Return True if the first events are those of another schedule."""
         columns = ("client", "started_at", "requested", "received", "time", "aggregated", "round_ends")
         same = lambda name: np.array_equal(getattr(self, name)[: shorter.num_events], getattr(shorter, name))
         return self.num_clients == shorter.num_clients and all(map(same, columns))
 
     def updates(self) -> np.ndarray:
-        """For each event, how many events of the same client came before it."""
+        """Count, for each event, the earlier events of the same client."""
         order = np.argsort(self.client, kind="stable")
         sorted_clients = self.client[order]
         first = np.r_[True, sorted_clients[1:] != sorted_clients[:-1]]
@@ -106,33 +111,33 @@ class Schedule:
         return counts
 
     def visits(self, num_events: int) -> np.ndarray:
-        """How many of the first `num_events` events are of each client."""
+        """Count each client's events among the first `num_events`."""
         return np.bincount(self.client[:num_events], minlength=self.num_clients)
 
     def cohort(self, num_events: int) -> np.ndarray:
-        """The clients of the round that ends with the `num_events`-th event (before the first round: of that)."""
+        """Return the clients of the round that ends with the `num_events`-th event; before any, of the first round."""
         if not self.has_rounds:
-            raise ValueError("A cohort is of a round, and a schedule of arrivals has none. Score all clients.")
+            raise ValueError("A schedule of arrivals has no rounds and therefore no cohort. Score all clients.")
         size = self.num_events // int(self.round_ends.sum())
         last = max(num_events, size)
         return np.sort(self.client[last - size : last])
 
     def staleness(self, buffer_size: int | None = None) -> np.ndarray:
-        """Server versions between download and arrival, for a server that steps every `buffer_size` events.
+        """Return the server versions between request and arrival if the server steps every `buffer_size` events.
 
-        By default a server steps at the end of each round, or at each event where there are no rounds.
+        By default the server steps at the end of each round, or at each event if there are no rounds.
         """
         if buffer_size is None:
             buffer_size = self.num_events // int(self.round_ends.sum()) if self.has_rounds else 1
         return np.arange(self.num_events) // buffer_size - self.started_at // buffer_size
 
     def active_share(self, times: np.ndarray) -> np.ndarray:
-        """The share of clients that are active at each of these virtual times.
+        """Return the share of clients that are active at each of these virtual times.
 
-        A client is active from receiving a model until its update arrives: computing or uploading. It is idle while it
-        waits for a download or pauses, and in a synchronous schedule while it is not in the cohort or waits for the
-        slowest. (PersA-FL section 5 reports about 80 % of active, "not idle", clients: with uploads 4 to 6 times as
-        long as downloads this is the reading that gives it.)
+        A client is active from receiving a model until its update arrives, that is, while it computes or uploads. It
+        is idle while it waits for a download or pauses and, in a synchronous schedule, while it is not in the cohort or
+        waits for the slowest client. (PersA-FL section 5 reports about 80 % active, "not idle", clients. This
+        definition gives that number when uploads take 4 to 6 times as long as downloads.)
         """
         received = np.searchsorted(np.sort(np.r_[self.received, self.pending]), times, side="right")
         arrived = np.searchsorted(np.sort(self.time), times, side="right")

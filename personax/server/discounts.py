@@ -10,7 +10,7 @@ from personax.values import DISCOUNTS, require_nonnegative, require_positive, va
 
 @DISCOUNTS.describes
 class Discount(Protocol):
-    """A factor for an update that started `staleness` server versions ago; 1 for a fresh one."""
+    """A factor for an update that is `staleness` server versions old; 1 for a fresh one."""
 
     def __call__(self, staleness: Array) -> Scalar: ...
 
@@ -18,7 +18,7 @@ class Discount(Protocol):
 @DISCOUNTS.register()
 @value
 class Constant:
-    """1, whatever the staleness: PersA-FL Algorithm 1."""
+    """No discount, a factor of 1: PersA-FL Algorithm 1."""
 
     def __call__(self, staleness: Array) -> Scalar:
         return jnp.ones_like(staleness, dtype=float)
@@ -27,7 +27,10 @@ class Constant:
 @DISCOUNTS.register()
 @value
 class Polynomial:
-    """`(1 + s)^-power`: FedAsync (Xie 2019, section 5.2), and FedBuff's `1 / sqrt(1 + s)` with power 1/2."""
+    """A polynomial discount, `(1 + s)^-power`: FedAsync (Xie 2019, section 5.2).
+
+    Power 1/2 is FedBuff's `1 / sqrt(1 + s)`.
+    """
 
     power: float = 0.5
 
@@ -41,7 +44,7 @@ class Polynomial:
 @DISCOUNTS.register()
 @value
 class Hinge:
-    """1 up to a staleness of `start`, beyond it `1 / (slope (s - start) + 1)`: FedAsync (Xie 2019, section 5.2)."""
+    """A hinge: 1 up to staleness `start`, then `1 / (slope (s - start) + 1)`: FedAsync (Xie 2019, section 5.2)."""
 
     slope: float
     start: float

@@ -1,4 +1,4 @@
-"""Synchronous, buffered and asynchronous servers: one buffered state machine with three names."""
+"""Synchronous, buffered and asynchronous servers: three names for one buffered state machine."""
 
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -14,18 +14,18 @@ from personax.values import SERVERS, Static, require_count, require_one_of, requ
 
 
 class Upload(NamedTuple):
-    """What arrives at the server, one entry of the leading axis for each client."""
+    """The uploads that arrive at the server, with a leading axis of clients."""
 
     delta: Params
-    end: Params  # the client's last iterate; only `applies="models"` looks at it
+    end: Params  # the client's last iterate; used only if `applies="models"`
     extra: Extra
-    version: Array  # the server's version that the client had downloaded
+    version: Array  # the server version that the client downloaded
     weight: Array  # its number of samples
-    accepted: Array  # False: not to be aggregated
+    accepted: Array  # False: not aggregated
 
 
 class ServerState(NamedTuple):
-    """The model and what has been received since the last step."""
+    """The model and the sums received since the last step."""
 
     params: Params
     shared: Shared
@@ -41,15 +41,21 @@ class ServerState(NamedTuple):
 @SERVERS.register()
 @value
 class Server:
-    """Collects updates and takes an optimizer step along their mean when the buffer is full.
+    """A server that collects updates and, when its buffer is full, takes an optimizer step along their mean.
 
-    `buffer_size` is a number of updates, or None for one step at the end of each round. A step is
+    For plain SGD a step is
 
-        w <- w - lr * (sum_i weight_i discount(s_i) delta_i) / (sum_i weight_i)
+        w <- w - lr * (sum_i weight_i discount(s_i) delta_i) / (sum_i weight_i).
 
-    for plain SGD, with weights 1 or the clients' numbers of samples. With `applies="models"` an update stands for the
-    client's whole model: w - w_i takes the place of delta_i, which mixes models instead of adding differences. Updates
-    more than `max_staleness` versions old are dropped and counted.
+    Args:
+        lr: the server's step size.
+        buffer_size: the number of updates per step; None for one step at the end of each round.
+        optimizer: an optax optimizer; by default plain SGD.
+        discount: a factor for stale updates, by their staleness s_i in server versions.
+        max_staleness: updates that are staler than this are dropped and counted.
+        weighting: `"uniform"` for weights of 1, `"samples"` for the clients' numbers of samples.
+        applies: `"deltas"`, or `"models"` to use w - w_i in place of delta_i, which mixes models instead of adding
+            differences.
     """
 
     lr: float = 1.0
@@ -61,7 +67,7 @@ class Server:
     applies: Static[Literal["deltas", "models"]] = "deltas"
 
     def __post_init__(self) -> None:
-        require_positive("lr", self.lr, "With 0 the shared model never moves: for that use `local_only(...)`.")
+        require_positive("lr", self.lr, "To train without a shared model, use `local_only(...)`.")
         require_count("buffer_size", self.buffer_size)
         require_count("max_staleness", self.max_staleness, least=0)
         require_one_of("weighting", self.weighting, ("uniform", "samples"))
@@ -69,11 +75,11 @@ class Server:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether the server waits for a whole round before each step."""
+        """True if the server waits for a whole round before each step."""
         return self.buffer_size is None
 
     def init(self, objective: Objective, params: Params, extra: Extra) -> ServerState:
-        """The state before the first update; `extra` gives the shapes of what clients upload beside their delta."""
+        """Return the state before the first update; `extra` has the shapes of the clients' extra uploads."""
         zeros = lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
         count = jnp.zeros((), jnp.int32)
         return ServerState(
@@ -89,7 +95,7 @@ class Server:
         )
 
     def receive(self, state: ServerState, uploads: Upload) -> ServerState:
-        """Take in uploads that arrive before the next step."""
+        """Add uploads that arrive before the next step."""
         staleness = state.version - uploads.version
         bound = self.max_staleness
         fresh = jnp.ones_like(uploads.accepted) if bound is None else staleness <= bound
@@ -112,7 +118,7 @@ class Server:
         )
 
     def step(self, state: ServerState, objective: Objective, num_clients: int) -> ServerState:
-        """Apply what is pending. With nothing pending, nothing changes."""
+        """Apply the pending updates; without any, return the state unchanged."""
         mean = jax.tree.map(lambda t: (t / jnp.maximum(state.pending_weight, 1e-30)).astype(t.dtype), state.pending)
         changes, optimizer = self.optimizer.at(self.lr).update(mean, state.optimizer, state.params)
         stepped = ServerState(
@@ -129,7 +135,7 @@ class Server:
         return jax.tree.map(lambda new, old: jnp.where(state.num_pending > 0, new, old), stepped, state)
 
     def step_if_full(self, state: ServerState, objective: Objective, num_clients: int) -> ServerState:
-        """Step when `buffer_size` updates have come in."""
+        """Take a step if `buffer_size` updates are pending."""
         assert self.buffer_size is not None  # synchronous servers step at the end of a round
         if self.buffer_size == 1:
             return self.step(state, objective, num_clients)
@@ -138,17 +144,17 @@ class Server:
 
 
 def _total(factor: Array, counted: Array, values: Array) -> Array:
-    """`sum_i factor_i values_i` over what counts, whatever is in the rest.
+    """Return `sum_i factor_i values_i` over the counted entries, ignoring the others even if they are not finite.
 
-    As a matrix product, because XLA's sum over a leading axis is 20 times slower on a CPU; in full precision, because a
-    GPU would round to TF32.
+    This is a matrix product because XLA's sum over a leading axis is 20 times slower on a CPU. It has full precision
+    because a GPU would otherwise round to TF32.
     """
     kept = jnp.where(counted.reshape((-1,) + (1,) * (values.ndim - 1)), values, jnp.zeros_like(values))
     return jnp.tensordot(factor.astype(values.dtype), kept, axes=1, precision="highest")
 
 
 class ServerOptions(TypedDict, total=False):
-    """The options that every mode takes: the fields of `Server` that say how updates are applied, not when."""
+    """The options that every mode accepts: the fields of `Server` about how, not when, updates are applied."""
 
     optimizer: Optimizer
     discount: Discount
@@ -159,17 +165,17 @@ class ServerOptions(TypedDict, total=False):
 
 @SERVERS.register()
 def synchronous(lr: float = 1.0, **options: Unpack[ServerOptions]) -> Server:
-    """One step at the end of each round, along the cohort's mean: FedAvg, Fallah Algorithm 1, gMeta Algorithm 1."""
+    """Create a server that steps at the end of each round: FedAvg, Fallah Algorithm 1, gMeta Algorithm 1."""
     return Server(lr, buffer_size=None, **options)
 
 
 @SERVERS.register()
 def buffered(buffer_size: int, lr: float = 1.0, **options: Unpack[ServerOptions]) -> Server:
-    """One step for every `buffer_size` arrivals: FedBuff (Nguyen 2022, Algorithm 1)."""
+    """Create a server that steps after every `buffer_size` arrivals: FedBuff (Nguyen 2022, Algorithm 1)."""
     return Server(lr, buffer_size=buffer_size, **options)
 
 
 @SERVERS.register()
 def asynchronous(lr: float = 1.0, **options: Unpack[ServerOptions]) -> Server:
-    """`w <- w - lr * delta` on each arrival: PersA-FL Algorithm 1, whose beta is `lr`."""
+    """Create a server that applies `w <- w - lr * delta` at each arrival: PersA-FL Algorithm 1, whose beta is `lr`."""
     return Server(lr, buffer_size=1, **options)

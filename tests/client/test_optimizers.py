@@ -96,15 +96,15 @@ def test_optimizers_are_static_values():
     [
         (
             lambda: optimizer("sdg"),
-            "`name` and `options` must make an optimizer, got 'sdg' with {}.*Use a name of optax",
+            "No optimizer can be made from name 'sdg' and options {}.*Use an optax name",
         ),
-        (lambda: optimizer("tree"), "must make an optimizer, got 'tree'"),  # a module
-        (lambda: optimizer("chain"), "must make an optimizer, got 'chain'"),  # a function, but not one of a step size
-        (lambda: optimizer("adam", momentum=0.9), "must make an optimizer, got 'adam' with {'momentum': 0.9}"),
-        (lambda: optimizer(signs, beta=1), "with {'beta': 1}"),
-        (lambda: optimizer(lambda lr: optax.sgd(lr)), "a function of a learning rate that can be imported"),
+        (lambda: optimizer("tree"), "from name 'tree'"),  # a module
+        (lambda: optimizer("chain"), "from name 'chain'"),  # a function, but not one of a step size
+        (lambda: optimizer("adam", momentum=0.9), "from name 'adam' and options {'momentum': 0.9}"),
+        (lambda: optimizer(signs, beta=1), "and options {'beta': 1}"),
+        (lambda: optimizer(lambda lr: optax.sgd(lr)), "an importable function of a learning rate"),
         (lambda: optimizer("no.such.module:make"), "No module named 'no'"),
-        (lambda: Optimizer(3), "must make an optimizer, got 3"),
+        (lambda: Optimizer(3), "from name 3"),
     ],
 )
 def test_errors_say_what_is_wrong(make, match):

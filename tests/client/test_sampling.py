@@ -298,7 +298,7 @@ def test_batch_sizes_by_adaptation_step():
     )
     assert len(local.draws(Erm())) == 1  # sizes of roles that are not drawn do not matter
     for num in (1, 3):
-        message = rf"`batch_size.adapt` has 2 sizes, and there are {num} batches of this role. Give one size, or one"
+        message = rf"`batch_size.adapt` has 2 sizes, but this role draws {num} batches. Give one size, or one"
         with pytest.raises(ValueError, match=message):
             Algorithm(Meta(0.1, num), local, synchronous())
 

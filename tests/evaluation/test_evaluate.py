@@ -181,7 +181,7 @@ def test_arrivals_have_no_cohort():
     fed, _ = closed_forms.federation()
     schedule = personax.uniform_arrivals(4, 6, max_staleness=1, key=KEY)
     result = personax.simulate(algorithm, TASK, fed, schedule, key=KEY)
-    with pytest.raises(ValueError, match="A cohort is of a round"):
+    with pytest.raises(ValueError, match="has no rounds and therefore no cohort"):
         score(algorithm, fed, result, personax.Scoring("global", clients="cohort"))
 
 

@@ -209,7 +209,10 @@ def test_baselines_need_a_step_size():
             {"recipe": "fedavg", "server": {"kind": "synchronous", "lr": 0}},
             "`algorithms.A.server`: `lr` must be pos",
         ),
-        ({"recipe": "fedavg", "optimizer": "adm"}, "`algorithms.A.optimizer`: `name` and `options` must make an optim"),
+        (
+            {"recipe": "fedavg", "optimizer": "adm"},
+            "`algorithms.A.optimizer`: No optimizer can be made from name 'adm'",
+        ),
         ({"recipe": "fedavg", "optimizer": True}, "`algorithms.A.optimizer` must be a kind or a table"),
         ({"recipe": "persafl", "objective": {"kind": "Meta"}}, "`algorithms.A.objective` needs `adapt_lr`. Add it."),
         ({"recipe": "aruba", "objective": "Erm"}, "`algorithms.A.objective` must be Aruba, got Erm."),

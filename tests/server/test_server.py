@@ -420,7 +420,7 @@ def test_three_names_for_one_server():
     [
         (
             lambda: synchronous(0.0),
-            "`lr` must be positive, got 0.0. With 0 the shared model never moves.*local_only",
+            "`lr` must be positive, got 0.0. To train without a shared model.*local_only",
         ),
         (lambda: synchronous(-1.0), "`lr` must be positive, got -1.0"),
         (lambda: synchronous(float("nan")), "`lr` must be positive, got nan"),

@@ -365,7 +365,7 @@ def test_formulas_of_gmeta_with_a_size_for_each_step():
     r1 = 3 * (1 + (a * L) ** 2) * outer + 1.5 * (a / delta) ** 2 * (sG**2 / 4 + 2 * L**2 * s1)
     r2 = 3 * (1 + (a * L) ** 2) * r1 + 1.5 * (a / delta) ** 2 * sG**2 / 2
     np.testing.assert_allclose(gmeta.hessian_free_error(SOME, a, 2, sizes, delta), (p2 + q2, 2 * r2 + 2 * q2**2))
-    with pytest.raises(ValueError, match=r"`batch_size.adapt` has 2 sizes, and there are 3 batches"):
+    with pytest.raises(ValueError, match=r"`batch_size.adapt` has 2 sizes, but this role draws 3 batches"):
         gmeta.exact_error(SOME, a, 3, sizes)
 
 
