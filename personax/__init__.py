@@ -38,7 +38,19 @@ from personax.data.schema import Schema
 from personax.evaluation.evaluate import adaptation_curve, client_models, evaluate, observer, personalize
 from personax.evaluation.scores import Comparison, Evaluation, Interval
 from personax.evaluation.scoring import Scoring, fallah_scoring
-from personax.models import cnn, cnn2, cnn3, from_equinox, from_flax, from_nnx, logistic_regression, mlp, standardized
+from personax.models import (
+    cnn,
+    cnn2,
+    cnn3,
+    dual_lora,
+    from_equinox,
+    from_flax,
+    from_nnx,
+    logistic_regression,
+    lora,
+    mlp,
+    standardized,
+)
 from personax.models.tasks import classification, regression, rematerialize
 from personax.objectives import (
     Aruba,
@@ -131,6 +143,7 @@ __all__ = [
     "delays",
     "discounts",
     "ditto",
+    "dual_lora",
     "evaluate",
     "explain_speed",
     "fallah_scoring",
@@ -145,6 +158,7 @@ __all__ = [
     "load",
     "local_only",
     "logistic_regression",
+    "lora",
     "mlp",
     "objective",
     "observer",

@@ -50,7 +50,7 @@ def find_loop_products(equation: Any) -> Products | None:
     if params["length"] < 2 or params["jaxpr"].effects:
         return None
     body = inlined(params["jaxpr"])
-    num_consts, num_carry = _num_consts_and_carry(equation, body)
+    num_consts, num_carry = num_consts_and_carry(equation, body)
     variables = body.jaxpr.invars
     fixed = {*body.jaxpr.constvars, *variables[:num_consts]}
     of_inputs = {*fixed, *variables[num_consts + num_carry :]}
@@ -69,7 +69,7 @@ def find_loop_products(equation: Any) -> Products | None:
     return Products(body, num_consts, num_carry, hoisted, before, products)
 
 
-def _num_consts_and_carry(equation: Any, body: core.ClosedJaxpr) -> tuple[int, int]:
+def num_consts_and_carry(equation: Any, body: core.ClosedJaxpr) -> tuple[int, int]:
     """The numbers of constants and of carried arrays: those that have the same axes inside the loop."""
     has_same_axes = lambda outer, inner: len(getattr(outer.aval, "shape", ())) == len(getattr(inner.aval, "shape", ()))
     num_both = sum(map(has_same_axes, equation.invars, body.jaxpr.invars))
