@@ -5,6 +5,7 @@ import importlib.util
 import os
 
 import jax
+import pytest
 
 # Tests compile hundreds of small programs that run once: these halve the time. Speed is measured in benchmarks/.
 QUICK = "--xla_cpu_parallel_codegen_split_count=1"
@@ -21,3 +22,10 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # also in the processes t
 # What imports Flower is looked at where there is one: make test-flower.
 _FLOWER = ("api", "client", "driver", "records", "server")
 collect_ignore = [] if importlib.util.find_spec("flwr") else [f"personax/flower/{name}.py" for name in _FLOWER]
+
+
+@pytest.fixture(autouse=True)
+def _doctests_write_elsewhere(request, monkeypatch):
+    """Run each doctest in an empty folder, so that its files do not end up in the repository."""
+    if isinstance(request.node, pytest.DoctestItem):
+        monkeypatch.chdir(request.getfixturevalue("tmp_path"))

@@ -21,7 +21,13 @@ HESSIAN_FREE = relative_difference(1e-2)
 
 @value
 class Algorithm:
-    """An objective, the local training that minimizes it, and the server that applies the updates."""
+    """An objective, the local training that minimizes it, and the server that applies the updates.
+
+    >>> import personax as px
+    >>> algorithm = px.Algorithm(px.Meta(adapt_lr=0.1), px.Local(0.05, num_steps=5, batch_size=10), px.buffered(4))
+    >>> algorithm.server.buffer_size
+    4
+    """
 
     objective: Objective
     local: Local
@@ -74,6 +80,10 @@ def fedprox(
     """FedProx: Li 2020, Algorithm 2.
 
     Departures from the paper: see `Proximal`; cohorts are drawn uniformly, not by number of samples.
+
+    >>> import personax as px
+    >>> px.fedprox(strength=0.1, lr=0.1, num_steps=5).objective
+    Proximal(strength=0.1)
     """
     return Algorithm(Proximal(strength), Local(lr, **local), server)
 
@@ -93,6 +103,10 @@ def scaffold(
     """SCAFFOLD: Karimireddy 2020, Algorithm 1. The paper's global step size is the server's `lr`.
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.scaffold(lr=0.1, option=2, num_steps=5).objective
+    Scaffold(option=2)
     """
     return Algorithm(Scaffold(option), Local(lr, **local), server)
 
@@ -108,6 +122,10 @@ def aruba(
     """FedAvg with ARUBA's learned step sizes, multiplied by `lr`: Khodak 2019, Algorithm 2.
 
     Departures from the paper: see `Aruba`.
+
+    >>> import personax as px
+    >>> px.aruba(num_steps=5).local.lr
+    1.0
     """
     return Algorithm(objective, Local(lr, **local), server)
 
@@ -116,7 +134,12 @@ def aruba(
 def local_only(
     *, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
-    """Local training: each client trains alone, and the server only determines when. A baseline, not from a paper."""
+    """Local training: each client trains alone, and the server only determines when. A baseline, not from a paper.
+
+    >>> import personax as px
+    >>> px.local_only(lr=0.1, num_epochs=1).objective
+    LocalOnly()
+    """
     return Algorithm(LocalOnly(), Local(lr, **local), server)
 
 
@@ -142,6 +165,10 @@ def per_fedavg(
 
     Departures from the paper: the radius of the Hessian-free default is relative to the vector, see
     `RelativeDifference`.
+
+    >>> import personax as px
+    >>> px.per_fedavg(adapt_lr=0.1, lr=0.05, hvp=px.curvature.exact, num_steps=5).objective
+    Meta(adapt_lr=0.1, num_adapt_steps=1, hvp=Exact(), curvature_on='own')
     """
     return Algorithm(Meta(adapt_lr, num_adapt_steps, hvp, curvature_on), Local(lr, **local), server)
 
@@ -165,6 +192,10 @@ def pfedme(
     All clients train and a sample is aggregated, so use a schedule `rounds(n, ..., num_aggregated=...)`.
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.pfedme(strength=1.0, lr=0.1, prox_lr=0.1, num_steps=5).objective
+    Moreau(strength=1.0, prox_lr=0.1, num_prox_steps=5, tolerance=None)
     """
     return Algorithm(Moreau(strength, prox_lr, num_prox_steps), Local(lr, **local), server)
 
@@ -183,7 +214,12 @@ def apfl(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """APFL: Algorithm 1 and (5), with (6) unless `update_mix` is "never". Departures from the paper: none."""
+    """APFL: Algorithm 1 and (5), with (6) unless `update_mix` is "never". Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.apfl(lr=0.1, mix=0.5, num_steps=5).objective
+    Mixture(mix=0.5, mix_lr=None, update_mix='round', local_lr=None, radius=None)
+    """
     return Algorithm(Mixture(mix, update_mix=update_mix, radius=radius), Local(lr, **local), server)
 
 
@@ -200,7 +236,12 @@ def ditto(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """Ditto: Li 2021, Algorithm 1. Departures from the paper: see `Ditto`."""
+    """Ditto: Li 2021, Algorithm 1. Departures from the paper: see `Ditto`.
+
+    >>> import personax as px
+    >>> px.ditto(strength=0.5, lr=0.1, num_steps=5).objective
+    Ditto(strength=0.5, local_lr=None)
+    """
     return Algorithm(Ditto(strength, local_lr), Local(lr, **local), server)
 
 
@@ -215,6 +256,10 @@ def fedasync(
     """FedAsync as in PersA-FL, which adds deltas: Algorithms 1 and 2, Option A.
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.fedasync(lr=0.1, num_steps=5).server.is_synchronous
+    False
     """
     return Algorithm(Erm(), Local(lr, **local), server)
 
@@ -240,6 +285,10 @@ def fedasync_mixing(
     `strength` is the paper's proximal rho. A fresh update has staleness 0 and full weight, as in section 5.2.
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.fedasync_mixing(lr=0.1, mixing=0.6, num_steps=5).server.applies
+    'models'
     """
     server = asynchronous(mixing, discount=discount, max_staleness=max_staleness, applies="models")
     return Algorithm(Proximal(strength), Local(lr, **local), server)
@@ -258,7 +307,12 @@ def fedbuff(
     discount: Discount = Polynomial(0.5),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedBuff: Nguyen 2022, Algorithms 1 and 2. Departures from the paper: none (without privacy noise)."""
+    """FedBuff: Nguyen 2022, Algorithms 1 and 2. Departures from the paper: none (without privacy noise).
+
+    >>> import personax as px
+    >>> px.fedbuff(lr=0.1, buffer_size=4, num_steps=5).server.discount
+    Polynomial(power=0.5)
+    """
     return Algorithm(Erm(), Local(lr, **local), buffered(buffer_size, server_lr, discount=discount))
 
 
@@ -273,5 +327,9 @@ def persafl(
     """PersA-FL: Algorithms 1 and 2, Option B with `Meta` (PersA-FL-MAML) or Option C with `Moreau` (PersA-FL-ME).
 
     Departures from the paper: none. (The factor 2 missing from (D1) is a misprint, see `FiniteDifference`.)
+
+    >>> import personax as px
+    >>> px.persafl(px.Moreau(20.0, prox_lr=0.02, num_prox_steps=10), lr=0.05, num_steps=5).server.buffer_size
+    1
     """
     return Algorithm(objective, Local(lr, **local), server)

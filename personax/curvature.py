@@ -9,6 +9,20 @@ import optax
 from personax.typing import Batch, LossFn, Params, Scalar
 from personax.values import CURVATURES, require_positive, value
 
+__all__ = [
+    "Exact",
+    "FiniteDifference",
+    "FirstOrder",
+    "Hvp",
+    "RelativeDifference",
+    "exact",
+    "finite_difference",
+    "first_order",
+    "norm_unused",
+    "relative_difference",
+    "require_hvp",
+]
+
 HvpT = TypeVar("HvpT")
 
 
@@ -19,6 +33,17 @@ class Hvp(Protocol):
     `needs_batch` is False for a product that does not look at data: objectives then draw no curvature batches.
     `is_coordinate_free` is True for a product that can be computed in other coordinates (as in `fast.near`):
     one that depends on the vector linearly or through its norm, which `given_norm` passes in.
+
+    >>> import jax, personax as px
+    >>> @px.value
+    ... class Doubled:
+    ...     needs_batch = True
+    ...     is_coordinate_free = True
+    ...     given_norm = px.curvature.norm_unused
+    ...     def __call__(self, loss, params, vector, batch):
+    ...         return jax.tree.map(lambda v: 2 * v, px.curvature.exact(loss, params, vector, batch))
+    >>> px.Meta(0.1, hvp=Doubled()).hvp
+    Doubled()
     """
 
     @property
@@ -33,7 +58,11 @@ class Hvp(Protocol):
 
 
 def require_hvp(given: Any) -> None:
-    """Raise unless `given` states what objectives ask of a Hessian-vector product."""
+    """Raise unless `given` states what objectives ask of a Hessian-vector product.
+
+    >>> import personax as px
+    >>> px.curvature.require_hvp(px.curvature.exact)
+    """
     missing = [name for name in ("needs_batch", "is_coordinate_free", "given_norm") if name not in dir(given)]
     if missing or not callable(given):
         lacks = ", ".join(f"`{name}`" for name in missing) or "`__call__`"
@@ -42,7 +71,12 @@ def require_hvp(given: Any) -> None:
 
 
 def norm_unused(self: HvpT, norm: Scalar) -> HvpT:
-    """The product itself: it does not depend on the norm of the vector."""
+    """The product itself: it does not depend on the norm of the vector.
+
+    >>> import personax as px
+    >>> px.curvature.norm_unused(px.curvature.first_order, 3.0) is px.curvature.first_order
+    True
+    """
     return self
 
 
@@ -52,6 +86,11 @@ class Exact:
     """The exact product, as the directional derivative of the gradient: no Hessian is formed.
 
     Fallah (5), gMeta (8). Departures from the paper: none.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> loss = lambda w, batch: jnp.sum(w**3)
+    >>> px.curvature.Exact()(loss, jnp.array([1.0, 2.0]), jnp.array([1.0, 1.0]), None)
+    Array([ 6., 12.], dtype=float64)
     """
 
     needs_batch = True
@@ -65,7 +104,12 @@ class Exact:
 @CURVATURES.register()
 @value
 class FirstOrder:
-    """Zero: the Hessian is dropped. Fallah (112), gMeta (31). Departures from the paper: none."""
+    """Zero: the Hessian is dropped. Fallah (112), gMeta (31). Departures from the paper: none.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.curvature.FirstOrder()(lambda w, batch: jnp.sum(w**3), jnp.ones(2), jnp.ones(2), None)
+    Array([0., 0.], dtype=float64)
+    """
 
     needs_batch = False
     is_coordinate_free = True
@@ -82,6 +126,11 @@ class FiniteDifference:
 
     Departures from the paper: none from these equations. Fallah section 5 and PersA-FL (D1) print the same
     difference without the 2, which would double the Hessian.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> loss = lambda w, batch: jnp.sum(w**2)  # its Hessian is 2
+    >>> px.curvature.FiniteDifference(0.5)(loss, jnp.array([1.0]), jnp.array([3.0]), None)
+    Array([6.], dtype=float64)
     """
 
     radius: float
@@ -104,6 +153,11 @@ class RelativeDifference:
     Departures from the paper: the step `r v / |v|` has length r whatever the length of v. With the papers' fixed
     radius a short v drowns in float32 rounding, and a long one leaves the region where the difference is a
     derivative.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> loss = lambda w, batch: jnp.sum(w**2)  # its Hessian is 2
+    >>> px.curvature.RelativeDifference(0.5)(loss, jnp.array([1.0]), jnp.array([3.0]), None)
+    Array([6.], dtype=float64)
     """
 
     radius: float
@@ -135,10 +189,20 @@ CURVATURES.register("first_order")(lambda: first_order)
 
 
 def finite_difference(radius: float) -> FiniteDifference:
-    """The papers' central difference with a fixed radius."""
+    """The papers' central difference with a fixed radius.
+
+    >>> import personax as px
+    >>> px.curvature.finite_difference(0.01)
+    FiniteDifference(radius=0.01)
+    """
     return FiniteDifference(radius)
 
 
 def relative_difference(radius: float) -> RelativeDifference:
-    """The central difference with a radius relative to the vector's norm; what float32 wants."""
+    """The central difference with a radius relative to the vector's norm; what float32 wants.
+
+    >>> import personax as px
+    >>> px.per_fedavg(adapt_lr=0.1, lr=0.1, hvp=px.curvature.relative_difference(0.01), num_steps=5).objective.hvp
+    RelativeDifference(radius=0.01)
+    """
     return RelativeDifference(radius)

@@ -22,6 +22,10 @@ class Batch(NamedTuple):
 
     `weight` is 0 for filler rows. `key` seeds dropout, so that a loss is a function of (params, batch) and both ends of
     a finite difference use the same mask.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> px.Batch(x=jnp.zeros((2, 3)), y=jnp.zeros(2, int), weight=jnp.ones(2), key=jax.random.key(0)).x.shape
+    (2, 3)
     """
 
     x: Array
@@ -45,7 +49,12 @@ ClockName = Literal["step", "round"]
 
 
 class Clock(NamedTuple):
-    """The time of a local step: the round, the step within the visit, and the visit's number of steps."""
+    """The time of a local step: the round, the step within the visit, and the visit's number of steps.
+
+    >>> import personax as px
+    >>> px.Clock(round=2, step=1, num_steps=5).ticks("step")
+    11
+    """
 
     round: Scalar
     step: Scalar
@@ -57,7 +66,15 @@ class Clock(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network as a pair of pure functions; `init` takes a key and one example batch `x`."""
+    """A network as a pair of pure functions; `init` takes a key and one example batch `x`.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> init = lambda key, x: {"w": jnp.zeros((x.shape[1], 1))}
+    >>> model = px.Model(init, lambda params, x, key=None: x @ params["w"])
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 3)))
+    >>> model.apply(params, jnp.ones((2, 3))).shape
+    (2, 1)
+    """
 
     init: Callable[[Array, Array], Params]
     apply: Apply
@@ -68,6 +85,10 @@ class Task(NamedTuple):
 
     `metrics(params, batch)` returns the weighted mean of each metric over the batch, with dropout off.
     `check(outputs, targets)` describes what is wrong with one client's targets, or returns "".
+
+    >>> import personax as px
+    >>> px.classification(px.mlp((8,), num_outputs=3))._fields
+    ('model', 'loss', 'metrics', 'check')
     """
 
     model: Model

@@ -98,7 +98,15 @@ class Local:
 
 
 class LocalOptions(TypedDict, total=False):
-    """The options of `Local` that recipes accept: all of its fields except `lr`."""
+    """The options of `Local` that recipes accept: all of its fields except `lr`.
+
+    >>> import personax as px
+    >>> from typing import Unpack
+    >>> def mine(*, lr: float, **local: Unpack[px.LocalOptions]) -> px.Algorithm:
+    ...     return px.Algorithm(px.Erm(), px.Local(lr, **local), px.synchronous())
+    >>> mine(lr=0.1, num_steps=5, batch_size=10).local.batch_size
+    10
+    """
 
     num_steps: int | None
     num_epochs: int | None

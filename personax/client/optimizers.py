@@ -50,6 +50,11 @@ class Optimizer:
 
 
 def optimizer(make: str | Callable[..., optax.GradientTransformation] = "sgd", **options: Any) -> Optimizer:
-    """Wrap an optax optimizer as a value: `optimizer("sgd", momentum=0.9)`, or any function of a `learning_rate`."""
+    """Wrap an optax optimizer as a value: `optimizer("sgd", momentum=0.9)`, or any function of a `learning_rate`.
+
+    >>> import personax as px
+    >>> px.optimizer("sgd", momentum=0.9)
+    Optimizer(name='sgd', options=(('momentum', 0.9),))
+    """
     name = make if isinstance(make, str) else f"{make.__module__}:{make.__qualname__}"
     return Optimizer(name, tuple(sorted(options.items())))

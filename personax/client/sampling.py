@@ -210,6 +210,12 @@ def batch_indices(
         draw: the number of the batch within its role (the adaptation step).
         sampling: as in `Local`.
         query_share: as in `Local`.
+
+    >>> import jax, numpy as np, personax as px
+    >>> fed = px.Federation.from_clients([(np.zeros((6, 1)), np.zeros(6, int)), (np.zeros((4, 1)), np.zeros(4, int))])
+    >>> rows = px.batch_indices(fed, jax.random.key(0), client=1, update=0, step=0, role="outer", size=3)
+    >>> rows.shape, bool((rows >= 6).all())  # the second client's rows begin at 6
+    ((3,), True)
     """
     data = federation.train
     where = ClientRows(data.start[client], data.num_samples[client], data.ids[client], jnp.asarray(update))

@@ -20,10 +20,30 @@ from personax.values import (
     value,
 )
 
+__all__ = [
+    "Decay",
+    "InverseDecay",
+    "InverseSqrt",
+    "StepSize",
+    "StronglyConvex",
+    "require_step_size",
+    "step_size_at",
+]
+
 
 @STEP_SIZES.describes
 class StepSize(Protocol):
-    """A step size as a function of the clock."""
+    """A step size as a function of the clock.
+
+    >>> import personax as px
+    >>> @px.value
+    ... class Halving:
+    ...     initial: float
+    ...     def __call__(self, clock):
+    ...         return self.initial / 2**clock.round
+    >>> px.step_sizes.step_size_at(Halving(0.4), px.Clock(round=2, step=0, num_steps=5))
+    0.1
+    """
 
     def __call__(self, clock: Clock) -> Scalar: ...
 
@@ -38,7 +58,15 @@ def step_size_at(lr: "StepSize | Scalar", clock: Clock) -> Scalar:
 
 
 def require_step_size(name: str, lr: "StepSize | Scalar | None", hint: str = "") -> None:
-    """Require a positive number or a schedule, which has validated itself."""
+    """Require a positive number or a schedule, which has validated itself.
+
+    >>> import personax as px
+    >>> px.step_sizes.require_step_size("lr", px.step_sizes.Decay(0.1, rate=0.01))
+    >>> px.step_sizes.require_step_size("lr", -1.0)
+    Traceback (most recent call last):
+        ...
+    ValueError: `lr` must be positive, got -1.0.
+    """
     if not callable(lr):
         require_positive(name, lr, hint)
 
@@ -46,7 +74,12 @@ def require_step_size(name: str, lr: "StepSize | Scalar | None", hint: str = "")
 @STEP_SIZES.register()
 @value
 class Decay:
-    """Exponential decay, `initial (1 - rate)^t`: APFL section 5, "the learning rate is decreased by 1%" each step."""
+    """Exponential decay, `initial (1 - rate)^t`: APFL section 5, "the learning rate is decreased by 1%" each step.
+
+    >>> import personax as px
+    >>> float(px.step_sizes.Decay(0.1, rate=0.5)(px.Clock(round=1, step=0, num_steps=2)))
+    0.025
+    """
 
     initial: Tuned[float]
     rate: float
@@ -64,7 +97,12 @@ class Decay:
 @STEP_SIZES.register()
 @value
 class InverseDecay:
-    """Inverse decay, `initial / (1 + rate t)`: the linear decay of Bottou 2012, which APFL section 5 cites."""
+    """Inverse decay, `initial / (1 + rate t)`: the linear decay of Bottou 2012, which APFL section 5 cites.
+
+    >>> import personax as px
+    >>> px.step_sizes.InverseDecay(0.1, rate=1.0)(px.Clock(round=0, step=1, num_steps=2))
+    0.05
+    """
 
     initial: Tuned[float]
     rate: float
@@ -85,6 +123,10 @@ class InverseSqrt:
     """Inverse square root decay, `scale / sqrt(num_steps * k)` in round k = 1, 2, ...: Fallah Remark G.1.
 
     With the `"step"` clock, the root is of the number of local steps taken, including the current one.
+
+    >>> import personax as px
+    >>> float(px.step_sizes.InverseSqrt(1.0)(px.Clock(round=3, step=0, num_steps=4)))
+    0.25
     """
 
     scale: Tuned[float] = 1.0
@@ -106,6 +148,10 @@ class StronglyConvex:
 
     mu is `strong_convexity` and a is `offset`: max(128 L / mu, num_steps) in Theorem 2; max(64 L / mu, num_steps), with
     `scale` 8, in Theorem 7.
+
+    >>> import personax as px
+    >>> px.step_sizes.StronglyConvex(strong_convexity=0.5, offset=31)(px.Clock(round=0, step=0, num_steps=1))
+    1.0
     """
 
     strong_convexity: float

@@ -17,6 +17,17 @@ from personax.keys import HostStream, host_generator
 from personax.typing import Array
 from personax.values import PARTITIONS, require, require_count, require_positive
 
+__all__ = [
+    "Partition",
+    "classes_per_client",
+    "dirichlet",
+    "dirichlet_by_class",
+    "fallah_halves",
+    "iid",
+    "natural",
+    "shards",
+]
+
 _MAX_DRAWS = 1000
 
 
@@ -114,6 +125,11 @@ def iid(labels: Any, num_clients: int, *, num_per_client: int | None = None, key
     Sizes differ by at most one, and every row is used; with `num_per_client` every client has that many.
 
     Departures from the paper: none.
+
+    >>> import jax, numpy as np, personax as px
+    >>> labels = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    >>> px.partition.iid(labels, num_clients=3, key=jax.random.key(0)).counts.tolist()
+    [3, 3, 3]
     """
     num_samples = len(labels)
     require_count("number of labels", num_samples)
@@ -135,6 +151,12 @@ def shards(labels: Any, num_clients: int, num_shards_each: int = 2, *, key: Arra
     McMahan 2017 section 3, "Non-IID": 200 shards of 300 for 100 clients. A shard can span two classes.
 
     Departures from the paper: shard sizes differ by one where the pool does not divide.
+
+    >>> import jax, numpy as np, personax as px
+    >>> labels = np.repeat([0, 1, 2, 3], 10)
+    >>> partition = px.partition.shards(labels, num_clients=4, num_shards_each=2, key=jax.random.key(0))
+    >>> partition.counts.tolist()
+    [10, 10, 10, 10]
     """
     pool = _pool(labels)
     require_count("num_shards_each", num_shards_each)
@@ -162,6 +184,12 @@ def classes_per_client(
     that many, spread evenly over its classes.
 
     Departures from the paper: APFL and PersA-FL do not say how classes are chosen; here they are balanced and random.
+
+    >>> import jax, numpy as np, personax as px
+    >>> labels = np.repeat([0, 1, 2, 3], 10)
+    >>> partition = px.partition.classes_per_client(labels, num_clients=4, num_classes_each=2, key=jax.random.key(0))
+    >>> [len(np.unique(labels[rows])) for rows in partition]
+    [2, 2, 2, 2]
     """
     pool = _pool(labels)
     require_count("num_classes_each", num_classes_each)
@@ -197,6 +225,12 @@ def dirichlet(labels: Any, num_clients: int, concentration: float, *, num_per_cl
     one and never twice by a client, and a note says so. Samples of other classes are not shared.
 
     Departures from the paper: the sharing; gMeta does not say what happens when a class runs out.
+
+    >>> import jax, numpy as np, personax as px
+    >>> labels = np.repeat([0, 1, 2, 3], 50)
+    >>> partition = px.partition.dirichlet(labels, 4, 0.3, num_per_client=20, key=jax.random.key(0))
+    >>> partition.counts.tolist()
+    [20, 20, 20, 20]
     """
     pool = _pool(labels)
     require_positive("concentration", concentration)
@@ -235,6 +269,12 @@ def dirichlet_by_class(labels: Any, num_clients: int, concentration: float, *, l
     client has `least` samples. Sizes vary between clients. A second pool is divided anew: use `Partition.split`.
 
     Departures from the paper: the repeated draws.
+
+    >>> import jax, numpy as np, personax as px
+    >>> labels = np.repeat([0, 1, 2, 3], 50)
+    >>> partition = px.partition.dirichlet_by_class(labels, 4, 0.5, key=jax.random.key(0))
+    >>> int(partition.counts.sum())  # every sample is used once
+    200
     """
     pool = _pool(labels)
     require_positive("concentration", concentration)
@@ -273,6 +313,12 @@ def fallah_halves(
 
     Departures from the paper: which class a client takes is not said there; half of an odd a is rounded down; any even
     number of classes will do.
+
+    >>> import jax, numpy as np, personax as px
+    >>> labels = np.repeat(np.arange(10), 100)
+    >>> partition = px.partition.fallah_halves(labels, num_clients=4, num_each=10, key=jax.random.key(0))
+    >>> [len(np.unique(labels[rows])) for rows in partition]
+    [5, 5, 2, 2]
     """
     pool = _pool(labels)
     require_count("num_clients", num_clients, least=2)
@@ -302,6 +348,11 @@ def natural(client_ids: Any) -> Partition:
     Client i is `np.unique(client_ids)[i]`; its rows keep the order of the pool. APFL appendix B.1 (EMNIST by author).
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> partition = px.partition.natural(["bo", "al", "bo"])
+    >>> [rows.tolist() for rows in partition]
+    [[1], [0, 2]]
     """
     ids = np.asarray(client_ids)
     words = ids.dtype.kind in "USTO" and (ids.dtype.kind != "O" or all(isinstance(name, str) for name in ids.flat))

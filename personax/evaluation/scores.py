@@ -16,6 +16,11 @@ class Interval:
     """A mean over seeds and its 95 % confidence interval; None for one seed, and for means that are not finite.
 
     `num_seeds` is the number of seeds that the mean is over: seeds that diverged are left out.
+
+    >>> import personax as px
+    >>> interval = px.Interval(mean=0.92, low=0.90, high=0.94, num_seeds=5)
+    >>> round(interval.half, 3), interval.is_above(0.89)
+    (0.02, True)
     """
 
     mean: float
@@ -81,6 +86,15 @@ class Evaluation:
 
     `clients` are their stable ids, `num_samples` how many samples of each were scored (`num_train_samples` those of
     metrics called `train_...`), `num_events` and `time` (virtual) where the run stood.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> task, algorithm = px.classification(px.logistic_regression(10)), px.fedavg(lr=0.1, num_steps=2)
+    >>> schedule, keys = px.rounds(3, num_rounds=2, key=jax.random.key(0)), jax.random.split(jax.random.key(0), 2)
+    >>> result = px.simulate(algorithm, task, fed, schedule, key=keys)
+    >>> scores = px.evaluate(algorithm, task, fed, result, px.Scoring("global"), key=jax.random.key(1))
+    >>> scores.of("accuracy").shape, scores.mean("accuracy").shape  # [seeds, clients], [seeds]
+    ((2, 3), (2,))
     """
 
     scoring: Scoring
@@ -321,6 +335,18 @@ class Comparison:
 
     `local` and `shared` name the evaluations of local training's models and of the shared model of all; None if they
     were not trained. `algorithms` gives the algorithm of a score that is not named after it.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> task = px.classification(px.logistic_regression(10))
+    >>> schedule = px.rounds(3, num_rounds=2, key=jax.random.key(0))
+    >>> def score(algorithm, model):
+    ...     result = px.simulate(algorithm, task, fed, schedule, key=jax.random.key(0))
+    ...     return px.evaluate(algorithm, task, fed, result, px.Scoring(model), key=jax.random.key(1))
+    >>> local = score(px.local_only(lr=0.1, num_steps=2), "personal")
+    >>> shared = score(px.fedavg(lr=0.1, num_steps=2), "global")
+    >>> px.Comparison({"Local": local, "FedAvg": shared}, local="Local", shared="FedAvg").local
+    'Local'
     """
 
     evaluations: dict[str, Evaluation]

@@ -114,5 +114,10 @@ class Scoring:
 
 
 def fallah_scoring(lr: float = 0.01, num_steps: int = 1, batch_size: int = 40) -> Scoring:
-    """Fallah section 5: a step "with respect to the test data", scored on all of it; flagged wherever it shows."""
+    """Fallah section 5: a step "with respect to the test data", scored on all of it; flagged wherever it shows.
+
+    >>> import personax as px
+    >>> px.fallah_scoring(lr=0.01).flag
+    'adapted on the data that is scored'
+    """
     return Scoring("adapted", num_steps, lr, batch_size, adapt_on="test")

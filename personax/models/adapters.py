@@ -18,6 +18,13 @@ def from_flax(module: Any) -> Model:
 
     If the module's `__call__` takes `train` or `deterministic`, they state whether a key was given; the key is its
     "dropout" stream. Parameters have the module's own `param_dtype`.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> import flax.linen as nn
+    >>> model = px.from_flax(nn.Dense(3))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 4)))
+    >>> model.apply(params, jnp.ones((2, 4))).shape
+    (2, 3)
     """
     linen = optional_import("flax.linen", "`from_flax`", "flax")
     if not isinstance(module, linen.Module):
@@ -32,6 +39,13 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
 
     Parameters are a plain dict of arrays. `make` runs again in every trace of `apply`, which then puts the given
     parameters in place; under `jit` the discarded initial values are never computed.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> from flax import nnx
+    >>> model = px.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 4)))
+    >>> model.apply(params, jnp.ones((2, 4))).shape
+    (2, 3)
     """
     optional_import("flax.nnx", "`from_nnx`", "flax")
     return _from_nnx(make)
@@ -42,6 +56,13 @@ def from_equinox(make: Callable[[Array], Any]) -> Model:
 
     Parameters are the module's inexact arrays. The rest (functions, integers, integer arrays) is captured once, so
     it must not depend on the key. If the module's `__call__` takes `key`, each example gets its own.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> import equinox as eqx
+    >>> model = px.from_equinox(lambda key: eqx.nn.Linear(4, 3, key=key))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 4)))
+    >>> model.apply(params, jnp.ones((2, 4))).shape
+    (2, 3)
     """
     optional_import("equinox", "`from_equinox`", "equinox")
     return _from_equinox(make)

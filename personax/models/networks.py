@@ -49,6 +49,12 @@ def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu", init: 
 
     Fallah 2020 section 5 and gMeta 2025: `mlp((80, 60), 10)`; gMeta does not name its activation.
     APFL 2020 Table 2 and appendix B: `mlp((200, 200), 10, "relu")`.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> model = px.mlp((80, 60), num_outputs=10)
+    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 784)))
+    >>> model.apply(params, jnp.zeros((5, 784))).shape
+    (5, 10)
     """
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
     require_one_of("init", init, _INITS)
@@ -61,6 +67,11 @@ def logistic_regression(num_outputs: int, init: str = "glorot") -> Model:
 
     It starts at random like the others, so that a seed varies its start too. The paper's parameter regularization
     belongs to the loss: `classification(model, l2=...)`.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> model = px.logistic_regression(num_outputs=3)
+    >>> jax.tree.map(jnp.shape, model.init(jax.random.key(0), jnp.zeros((1, 4))))
+    {'dense_0': {'bias': (3,), 'kernel': (4, 3)}}
     """
     return mlp((), num_outputs, init=init)
 
@@ -82,6 +93,12 @@ def cnn(
     Each entry of `channels` is a convolution, the activation and 2x2 max pooling (an odd last row or column is
     dropped; with `pooling="last"` the last one alone is pooled); each entry of `widths` is a hidden dense layer, the
     activation and dropout; then the output layer.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> model = px.cnn((4, 8), (16,), num_outputs=10, kernel_size=3, dropout=0.2)
+    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8)))
+    >>> model.apply(params, jnp.zeros((5, 8, 8))).shape
+    (5, 10)
     """
     require_one_of("padding", padding, _PADDINGS)
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
@@ -101,6 +118,12 @@ def cnn2(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
     """2 convolutions and 2 dense layers, the output layer counted (APFL 2020 Table 1; PersA-FL 2023 on MNIST, l = 2).
 
     Departures from the papers: they give no sizes; these are small enough to train on a CPU.
+
+    >>> import jax, personax as px
+    >>> images = jax.ShapeDtypeStruct((5, 28, 28), float)
+    >>> outputs = lambda key, x: px.cnn2(10).apply(px.cnn2(10).init(key, x), x)
+    >>> jax.eval_shape(outputs, jax.random.key(0), images).shape
+    (5, 10)
     """
     return cnn((16, 32), (128,), num_outputs, kernel_size=5, dropout=dropout, init=init)
 
@@ -110,6 +133,12 @@ def cnn3(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
     """3 convolutions and 3 dense layers, the output layer counted (PersA-FL 2023 appendix D on CIFAR-10, l = 3).
 
     Departures from the paper: it gives no sizes; these are small enough to train on a CPU.
+
+    >>> import jax, personax as px
+    >>> images = jax.ShapeDtypeStruct((5, 32, 32, 3), float)
+    >>> outputs = lambda key, x: px.cnn3(10).apply(px.cnn3(10).init(key, x), x)
+    >>> jax.eval_shape(outputs, jax.random.key(0), images).shape
+    (5, 10)
     """
     return cnn((16, 32, 64), (128, 64), num_outputs, kernel_size=3, dropout=dropout, init=init)
 
@@ -118,6 +147,12 @@ def standardized(model: Model, mean: float | Sequence[float], deviation: float |
     """The same network on inputs less `mean` over `deviation`: a number each, or one for each channel.
 
     Images that are stored as bytes are in [0, 1] here, so `mean` and `deviation` are too.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> model = px.standardized(px.logistic_regression(2), mean=0.5, deviation=0.25)
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 3)))
+    >>> model.apply(params, jnp.full((1, 3), 0.5)).tolist()  # inputs at the mean become zero
+    [[0.0, 0.0]]
     """
     require_positive("deviation", deviation)
     shift, scale = (tuple(np.atleast_1d(given).tolist()) for given in (mean, deviation))

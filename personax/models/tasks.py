@@ -24,6 +24,13 @@ def classification(model: Model, l2: float = 0.0) -> Task:
     With `l2 > 0` the loss adds l2/2 |params|^2, which makes logistic regression strongly convex (APFL 2020
     section 5). Metrics, with dropout off: "loss", the same function, and "accuracy". Outputs with more axes
     (`[batch, time, class]`, labels `[batch, time]`) are averaged over them within each example.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> task = px.classification(px.logistic_regression(3), l2=0.01)
+    >>> params = task.model.init(jax.random.key(0), jnp.zeros((1, 2)))
+    >>> batch = px.Batch(jnp.zeros((4, 2)), jnp.array([0, 1, 2, 0]), jnp.ones(4), jax.random.key(0))
+    >>> sorted(task.metrics(params, batch))
+    ['accuracy', 'loss']
     """
     require_nonnegative("l2", l2)
     return _classification(model, float(l2))
@@ -38,6 +45,13 @@ def regression(model: Model, l2: float = 0.0, deviation: tuple[float, ...] | Non
 
     With the `deviation` that standardized targets were divided by (one number for each output), "error" is in their
     original units, mean_d deviation_d^2 (o_jd - y_jd)^2; "loss" stays the function that is minimized.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> task = px.regression(px.logistic_regression(1))
+    >>> params = task.model.init(jax.random.key(0), jnp.zeros((1, 2)))
+    >>> batch = px.Batch(jnp.zeros((2, 2)), jnp.array([1.0, 3.0]), jnp.ones(2), jax.random.key(0))
+    >>> float(task.loss(params, batch))  # the outputs are 0
+    5.0
     """
     require_nonnegative("l2", l2)
     return _regression(model, float(l2), None if deviation is None else tuple(map(float, deviation)))
@@ -49,6 +63,13 @@ def rematerialize(task: Task, slice_size: int) -> Task:
     Only a slice's activations are in memory, and they are computed again for the gradient. The loss must be a weighted
     mean over examples, as those here are: loss(B) = sum_s (weight of slice s / weight of B) loss(s). With dropout the
     masks are others than on the whole batch.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> task = px.rematerialize(px.regression(px.logistic_regression(1)), slice_size=1)
+    >>> params = task.model.init(jax.random.key(0), jnp.zeros((1, 2)))
+    >>> batch = px.Batch(jnp.zeros((2, 2)), jnp.array([1.0, 3.0]), jnp.ones(2), jax.random.key(0))
+    >>> float(task.loss(params, batch))
+    5.0
     """
     require_count("slice_size", slice_size)
     return _rematerialized(task, int(slice_size))

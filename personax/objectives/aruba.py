@@ -48,6 +48,10 @@ class Aruba:
     `Local`'s step size multiplies eta; the recipe sets it to 1.
 
     Departures from the paper: all clients of a round use the same phi and eta, because they train at the same time.
+
+    >>> import personax as px
+    >>> px.Aruba().roles()
+    {'outer': 1}
     """
 
     distance_scale: Tuned[float] = 0.05

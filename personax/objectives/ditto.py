@@ -28,6 +28,10 @@ class Ditto:
     Departures from the paper: v takes as many steps as w (the paper's s is free), on the same batches, as in the
     authors' code, and plain gradient steps whatever optimizer or clipping `Local` gives w. `strength` is the same for
     all clients (their code can also choose it by a client's validation data).
+
+    >>> import personax as px
+    >>> px.Ditto(0.5).default_scoring()
+    {'model': 'personal'}
     """
 
     strength: Tuned[float]

@@ -20,6 +20,10 @@ class Erm:
     McMahan 2017; Fallah (1), (2); PersA-FL Algorithm 2, Option A.
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.Erm().default_scoring()
+    {'model': 'global'}
     """
 
     federated = True
@@ -59,6 +63,10 @@ class LocalOnly:
     v_i starts at the initial model. This is the baseline that every personalized method has to beat.
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.LocalOnly().federated
+    False
     """
 
     federated = False

@@ -57,6 +57,10 @@ class Mixture:
         radius: P projects onto the ball of this radius around 0; by default there is no projection.
 
     Departures from the paper: none.
+
+    >>> import personax as px
+    >>> px.Mixture(0.5, update_mix="step").default_scoring()
+    {'model': 'personal'}
     """
 
     mix: TunedShare[float]

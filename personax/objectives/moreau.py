@@ -30,6 +30,10 @@ class Moreau:
     The personal model is theta, not w. The client keeps the last theta, and `personalize` recomputes it from any w.
 
     Departures from the paper: none. (The papers do not state where the inner problem starts; here it starts at w.)
+
+    >>> import personax as px
+    >>> px.Moreau(15.0, prox_lr=0.05, num_prox_steps=5).gradients_per_step()
+    6
     """
 
     strength: Tuned[float]

@@ -19,12 +19,46 @@ from personax.fast.backends import unroll_length
 from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
 from personax.values import OBJECTIVES
 
+__all__ = [
+    "Objective",
+    "Theorems",
+    "Visit",
+    "descend",
+    "descent_step",
+    "fine_tune",
+    "from_anchor",
+    "keep_memory",
+    "loss_gradient",
+    "newcomer_personalizes",
+    "no_citations",
+    "no_number",
+    "no_single_function",
+    "no_theorem",
+    "nothing_absorbed",
+    "nothing_kept",
+    "one_gradient",
+    "only_batch",
+    "only_global",
+    "outer_only",
+    "require_objective",
+    "score_global",
+    "score_personal",
+    "shrink_to",
+    "unconstrained",
+]
+
 Answer = TypeVar("Answer", covariant=True)
 Memory = PyTree  # what an objective carries from step to step within a visit
 
 
 class Visit(NamedTuple):
-    """Everything that a client knows during one visit, apart from its own state."""
+    """Everything that a client knows during one visit, apart from its own state.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> visit = px.Visit(anchor={"w": jnp.zeros(2)}, shared=(), clock=px.Clock(0, 0, 5), lr=0.1)
+    >>> visit.clock.num_steps
+    5
+    """
 
     anchor: Params  # the downloaded model
     shared: Shared  # the shared state downloaded with it
@@ -33,7 +67,17 @@ class Visit(NamedTuple):
 
 
 class Theorems(Protocol[Answer]):
-    """The families of convergence theorems. An objective calls the method that fits it (see `Objective.theorem`)."""
+    """The families of convergence theorems. An objective calls the method that fits it (see `Objective.theorem`).
+
+    >>> import personax as px
+    >>> class Name:
+    ...     plain = lambda self: "FedAvg's"
+    ...     meta = lambda self, adapt_lr, num_adapt_steps, is_first_order: f"with {num_adapt_steps} adaptation steps"
+    ...     envelope = lambda self, strength, tolerance: "the Moreau envelope's"
+    ...     none = lambda self: "none"
+    >>> px.Erm().theorem(Name()), px.Meta(0.1, num_adapt_steps=2).theorem(Name()), px.Mixture(0.5).theorem(Name())
+    ("FedAvg's", 'with 2 adaptation steps', 'none')
+    """
 
     def plain(self) -> Answer: ...
     def meta(self, adapt_lr: float, num_adapt_steps: int, is_first_order: bool) -> Answer: ...
@@ -70,6 +114,12 @@ class Objective(Protocol):
     - `theorem` selects the convergence theorem that applies.
     - `personal_number` returns the name and value of the number that reports show for a personal state, or None.
     - `citations` returns the keys of the papers to cite besides those of the recipe.
+
+    >>> import personax as px
+    >>> sorted(px.Meta(0.1).roles())
+    ['adapt', 'curvature', 'outer']
+    >>> px.Mixture(0.5).newcomer_model("personal")
+    'recomputed'
     """
 
     federated: bool
@@ -102,7 +152,11 @@ class Objective(Protocol):
 
 
 def require_objective(given: Any) -> None:
-    """Raise an error unless `given` implements the whole protocol."""
+    """Raise an error unless `given` implements the whole protocol.
+
+    >>> import personax as px
+    >>> px.objective.require_objective(px.Erm())
+    """
     contract = {*Objective.__annotations__, *(name for name in vars(Objective) if not name.startswith("_"))}
     missing = sorted(name for name in contract if name not in dir(given))
     plain = {"gradient": loss_gradient, "project": unconstrained}
@@ -118,98 +172,201 @@ def require_objective(given: Any) -> None:
 
 
 def score_global(self: Any) -> dict[str, Any]:
-    """Score the shared model."""
+    """Score the shared model.
+
+    >>> import personax as px
+    >>> px.objective.score_global(px.Erm())
+    {'model': 'global'}
+    """
     return {"model": "global"}
 
 
 def score_personal(self: Any) -> dict[str, Any]:
-    """Score the personal model that the client keeps."""
+    """Score the personal model that the client keeps.
+
+    >>> import personax as px
+    >>> px.objective.score_personal(px.LocalOnly())
+    {'model': 'personal'}
+    """
     return {"model": "personal"}
 
 
 def newcomer_personalizes(self: Any, scored: str) -> str | None:
-    """Let a newcomer adapt the shared model, or compute its personal model with `personalize`."""
+    """Let a newcomer adapt the shared model, or compute its personal model with `personalize`.
+
+    >>> import personax as px
+    >>> px.objective.newcomer_personalizes(px.Erm(), "personal"), px.objective.newcomer_personalizes(px.Erm(), "global")
+    ('recomputed', None)
+    """
     return {"adapted": "adapted", "recomputed": "recomputed", "personal": "recomputed"}.get(scored)
 
 
 def one_gradient(self: Any) -> int:
-    """Count one gradient per local step."""
+    """Count one gradient per local step.
+
+    >>> import personax as px
+    >>> px.objective.one_gradient(px.Erm())
+    1
+    """
     return 1
 
 
 def no_single_function(self: Any) -> None:
-    """State that the clients do not minimize one function together."""
+    """State that the clients do not minimize one function together.
+
+    >>> import personax as px
+    >>> px.objective.no_single_function(px.LocalOnly()) is None
+    True
+    """
     return None
 
 
 def no_theorem(self: Any, theorems: Theorems[Answer]) -> Answer:
-    """State that no theorem of the papers applies."""
+    """State that no theorem of the papers applies.
+
+    >>> import personax as px
+    >>> class NoName:
+    ...     none = lambda self: "no theorem applies"
+    >>> px.objective.no_theorem(px.LocalOnly(), NoName())
+    'no theorem applies'
+    """
     return theorems.none()
 
 
 def no_number(self: Any, personal: Personal) -> None:
-    """Show no personal number."""
+    """Show no personal number.
+
+    >>> import personax as px
+    >>> px.objective.no_number(px.Erm(), ()) is None
+    True
+    """
     return None
 
 
 def no_citations(self: Any) -> tuple[str, ...]:
-    """Cite nothing besides the recipe's papers."""
+    """Cite nothing besides the recipe's papers.
+
+    >>> import personax as px
+    >>> px.objective.no_citations(px.Erm())
+    ()
+    """
     return ()
 
 
 def loss_gradient(
     self: Any, loss: LossFn, iterate: Params, memory: Memory, visit: Visit, batches: Batches
 ) -> tuple[Params, Memory]:
-    """Return the gradient of the loss on the outer batch; the memory does not change."""
+    """Return the gradient of the loss on the outer batch; the memory does not change.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> batch = px.Batch(jnp.ones((1, 2, 1)), jnp.zeros((1, 2)), jnp.ones((1, 2)), keys)
+    >>> loss = lambda w, batch: jnp.mean((batch.x - w[None]) ** 2) / 2
+    >>> visit = px.Visit(jnp.zeros(1), (), px.Clock(0, 0, 1), 0.1)
+    >>> px.objective.loss_gradient(px.Erm(), loss, jnp.zeros(1), (), visit, {"outer": batch})[0].tolist()
+    [-1.0]
+    """
     return jax.grad(loss)(iterate, only_batch(batches, "outer")), memory
 
 
 def outer_only(self: Any) -> dict[str, int]:
-    """Draw one batch per step, for the gradient itself."""
+    """Draw one batch per step, for the gradient itself.
+
+    >>> import personax as px
+    >>> px.objective.outer_only(px.Erm())
+    {'outer': 1}
+    """
     return {"outer": 1}
 
 
 def nothing_kept(self: Any, params: Params) -> tuple[()]:
-    """Keep no state besides the model."""
+    """Keep no state besides the model.
+
+    >>> import personax as px
+    >>> px.objective.nothing_kept(px.Erm(), {"w": 1.0})
+    ()
+    """
     return ()
 
 
 def from_anchor(self: Any, anchor: Params, personal: Personal) -> tuple[Params, Memory]:
-    """Start at the downloaded model, with the personal state as the memory."""
+    """Start at the downloaded model, with the personal state as the memory.
+
+    >>> import personax as px
+    >>> px.objective.from_anchor(px.Erm(), {"w": 1.0}, ())
+    ({'w': 1.0}, ())
+    """
     return anchor, personal
 
 
 def unconstrained(self: Any, iterate: Params) -> Params:
-    """Return the iterate unchanged: the domain is the whole space."""
+    """Return the iterate unchanged: the domain is the whole space.
+
+    >>> import personax as px
+    >>> px.objective.unconstrained(px.Erm(), {"w": 1.0})
+    {'w': 1.0}
+    """
     return iterate
 
 
 def keep_memory(
     self: Any, end: Params, memory: Memory, visit: Visit, full_gradient: Callable[[Params], Params]
 ) -> tuple[Personal, Extra]:
-    """Keep the memory as the personal state; upload nothing but the delta."""
+    """Keep the memory as the personal state; upload nothing but the delta.
+
+    >>> import personax as px
+    >>> px.objective.keep_memory(px.LocalOnly(), {"w": 1.0}, {"v": 2.0}, None, None)
+    ({'v': 2.0}, ())
+    """
     return memory, ()
 
 
 def nothing_absorbed(self: Any, shared: Shared, total: Extra, num_clients: int) -> Shared:
-    """Leave the shared state unchanged."""
+    """Leave the shared state unchanged.
+
+    >>> import personax as px
+    >>> px.objective.nothing_absorbed(px.Erm(), (), (), 10)
+    ()
+    """
     return shared
 
 
 def only_global(self: Any, params: Params, personal: Personal) -> dict[str, Params]:
-    """Return the shared model as the client's only model."""
+    """Return the shared model as the client's only model.
+
+    >>> import personax as px
+    >>> px.objective.only_global(px.Erm(), {"w": 1.0}, ())
+    {'global': {'w': 1.0}}
+    """
     return {"global": params}
 
 
 def fine_tune(
     self: Any, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
 ) -> Params:
-    """Take one gradient step on the client's loss per batch: Fallah (3), gMeta (7), "FedAvg + update"."""
+    """Take one gradient step on the client's loss per batch: Fallah (3), gMeta (7), "FedAvg + update".
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> keys = jax.random.split(jax.random.key(0), 3)
+    >>> batches = px.Batch(jnp.ones((3, 2, 1)), jnp.zeros((3, 2)), jnp.ones((3, 2)), keys)
+    >>> loss = lambda w, batch: jnp.mean((batch.x - w[None]) ** 2) / 2
+    >>> px.objective.fine_tune(px.Erm(), loss, jnp.zeros(1), (), (), batches, 0.5).tolist()  # three steps toward 1
+    [0.875]
+    """
     return descend(loss, params, batches, lr)[0]
 
 
 def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[Params, Params]:
-    """Take one step per batch, `w_l = w_{l-1} - lr grad f(w_{l-1}, D_{l-1})`; also return w_0, ..., w_{n-1}."""
+    """Take one step per batch, `w_l = w_{l-1} - lr grad f(w_{l-1}, D_{l-1})`; also return w_0, ..., w_{n-1}.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> keys = jax.random.split(jax.random.key(0), 3)
+    >>> batches = px.Batch(jnp.ones((3, 2, 1)), jnp.zeros((3, 2)), jnp.ones((3, 2)), keys)
+    >>> loss = lambda w, batch: jnp.mean((batch.x - w[None]) ** 2) / 2
+    >>> end, path = px.objective.descend(loss, jnp.zeros(1), batches, 0.5)
+    >>> end.tolist(), path.tolist()
+    ([0.875], [[0.0], [0.5], [0.75]])
+    """
 
     def step(w: Params, batch: Batch) -> tuple[Params, Params]:
         return descent_step(w, jax.grad(loss)(w, batch), lr), w
@@ -218,16 +375,33 @@ def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[P
 
 
 def descent_step(params: Params, gradient: Params, lr: Scalar) -> Params:
-    """Return `w - lr g` in the dtype of w."""
+    """Return `w - lr g` in the dtype of w.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.objective.descent_step({"w": jnp.array([1.0])}, {"w": jnp.array([2.0])}, 0.25)["w"].tolist()
+    [0.5]
+    """
     return jax.tree.map(lambda w, g: (w - lr * g).astype(w.dtype), params, gradient)
 
 
 def shrink_to(tree: Params, bound: Scalar) -> Params:
-    """Return the nearest point of the ball of radius `bound` around 0."""
+    """Return the nearest point of the ball of radius `bound` around 0.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.objective.shrink_to(jnp.array([3.0, 4.0]), 1.0).round(2).tolist()
+    [0.6, 0.8]
+    """
     norm = optax.tree.norm(tree)
     return optax.tree.scale(jnp.where(norm > bound, bound / norm, 1).astype(norm.dtype), tree)
 
 
 def only_batch(batches: Batches, role: str) -> Batch:
-    """Return the batch of a role that draws one."""
+    """Return the batch of a role that draws one.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> batches = px.Batch(jnp.ones((1, 2, 3)), jnp.zeros((1, 2)), jnp.ones((1, 2)), keys)
+    >>> px.objective.only_batch({"outer": batches}, "outer").x.shape
+    (2, 3)
+    """
     return jax.tree.map(lambda leaf: leaf[0], batches[role])

@@ -21,6 +21,10 @@ class Proximal:
 
     Departures from the paper: the subproblem is solved with the steps of `Local`, as in that paper's experiments, not
     up to a given inexactness.
+
+    >>> import personax as px
+    >>> px.Algorithm(px.Proximal(0.1), px.Local(0.1, num_steps=5), px.synchronous()).objective
+    Proximal(strength=0.1)
     """
 
     strength: Tuned[float]

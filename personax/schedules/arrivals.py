@@ -28,6 +28,12 @@ def arrivals(
 
     Simultaneous events are ordered by the client's number of earlier updates, then by its position. A request or a
     receipt sees the arrivals that come before it in this order.
+
+    >>> import jax, personax as px
+    >>> delays = px.delays.Delays(upload=px.delays.Fixed((1.0, 1.0, 4.0)))  # the third client is slow
+    >>> schedule = px.arrivals(3, num_events=9, delays=delays, key=jax.random.key(0))
+    >>> schedule.client.tolist(), schedule.staleness().tolist()
+    ([0, 1, 0, 1, 0, 1, 2, 0, 1], [0, 1, 0, 1, 0, 1, 6, 1, 2])
     """
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)
@@ -81,6 +87,11 @@ def uniform_arrivals(num_clients: int, num_events: int, max_staleness: int, *, k
 
     The client of each event is uniform, and no update is older than `max_staleness` events. Each download is uniform
     over the events that the bound allows, and comes after the client's own previous update.
+
+    >>> import jax, personax as px
+    >>> schedule = px.uniform_arrivals(10, num_events=50, max_staleness=4, key=jax.random.key(0))
+    >>> bool(schedule.staleness().max() <= 4)
+    True
     """
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)

@@ -9,12 +9,35 @@ from personax.keys import HostStream, host_generator
 from personax.typing import Array
 from personax.values import DELAY_TIMES, DELAYS, require, require_count, require_nonnegative, require_positive, value
 
+__all__ = [
+    "Delay",
+    "Delays",
+    "Exponential",
+    "Fixed",
+    "Gamma",
+    "Given",
+    "LogNormal",
+    "Uniform",
+    "no_delays",
+    "persafl_delays",
+]
+
 BLOCK = 64  # rounds, or updates of each client, drawn together, so that a longer schedule starts like a shorter one
 
 
 @DELAY_TIMES.describes
 class Delay(Protocol):
-    """Random times, one per entry of `clients`; `updates` is each client's number of earlier updates, or rounds."""
+    """Random times, one per entry of `clients`; `updates` is each client's number of earlier updates, or rounds.
+
+    >>> import jax, numpy as np, personax as px
+    >>> @px.value
+    ... class EveryThirdSlow:
+    ...     def sample(self, rng, clients, updates):
+    ...         return np.where(clients % 3 == 0, 5.0, 1.0)
+    >>> delays = px.delays.Delays(upload=EveryThirdSlow())
+    >>> px.arrivals(4, num_events=3, delays=delays, key=jax.random.key(0)).client.tolist()
+    [1, 2, 1]
+    """
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray, updates: np.ndarray) -> np.ndarray: ...
 
@@ -34,7 +57,12 @@ def _of(numbers: PerClient, clients: np.ndarray) -> np.ndarray:
 @DELAY_TIMES.register()
 @value
 class Fixed:
-    """A constant time."""
+    """A constant time.
+
+    >>> import numpy as np, personax as px
+    >>> px.delays.Fixed((1.0, 5.0)).sample(np.random.default_rng(0), np.array([0, 1, 0]), np.zeros(3, int)).tolist()
+    [1.0, 5.0, 1.0]
+    """
 
     mean: PerClient = 0.0
 
@@ -49,7 +77,14 @@ class Fixed:
 @DELAY_TIMES.register()
 @value
 class Exponential:
-    """Exponential times with this mean."""
+    """Exponential times with this mean.
+
+    >>> import numpy as np, personax as px
+    >>> delay, updates = px.delays.Exponential(2.0), np.arange(10_000)
+    >>> times = delay.sample(np.random.default_rng(0), 0 * updates, updates)
+    >>> round(float(times.mean()), 1)
+    2.0
+    """
 
     mean: PerClient
 
@@ -64,7 +99,14 @@ class Exponential:
 @DELAY_TIMES.register()
 @value
 class LogNormal:
-    """Log-normal times with this mean, whose logarithm has standard deviation `spread`."""
+    """Log-normal times with this mean, whose logarithm has standard deviation `spread`.
+
+    >>> import numpy as np, personax as px
+    >>> delay, updates = px.delays.LogNormal(2.0, spread=0.5), np.arange(10_000)
+    >>> times = delay.sample(np.random.default_rng(0), 0 * updates, updates)
+    >>> round(float(times.mean()), 1)
+    2.0
+    """
 
     mean: PerClient
     spread: float = 1.0
@@ -81,7 +123,14 @@ class LogNormal:
 @DELAY_TIMES.register()
 @value
 class Gamma:
-    """Gamma times with this mean and shape. Shape 1 is exponential; a large shape is nearly constant."""
+    """Gamma times with this mean and shape. Shape 1 is exponential; a large shape is nearly constant.
+
+    >>> import numpy as np, personax as px
+    >>> delay, updates = px.delays.Gamma(2.0, shape=100.0), np.arange(10_000)
+    >>> times = delay.sample(np.random.default_rng(0), 0 * updates, updates)
+    >>> round(float(times.mean()), 1), round(float(times.std()), 1)
+    (2.0, 0.2)
+    """
 
     mean: PerClient
     shape: float = 2.0
@@ -98,7 +147,14 @@ class Gamma:
 @DELAY_TIMES.register()
 @value
 class Uniform:
-    """Uniform times in `mean * [1 - spread, 1 + spread]`, which are bounded as in PersA-FL Assumption 1."""
+    """Uniform times in `mean * [1 - spread, 1 + spread]`, which are bounded as in PersA-FL Assumption 1.
+
+    >>> import numpy as np, personax as px
+    >>> delay, updates = px.delays.Uniform(2.0, spread=0.5), np.arange(10_000)
+    >>> times = delay.sample(np.random.default_rng(0), 0 * updates, updates)
+    >>> bool(times.min() >= 1.0), bool(times.max() <= 3.0)
+    (True, True)
+    """
 
     mean: PerClient
     spread: float = 0.5
@@ -114,7 +170,13 @@ class Uniform:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Times from an array [updates, clients], which repeats from the start when it runs out."""
+    """Times from an array [updates, clients], which repeats from the start when it runs out.
+
+    >>> import numpy as np, personax as px
+    >>> times = np.array([[1.0, 2.0], [3.0, 4.0]])  # [updates, clients]
+    >>> px.delays.Given(times).sample(np.random.default_rng(0), np.array([0, 1, 0]), np.array([0, 0, 1])).tolist()
+    [1.0, 2.0, 3.0]
+    """
 
     times: np.ndarray
 
@@ -134,7 +196,12 @@ class Given:
 @DELAYS.register()
 @value
 class Delays:
-    """The delays of an update: download, computation and upload, then a pause before the next request."""
+    """The delays of an update: download, computation and upload, then a pause before the next request.
+
+    >>> import personax as px
+    >>> px.delays.Delays(compute=px.delays.Gamma(2.0), upload=px.delays.Exponential(5.0)).upload
+    Exponential(mean=5.0)
+    """
 
     download: Delay = Fixed()
     compute: Delay = Fixed()
@@ -157,6 +224,11 @@ def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Ar
 
     Each client's mean upload time is its mean download time multiplied by a factor that is uniform in [4, 6].
     Computation takes no time, as in the paper. The paper does not name the distributions; here they are exponential.
+
+    >>> import jax, personax as px
+    >>> delays = px.delays.persafl_delays(30, key=jax.random.key(0))
+    >>> min(delays.upload.mean) >= 4, max(delays.upload.mean) <= 6
+    (True, True)
     """
     require_count("num_clients", num_clients)
     require_positive("download_mean", download_mean)
@@ -166,5 +238,10 @@ def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Ar
 
 @DELAYS.register("none")
 def no_delays() -> Delays:
-    """Create delays of zero: every client answers immediately."""
+    """Create delays of zero: every client answers immediately.
+
+    >>> import personax as px
+    >>> px.delays.no_delays() == px.delays.Delays()
+    True
+    """
     return Delays()

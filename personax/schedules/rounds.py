@@ -30,6 +30,11 @@ def rounds(
             In pFedMe, all clients train and a sample is averaged.
         delays: the delays of downloads, computation and uploads.
         key: the random key of cohorts and delays.
+
+    >>> import jax, personax as px
+    >>> schedule = px.rounds(20, num_rounds=50, cohort_size=5, key=jax.random.key(0))
+    >>> schedule
+    <Schedule: rounds 50, cohort 5 of 20 clients>
     """
     cohort_size = num_clients if cohort_size is None else cohort_size
     require_count("num_clients", num_clients)

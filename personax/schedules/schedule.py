@@ -28,6 +28,21 @@ class Schedule:
         aggregated: False for clients that train without being aggregated (pFedMe).
         round_ends: True at the last event of each round; False everywhere in a schedule of arrivals.
         pending: the times at which clients received models whose updates arrive after the last event.
+
+    >>> import numpy as np, personax as px
+    >>> column = lambda *numbers: np.array(numbers)
+    >>> schedule = px.Schedule(
+    ...     num_clients=2,
+    ...     client=column(0, 1),
+    ...     started_at=column(0, 0),
+    ...     requested=column(0.0, 0.0),
+    ...     received=column(0.5, 0.5),
+    ...     time=column(1.0, 2.0),
+    ...     aggregated=column(True, True),
+    ...     round_ends=column(False, False),
+    ... )
+    >>> schedule.staleness().tolist()  # the second client's model was one update old
+    [0, 1]
     """
 
     num_clients: int

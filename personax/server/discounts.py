@@ -7,10 +7,27 @@ import jax.numpy as jnp
 from personax.typing import Array, Scalar
 from personax.values import DISCOUNTS, require_nonnegative, require_positive, value
 
+__all__ = [
+    "Constant",
+    "Discount",
+    "Hinge",
+    "Polynomial",
+]
+
 
 @DISCOUNTS.describes
 class Discount(Protocol):
-    """A factor for an update that is `staleness` server versions old; 1 for a fresh one."""
+    """A factor for an update that is `staleness` server versions old; 1 for a fresh one.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> @px.value
+    ... class Cutoff:
+    ...     limit: float
+    ...     def __call__(self, staleness):
+    ...         return jnp.where(staleness <= self.limit, 1.0, 0.0)
+    >>> px.asynchronous(discount=Cutoff(3.0)).discount(jnp.array([2, 5])).tolist()
+    [1.0, 0.0]
+    """
 
     def __call__(self, staleness: Array) -> Scalar: ...
 
@@ -18,7 +35,12 @@ class Discount(Protocol):
 @DISCOUNTS.register()
 @value
 class Constant:
-    """No discount, a factor of 1: PersA-FL Algorithm 1."""
+    """No discount, a factor of 1: PersA-FL Algorithm 1.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.discounts.Constant()(jnp.array([0, 4])).tolist()
+    [1.0, 1.0]
+    """
 
     def __call__(self, staleness: Array) -> Scalar:
         return jnp.ones_like(staleness, dtype=float)
@@ -30,6 +52,10 @@ class Polynomial:
     """A polynomial discount, `(1 + s)^-power`: FedAsync (Xie 2019, section 5.2).
 
     Power 1/2 is FedBuff's `1 / sqrt(1 + s)`.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.discounts.Polynomial(0.5)(jnp.array([0, 3])).tolist()
+    [1.0, 0.5]
     """
 
     power: float = 0.5
@@ -44,7 +70,12 @@ class Polynomial:
 @DISCOUNTS.register()
 @value
 class Hinge:
-    """A hinge: 1 up to staleness `start`, then `1 / (slope (s - start) + 1)`: FedAsync (Xie 2019, section 5.2)."""
+    """A hinge: 1 up to staleness `start`, then `1 / (slope (s - start) + 1)`: FedAsync (Xie 2019, section 5.2).
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.discounts.Hinge(slope=1.0, start=2.0)(jnp.array([0, 2, 3])).tolist()
+    [1.0, 1.0, 0.5]
+    """
 
     slope: float
     start: float

@@ -165,17 +165,32 @@ class ServerOptions(TypedDict, total=False):
 
 @SERVERS.register()
 def synchronous(lr: float = 1.0, **options: Unpack[ServerOptions]) -> Server:
-    """Create a server that steps at the end of each round: FedAvg, Fallah Algorithm 1, gMeta Algorithm 1."""
+    """Create a server that steps at the end of each round: FedAvg, Fallah Algorithm 1, gMeta Algorithm 1.
+
+    >>> import personax as px
+    >>> px.synchronous(0.5).is_synchronous
+    True
+    """
     return Server(lr, buffer_size=None, **options)
 
 
 @SERVERS.register()
 def buffered(buffer_size: int, lr: float = 1.0, **options: Unpack[ServerOptions]) -> Server:
-    """Create a server that steps after every `buffer_size` arrivals: FedBuff (Nguyen 2022, Algorithm 1)."""
+    """Create a server that steps after every `buffer_size` arrivals: FedBuff (Nguyen 2022, Algorithm 1).
+
+    >>> import personax as px
+    >>> px.buffered(4, weighting="samples").buffer_size
+    4
+    """
     return Server(lr, buffer_size=buffer_size, **options)
 
 
 @SERVERS.register()
 def asynchronous(lr: float = 1.0, **options: Unpack[ServerOptions]) -> Server:
-    """Create a server that applies `w <- w - lr * delta` at each arrival: PersA-FL Algorithm 1, whose beta is `lr`."""
+    """Create a server that applies `w <- w - lr * delta` at each arrival: PersA-FL Algorithm 1, whose beta is `lr`.
+
+    >>> import personax as px
+    >>> px.asynchronous(0.5, max_staleness=10).buffer_size
+    1
+    """
     return Server(lr, buffer_size=1, **options)

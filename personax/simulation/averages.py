@@ -47,6 +47,14 @@ class WeightedAverage:
 
     with the mean over the cohort of the round; a is `offset`, t = 1, 2, ... counts local steps. Departures from the
     paper: none. For `Mixture` objectives with a number of steps, not of epochs.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> task, algorithm = px.classification(px.logistic_regression(10)), px.apfl(lr=0.1, mix=0.5, num_steps=2)
+    >>> monitor, schedule = px.Monitor(tracker=px.WeightedAverage(offset=10.0)), px.rounds(3, 2, key=jax.random.key(0))
+    >>> result = px.simulate(algorithm, task, fed, schedule, key=jax.random.key(0), monitor=monitor)
+    >>> monitor.tracker.read(result.tracked)["dense_0"]["kernel"].shape  # a model for each client
+    (3, 4, 10)
     """
 
     offset: float
@@ -89,6 +97,14 @@ class RandomIterate:
     """Fallah Remark 4.7: in each round the cohort's mean iterate at a step drawn uniformly from 0 ... num_steps - 1.
 
     The state is the latest one. Departures from the paper: none.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> task, algorithm = px.classification(px.logistic_regression(10)), px.fedavg(lr=0.1, num_steps=2)
+    >>> monitor, schedule = px.Monitor(tracker=px.RandomIterate()), px.rounds(3, 2, key=jax.random.key(0))
+    >>> result = px.simulate(algorithm, task, fed, schedule, key=jax.random.key(0), monitor=monitor)
+    >>> result.tracked["dense_0"]["kernel"].shape
+    (4, 10)
     """
 
     def explain(self, objective: Objective, streams: bool) -> str:

@@ -28,7 +28,18 @@ class Fault(NamedTuple):
 
 
 class NonFiniteUpdate(FloatingPointError):
-    """A client's update, `fault`, was not finite."""
+    """A client's update, `fault`, was not finite.
+
+    >>> import jax, numpy as np, personax as px
+    >>> fed = px.Federation.from_clients([(np.full((4, 1), 1e30), np.zeros(4))])
+    >>> task = px.regression(px.logistic_regression(1))
+    >>> schedule = px.rounds(1, num_rounds=30, key=jax.random.key(0))
+    >>> try:
+    ...     _ = px.simulate(px.fedavg(lr=1e30, num_steps=5), task, fed, schedule, key=jax.random.key(0))
+    ... except px.NonFiniteUpdate as error:
+    ...     print(error.fault.stage)
+    local steps
+    """
 
     def __init__(self, message: str, fault: Fault | None = None) -> None:
         FloatingPointError.__init__(self, message)
@@ -56,7 +67,17 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from."""
+    """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> task, algorithm = px.classification(px.logistic_regression(10)), px.fedavg(lr=0.1, num_steps=2)
+    >>> schedule = px.rounds(3, num_rounds=4, key=jax.random.key(0))
+    >>> monitor = px.Monitor(every=2, observe=lambda snapshot: snapshot.num_events)
+    >>> result = px.simulate(algorithm, task, fed, schedule, key=jax.random.key(0), monitor=monitor)
+    >>> [int(num) for num in result.history]
+    [0, 6, 12]
+    """
 
     state: State
     wave: int
@@ -134,6 +155,13 @@ class Result:
 
     `personal` holds the state of all clients, `tracked` what a tracker followed, `history` what `observe` returned.
     Each event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> task, algorithm = px.classification(px.logistic_regression(10)), px.fedavg(lr=0.1, num_steps=2)
+    >>> schedule = px.rounds(3, num_rounds=2, key=jax.random.key(0))
+    >>> px.simulate(algorithm, task, fed, schedule, key=jax.random.key(0))
+    <Result: events 6 of 6, clients 3, seeds 1, parameters 50, evaluations 0>
     """
 
     snapshot: Snapshot

@@ -25,6 +25,22 @@ class Risk:
     | `disagreement` | lambda_H(S_i): `disagreement`, `linear_disagreement` |
     | `num_samples`, `total_samples` | m_i, m |
     | `complexity` | d + log(1/delta): the VC dimension and the confidence |
+
+    >>> import personax as px
+    >>> risk = px.theory.apfl.Risk(
+    ...     local_risk=0.1,
+    ...     global_risk=0.1,
+    ...     distance=0.5,
+    ...     loss_bound=1.0,
+    ...     loss_lipschitz=1.0,
+    ...     disagreement=0.2,
+    ...     num_samples=50,
+    ...     total_samples=1000,
+    ...     complexity=5.0,
+    ... )
+    >>> mix = px.theory.apfl.best_mix(risk, constant=1.0)  # the weight with the smallest bound
+    >>> 0 <= mix <= 1
+    np.True_
     """
 
     local_risk: float

@@ -20,7 +20,15 @@ from personax.values import require_count
 
 
 class Noise(NamedTuple):
-    """How single examples deviate from their client's mean: root of the second moment, and the fourth moment."""
+    """How single examples deviate from their client's mean: root of the second moment, and the fourth moment.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> noise = px.theory.gradient_noise(loss, px.theory.at(jnp.zeros(1)), px.theory.sample_clients(fed))
+    >>> noise.deviation.value, noise.kurtosis.value
+    (1.0, 1.0)
+    """
 
     deviation: Measured
     kurtosis: Measured
@@ -30,6 +38,12 @@ def gradient_bound(loss: LossFn, region: Region, batches: Batch) -> Measured:
     """`B = max_i max_w |grad f_i(w)|`: Fallah (9), gMeta (12); G in PersA-FL (20).
 
     Departures from the paper: over the region's models; over all of space it is infinite for a quadratic.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> px.theory.gradient_bound(loss, px.theory.at(jnp.zeros(1)), px.theory.sample_clients(fed)).value
+    5.0
     """
     norms = np.asarray(_gradient_norms(loss, region.models, batches))
     return largest(norms, np.zeros_like(norms), region.description)
@@ -39,6 +53,13 @@ def smoothness(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_
     """`L = max_i max_w |Hess f_i(w)|`, the largest eigenvalue in size: Fallah (9), (17a), gMeta (12), PersA-FL (12).
 
     By `num_steps` Lanczos steps on Hessian-vector products. Departures from the paper: over the region's models.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> batches, region = px.theory.sample_clients(fed), px.theory.at(jnp.zeros(1))
+    >>> round(px.theory.smoothness(loss, region, batches, key=jax.random.key(0)).value, 6)
+    1.0
     """
     found = _spectra(loss, region, batches, key, num_steps)
     return largest(np.asarray(found.norm), np.asarray(found.norm_error), region.description)
@@ -48,6 +69,13 @@ def strong_convexity(loss: LossFn, region: Region, batches: Batch, *, key: Array
     """`mu = min_i min_w` of the smallest eigenvalue of Hess f_i(w): APFL Theorem 2; negative where f_i is not convex.
 
     Departures from the paper: over the region's models.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> batches, region = px.theory.sample_clients(fed), px.theory.at(jnp.zeros(1))
+    >>> round(px.theory.strong_convexity(loss, region, batches, key=jax.random.key(0)).value, 6)
+    1.0
     """
     found = _spectra(loss, region, batches, key, num_steps)
     lowest = largest(-np.asarray(found.smallest), np.asarray(found.smallest_error), region.description)
@@ -62,6 +90,13 @@ def hessian_lipschitz(
     On a convex region the Lipschitz constant of the Hessian is the largest norm of its derivative, which is the
     largest |D^3 f_i(w)[v, v, v]| over unit v; searched for by power iteration from `num_starts` random starts.
     Departures from the paper: over the region's models, and a lower estimate at each.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # its Hessian is constant
+    >>> batches, region = px.theory.sample_clients(fed), px.theory.at(jnp.zeros(1))
+    >>> px.theory.hessian_lipschitz(loss, region, batches, key=jax.random.key(0), num_steps=3).value
+    0.0
     """
     require_count("num_starts", num_starts)
     first = starts(region.models, num_starts, key)
@@ -77,6 +112,12 @@ def gradient_noise(loss: LossFn, region: Region, batches: Batch) -> Noise:
     over a client's examples z: Fallah (11), gMeta (14), (16), PersA-FL (14). What gMeta calls a kurtosis is this
     fourth moment, not divided by sigma_G^4. Departures from the paper: over the region's models; means over the given
     samples (divided by their number), with the standard errors of such means.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> px.theory.gradient_noise(loss, px.theory.at(jnp.zeros(1)), px.theory.sample_clients(fed)).deviation.value
+    1.0
     """
     return _noise(_gradient_moments(loss, region.models, batches), region)
 
@@ -85,13 +126,29 @@ def hessian_noise(loss: LossFn, region: Region, batches: Batch, *, key: Array, n
     """`sigma_H` and `kappa_H`: `gradient_noise` of Hessians, in the spectral norm, by Lanczos.
 
     Fallah (12), gMeta (15), (17), PersA-FL (18). It costs a pass over a client's samples for each sample and step.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # all examples have the same Hessian
+    >>> batches, region = px.theory.sample_clients(fed), px.theory.at(jnp.zeros(1))
+    >>> px.theory.hessian_noise(loss, region, batches, key=jax.random.key(0), num_steps=3).deviation.value
+    0.0
     """
     first = starts(region.models, 1, key)[0]
     return _noise(_hessian_moments(loss, num_steps, region.models, batches, first), region)
 
 
 def measure(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> dict[str, Measured]:
-    """Every constant of `Constants`, measured; `constants_of` makes the value that the bounds take."""
+    """Every constant of `Constants`, measured; `constants_of` makes the value that the bounds take.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> batches, region = px.theory.sample_clients(fed), px.theory.at(jnp.zeros(1))
+    >>> measured = px.theory.measure(loss, region, batches, key=jax.random.key(0), num_steps=3)
+    >>> measured["gradient_spread"].value
+    2.0
+    """
     keys = jax.random.split(key, 4)
     steps = {"num_steps": num_steps}
     gradient = gradient_noise(loss, region, batches)
@@ -110,7 +167,13 @@ def measure(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_ste
 
 
 def constants_of(measured: dict[str, Measured]) -> Constants:
-    """The measured values without their errors."""
+    """The measured values without their errors.
+
+    >>> import personax as px
+    >>> measured = {"smoothness": px.theory.Measured(2.0, 0.0, client=0, model=0, region="one model")}
+    >>> px.theory.constants_of(measured).smoothness
+    2.0
+    """
     return Constants(**{name: found.value for name, found in measured.items()})
 
 

@@ -16,7 +16,12 @@ _ANY_STEP = "The lemmas of gMeta (`theory.gmeta`) hold for any."
 
 
 def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
-    """`L_F = 4 L + alpha rho B`: Lemma 4.2. Loose: `gmeta.meta_smoothness` has L (1 + alpha L)^2 for the 4 L."""
+    """`L_F = 4 L + alpha rho B`: Lemma 4.2. Loose: `gmeta.meta_smoothness` has L (1 + alpha L)^2 for the 4 L.
+
+    >>> import personax as px
+    >>> px.theory.fallah.meta_smoothness(px.theory.Constants(gradient_bound=1.0, smoothness=2.0), adapt_lr=0.1)
+    8.0
+    """
     _check(constants, adapt_lr)
     c = constants
     return 4 * c.smoothness + adapt_lr * c.hessian_lipschitz * c.gradient_bound

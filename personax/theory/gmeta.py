@@ -18,6 +18,10 @@ def meta_smoothness(constants: Constants, adapt_lr: float, num_adapt_steps: int)
     """`L_F = L (1 + aL)^(2 nu) + B a rho (1 + aL)^(nu - 1) sum_{l < nu} (1 + aL)^l`: Lemma 4, (19), a = adapt_lr.
 
     For one step L (1 + aL)^2 + a rho B, PersA-FL Lemma 1; with aL = 1 Fallah's Lemma 4.2.
+
+    >>> import personax as px
+    >>> px.theory.gmeta.meta_smoothness(px.theory.Constants(smoothness=2.0), adapt_lr=0.1, num_adapt_steps=2)
+    4.1472
     """
     _check(adapt_lr, num_adapt_steps)
     c, growth = constants, 1 + adapt_lr * constants.smoothness

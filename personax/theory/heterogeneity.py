@@ -21,6 +21,12 @@ def gradient_spread(loss: LossFn, region: Region, batches: Batch) -> Measured:
     """`gamma_G`, the largest over models of sqrt((1/n) sum_i |grad f_i(w) - grad f(w)|^2).
 
     Fallah (13), gMeta (18), PersA-FL (16). Departures from the paper: over the region's models.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> px.theory.gradient_spread(loss, px.theory.at(jnp.zeros(1)), px.theory.sample_clients(fed)).value
+    2.0
     """
     spreads = np.sqrt(np.asarray(_gradient_distances(loss, region.models, batches)).mean(axis=1))
     return largest(spreads, np.zeros_like(spreads), region.description, over_clients=False)
@@ -31,6 +37,13 @@ def hessian_spread(loss: LossFn, region: Region, batches: Batch, *, key: Array, 
 
     Fallah (13), gMeta (18), PersA-FL (19). By Lanczos on differences of Hessian-vector products, each a pass over all
     clients' samples. Departures from the paper: over the region's models.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # all clients have the same Hessian
+    >>> batches, region = px.theory.sample_clients(fed), px.theory.at(jnp.zeros(1))
+    >>> px.theory.hessian_spread(loss, region, batches, key=jax.random.key(0), num_steps=3).value
+    0.0
     """
     require_count("num_steps", num_steps)
     norms, errors = _hessian_distances(loss, num_steps, region.models, batches, starts(region.models, 1, key)[0])
@@ -42,6 +55,12 @@ def gradient_diversity(loss: LossFn, region: Region, batches: Batch) -> np.ndarr
     """`zeta_i = max_w |grad F(w) - grad f_i(w)|^2` of each client; their sum is APFL's zeta: Definition 2.
 
     It is a squared norm, where gamma_G is not. Departures from the paper: over the region's models.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> px.theory.gradient_diversity(loss, px.theory.at(jnp.zeros(1)), px.theory.sample_clients(fed)).tolist()
+    [4.0, 4.0]
     """
     return np.asarray(_gradient_distances(loss, region.models, batches)).max(axis=0)
 
@@ -51,6 +70,11 @@ class Optima(NamedTuple):
 
     `gradient_norms` has the mean's first, then the clients'. With a mu-strongly convex loss a model is within
     gradient norm / mu of its minimiser.
+
+    >>> import jax.numpy as jnp, numpy as np, personax as px
+    >>> optima = px.theory.Optima(jnp.array([3.0]), jnp.array([[1.0], [5.0]]), np.zeros(3))
+    >>> px.theory.optimal_gap(optima).tolist()
+    [4.0, 4.0]
     """
 
     shared: Params
@@ -62,6 +86,13 @@ def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: floa
     """`w* = argmin F` and `v_i* = argmin f_i`, APFL Definition 3, by L-BFGS from `params`.
 
     For losses with one minimiser each, as logistic regression has with `l2 > 0`.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # the minimum of f_i is at the client's mean
+    >>> optima = px.theory.find_optima(loss, jnp.zeros(1), px.theory.sample_clients(fed))
+    >>> optima.shared.round(6).tolist(), optima.alone.round(6).tolist()
+    ([3.0], [[1.0], [5.0]])
     """
     from scipy.optimize import minimize  # a quarter of a second to import
 
@@ -84,7 +115,13 @@ def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: floa
 
 
 def optimal_gap(optima: Optima) -> np.ndarray:
-    """`Delta_i = |v_i* - w*|^2` of each client: APFL Definition 3."""
+    """`Delta_i = |v_i* - w*|^2` of each client: APFL Definition 3.
+
+    >>> import jax.numpy as jnp, numpy as np, personax as px
+    >>> optima = px.theory.Optima({"w": jnp.array([3.0])}, {"w": jnp.array([[1.0], [5.0]])}, np.zeros(3))
+    >>> px.theory.optimal_gap(optima).tolist()
+    [4.0, 4.0]
+    """
     away = lambda alone, shared: jnp.sum(jnp.square(alone - shared[None]).reshape(len(alone), -1), axis=1)
     return np.asarray(sum(jax.tree.leaves(jax.tree.map(away, optima.alone, optima.shared))))
 
@@ -103,7 +140,13 @@ def disagreement(outputs: np.ndarray) -> float:
 
 
 class Between(NamedTuple):
-    """A number that is known to lie between two."""
+    """A number that is known to lie between two.
+
+    >>> import jax, numpy as np, personax as px
+    >>> found = px.theory.linear_disagreement(np.array([[1.0], [-1.0]]), radius=2.0, key=jax.random.key(0))
+    >>> found.low <= found.high
+    True
+    """
 
     low: float
     high: float
@@ -116,6 +159,10 @@ def linear_disagreement(x: np.ndarray, radius: float, *, num_starts: int = 16, k
     compute exactly. The lower end is the best of `num_starts` ascents u <- sum_j sign(u . x_j) x_j; the upper end
     replaces the mean of sizes by the root of the mean of squares: 2 radius sqrt(largest eigenvalue of X^T X / m).
     With one feature they agree where all |x_j| are equal.
+
+    >>> import jax, numpy as np, personax as px
+    >>> px.theory.linear_disagreement(np.array([[1.0], [-1.0]]), radius=2.0, key=jax.random.key(0))
+    Between(low=4.0, high=4.0)
     """
     require_positive("radius", radius)
     samples = np.asarray(x, float).reshape(len(x), -1)

@@ -16,7 +16,12 @@ from personax.values import require, require_count, require_nonnegative, require
 
 
 def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
-    """`L_b = L (1 + alpha L)^2 + alpha rho G`: Lemma 1."""
+    """`L_b = L (1 + alpha L)^2 + alpha rho G`: Lemma 1.
+
+    >>> import personax as px
+    >>> px.theory.persafl.meta_smoothness(px.theory.Constants(gradient_bound=1.0, smoothness=2.0), adapt_lr=0.1)
+    2.88
+    """
     return gmeta.meta_smoothness(constants, adapt_lr, 1)
 
 

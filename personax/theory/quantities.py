@@ -9,7 +9,15 @@ from personax.values import require
 
 
 class NotCovered(ValueError):
-    """An assumption of a theorem does not hold, so the theorem does not cover the setting."""
+    """An assumption of a theorem does not hold, so the theorem does not cover the setting.
+
+    >>> import personax as px
+    >>> constants = px.theory.Constants(smoothness=2.0)
+    >>> px.theory.fallah.meta_smoothness(constants, adapt_lr=1.0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    personax.theory.quantities.NotCovered: `adapt_lr` must be at most 1 / smoothness = 0.5, got 1.0. The lemmas ...
+    """
 
 
 class Measured(NamedTuple):
@@ -18,6 +26,10 @@ class Measured(NamedTuple):
     `error` is the standard error of a mean over examples, or the residual of an eigenvalue; 0 for exact arithmetic.
     `client` is a position, None for a quantity of all clients together; `model` is a position in the region. A
     maximum over finitely many models is a lower estimate of the one over everything around them.
+
+    >>> import personax as px
+    >>> print(px.theory.Measured(0.25, 0.01, client=3, model=0, region="one model"))
+    0.25 ± 0.01 (client 3, model 0 of one model)
     """
 
     value: float
@@ -53,6 +65,10 @@ class Constants:
     | `hessian_noise` | sigma_H in Fallah (12), gMeta (15), PersA-FL (18): of one example, spectral norm |
     | `gradient_kurtosis`, `hessian_kurtosis` | kappa_G, kappa_H in gMeta (16), (17): fourth moments |
     | `gradient_spread`, `hessian_spread` | gamma_G, gamma_H in Fallah (13), gMeta (18), PersA-FL (16), (19) |
+
+    >>> import personax as px
+    >>> px.theory.fallah.largest_adapt_lr(px.theory.Constants(smoothness=2.0).smoothness)
+    0.5
     """
 
     gradient_bound: float = 0.0
@@ -74,6 +90,12 @@ class EstimatorError(NamedTuple):
     """Bounds of an estimator of a gradient: of the norm of its bias, and of its mean squared error.
 
     The papers call the second a variance; it is E|estimate - gradient|^2, with the bias in it.
+
+    >>> import personax as px
+    >>> constants = px.theory.Constants(gradient_bound=1.0, smoothness=1.0, gradient_noise=0.5)
+    >>> error = px.theory.fallah.first_order_error(constants, adapt_lr=0.5, sizes=px.BatchSizes(10))
+    >>> round(float(error.bias), 3)
+    0.579
     """
 
     bias: float

@@ -19,6 +19,10 @@ class Region(NamedTuple):
 
     The papers' constants are suprema over all of space, where many do not exist: the gradient of a quadratic is not
     bounded. Here they are maxima over stated models.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.theory.Region({"w": jnp.zeros((3, 2))}, "three models").num_models
+    3
     """
 
     models: Params
@@ -31,19 +35,35 @@ class Region(NamedTuple):
 
 
 def at(params: Params) -> Region:
-    """One model."""
+    """One model.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.theory.at({"w": jnp.zeros(2)}).num_models
+    1
+    """
     return Region(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], params), "one model")
 
 
 def path(models: Sequence[Params]) -> Region:
-    """Models of a run, in its order."""
+    """Models of a run, in its order.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> px.theory.path([jnp.zeros(2), jnp.ones(2)]).description
+    'a path of 2 models'
+    """
     if not len(models):
         raise ValueError("A path needs at least one model, got none.")
     return Region(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models), f"a path of {len(models)} models")
 
 
 def ball(center: Params, radius: float, num_models: int, *, key: Array) -> Region:
-    """The center and `num_models - 1` models drawn uniformly from the ball around it."""
+    """The center and `num_models - 1` models drawn uniformly from the ball around it.
+
+    >>> import jax, jax.numpy as jnp, personax as px
+    >>> region = px.theory.ball(jnp.zeros(2), radius=0.5, num_models=3, key=jax.random.key(0))
+    >>> bool((jnp.linalg.norm(region.models, axis=1) <= 0.5).all())
+    True
+    """
     require_positive("radius", radius, "For the center alone use `at(params)`.")
     require_count("num_models", num_models)
     flat, restore = ravel_pytree(center)
@@ -60,6 +80,11 @@ def sample_clients(federation: Federation, num_samples: int | None = None, *, ke
 
     All of a client's samples, or `num_samples` of them drawn without replacement where it has more. Clients with
     fewer than others get filler of weight 0.
+
+    >>> import jax, numpy as np, personax as px
+    >>> fed = px.Federation.from_clients([(np.zeros((5, 1)), np.zeros(5, int)), (np.zeros((2, 1)), np.zeros(2, int))])
+    >>> px.theory.sample_clients(fed, 3, key=jax.random.key(0)).weight.tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
     """
     require_count("num_samples", num_samples)
     counts = np.asarray(federation.counts)
@@ -79,7 +104,13 @@ def sample_clients(federation: Federation, num_samples: int | None = None, *, ke
 
 
 def by_example(batches: Batch) -> Batch:
-    """Every sample as a client of its own: constants of single losses l(w; z), which Fallah (14) and (15) ask for."""
+    """Every sample as a client of its own: constants of single losses l(w; z), which Fallah (14) and (15) ask for.
+
+    >>> import numpy as np, personax as px
+    >>> fed = px.Federation.from_clients([(np.zeros((3, 1)), np.zeros(3, int)), (np.zeros((2, 1)), np.zeros(2, int))])
+    >>> px.theory.by_example(px.theory.sample_clients(fed)).x.shape  # five clients of one sample
+    (5, 1, 1)
+    """
     flat = lambda leaf: leaf.reshape(-1, 1, *leaf.shape[2:])
     kept = np.flatnonzero(np.asarray(batches.weight).ravel() > 0)
     take = lambda leaf: flat(leaf)[kept]

@@ -14,7 +14,15 @@ from personax.typing import Array, Batch, LossFn, Params
 
 
 class Stationarity(NamedTuple):
-    """`|grad F(w)|^2` with F = (1/n) sum_i F_i, and (1/n) sum_i |grad F_i(w) - grad F(w)|^2."""
+    """`|grad F(w)|^2` with F = (1/n) sum_i F_i, and (1/n) sum_i |grad F_i(w) - grad F(w)|^2.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # the minimum of the mean is at 3
+    >>> found = px.theory.stationarity(px.Erm(), loss, jnp.array([3.0]), px.theory.sample_clients(fed))
+    >>> float(found.squared_norm), float(found.squared_spread)
+    (0.0, 4.0)
+    """
 
     squared_norm: Array
     squared_spread: Array
@@ -29,6 +37,12 @@ def client_gradients(
     `Moreau` PersA-FL (7), as exact as its inner steps are: give it a small `tolerance`, of which lambda / (lambda - L)
     may be left as an error (PersA-FL (26)); for `Erm` grad f_i. Departures from the paper: none. With `as_trained`,
     the Hessians of `Meta` are applied as the objective does: what its bias is measured by.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # f_i(w) = |w - mean|^2 / 2 + constant
+    >>> px.theory.client_gradients(px.Erm(), loss, jnp.zeros(1), px.theory.sample_clients(fed)).tolist()
+    [[-1.0], [-5.0]]
     """
     tracked = objective.tracked()
     if tracked is None:
@@ -45,12 +59,26 @@ def stationarity(objective: Objective, loss: LossFn, params: Params, batches: Ba
     At a server's model, or at Fallah's randomly chosen iterate of Remark 4.7, which `simulate(...,
     tracker=RandomIterate())` leaves in `result.tracked`. The second number is what Lemmas 4.4 and 7 (gMeta), 3 and 7
     (PersA-FL) bound. As a metric of a run: `observe=lambda snapshot: stationarity(..., snapshot.params, ...)`.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # the minimum of the mean is at 3
+    >>> float(px.theory.stationarity(px.Erm(), loss, jnp.zeros(1), px.theory.sample_clients(fed)).squared_norm)
+    9.0
     """
     return _summary(client_gradients(objective, loss, params, batches))
 
 
 def stationarity_along(objective: Objective, loss: LossFn, region: Region, batches: Batch) -> Stationarity:
-    """`stationarity` at each model of a region, for instance the `path` of a run."""
+    """`stationarity` at each model of a region, for instance the `path` of a run.
+
+    >>> import jax.numpy as jnp, personax as px
+    >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
+    >>> loss = lambda w, batch: jnp.mean((w[None] - batch.x) ** 2) / 2  # the minimum of the mean is at 3
+    >>> region = px.theory.path([jnp.zeros(1), jnp.array([3.0])])
+    >>> px.theory.stationarity_along(px.Erm(), loss, region, px.theory.sample_clients(fed)).squared_norm.tolist()
+    [9.0, 0.0]
+    """
     one = lambda model: stationarity(objective, loss, model, batches)
     return jax.lax.map(one, region.models)
 

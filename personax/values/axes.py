@@ -17,7 +17,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kind:
-    """A named member of an axis: what makes it, one line about it, its source, and keys of the papers to cite."""
+    """A named member of an axis: what makes it, one line about it, its source, and keys of the papers to cite.
+
+    >>> import personax as px
+    >>> px.values.Kind("square", lambda side: side**2, summary="The area of a square").make(3)
+    9
+    """
 
     name: str
     make: Callable[..., Any]
@@ -119,7 +124,12 @@ MODELS = Axis("model", supplied=("num_outputs",))
 
 
 def options_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a table: everything except its kind and, for an import, its path."""
+    """The options of a table: everything except its kind and, for an import, its path.
+
+    >>> import personax as px
+    >>> px.values.options_of({"kind": "import", "path": "my_module:name", "width": 8})
+    {'width': 8}
+    """
     reserved = ("kind", "path") if table.get("kind") == "import" else ("kind",)
     return {name: item for name, item in table.items() if name not in reserved}
 
@@ -128,6 +138,10 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The named parameters of a function or class with their annotations evaluated.
 
     `**options: Unpack[Options]` of a `TypedDict` counts as the parameters that it names.
+
+    >>> import personax as px
+    >>> list(px.values.parameters_of(px.mlp))
+    ['widths', 'num_outputs', 'activation', 'init']
     """
     target = make.func if isinstance(make, functools.partial) else make
     is_plain_class = isinstance(target, type) and not is_value_class(target)
@@ -153,6 +167,10 @@ def call(
     """Call `make` with the options of a table, each built as its annotation asks for.
 
     `supplied` parameters are passed where `make` takes them; `reserved` ones cannot be configured.
+
+    >>> import personax as px
+    >>> px.values.call(px.Proximal, {"strength": 0.1}, "objective")
+    Proximal(strength=0.1)
     """
     parameters = parameters_of(make)
     check_names(where, table, [name for name in parameters if name not in reserved])
@@ -170,7 +188,12 @@ def call(
 
 
 def construct(annotation: Any, item: Any, where: str) -> Any:
-    """Build a parameter from TOML as its annotation asks for: a number or string as it is, a table by its `kind`."""
+    """Build a parameter from TOML as its annotation asks for: a number or string as it is, a table by its `kind`.
+
+    >>> import personax as px
+    >>> px.values.construct(px.Objective, {"kind": "Proximal", "strength": 0.1}, "objective")
+    Proximal(strength=0.1)
+    """
     options, axis = _alternatives(annotation), axis_of(annotation)
     is_plain = any(one in (int, float, str, bool, Any) or get_origin(one) is Literal for one in options)
     if axis is not None and (isinstance(item, Mapping) or (isinstance(item, str) and not is_plain)):
@@ -198,7 +221,12 @@ def construct(annotation: Any, item: Any, where: str) -> Any:
 
 
 def axis_of(annotation: Any) -> Axis | None:
-    """The axis that a parameter with this annotation is built from, if it is from one."""
+    """The axis that a parameter with this annotation is built from, if it is from one.
+
+    >>> import personax as px
+    >>> px.values.axis_of(px.Objective).name
+    'objective'
+    """
     options = _alternatives(annotation)
     return next((_AXES[one] for one in options if _is_hashable(one) and one in _AXES), None)
 

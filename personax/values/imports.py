@@ -30,7 +30,15 @@ def imports_in(item: Any) -> list[str]:
 
 @contextlib.contextmanager
 def imports_forbidden() -> Iterator[None]:
-    """Raise for every import that a configuration asks for, for configurations that come from elsewhere."""
+    """Raise for every import that a configuration asks for, for configurations that come from elsewhere.
+
+    >>> import personax as px
+    >>> with px.values.imports_forbidden():
+    ...     px.values.imported("math:sqrt", "model")
+    Traceback (most recent call last):
+        ...
+    personax.values.checks.ConfigError: Importing 'math:sqrt' is not allowed here.
+    """
     token = _ALLOWED.set(False)
     try:
         yield
@@ -39,13 +47,22 @@ def imports_forbidden() -> Iterator[None]:
 
 
 def require_imports_allowed(path: str) -> None:
-    """Raise inside `imports_forbidden()`."""
+    """Raise inside `imports_forbidden()`.
+
+    >>> import personax as px
+    >>> px.values.require_imports_allowed("my_module:name")
+    """
     if not _ALLOWED.get():
         raise ConfigError(f"Importing {path!r} is not allowed here.")
 
 
 def imported(path: str, where: str) -> Any:
-    """Import `module:name`; modules are also looked up in the current folder."""
+    """Import `module:name`; modules are also looked up in the current folder.
+
+    >>> import personax as px
+    >>> px.values.imported("math:sqrt", "model")(9.0)
+    3.0
+    """
     require_imports_allowed(path)
     module, _, name = path.partition(":")
     if "" not in sys.path:
@@ -57,11 +74,21 @@ def imported(path: str, where: str) -> Any:
 
 
 class NotInstalled(ModuleNotFoundError):
-    """An optional dependency that is not installed; the message has the command that installs it."""
+    """An optional dependency that is not installed; the message has the command that installs it.
+
+    >>> import personax as px
+    >>> issubclass(px.values.NotInstalled, ModuleNotFoundError)
+    True
+    """
 
 
 def optional_import(module: str, what: str, extra: str) -> Any:
-    """Import a module of an extra when `what` first needs it."""
+    """Import a module of an extra when `what` first needs it.
+
+    >>> import personax as px
+    >>> px.values.optional_import("math", "`my_function`", "extra").pi > 3
+    True
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

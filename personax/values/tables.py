@@ -36,6 +36,10 @@ def to_dict(item: Any) -> Any:
     """A value as plain tables, lists, numbers and strings, which TOML and JSON can hold.
 
     A field that is None is left out. What is not part of personax is written as an import.
+
+    >>> import personax as px
+    >>> px.values.to_dict(px.Proximal(0.1))
+    {'kind': 'Proximal', 'strength': 0.1}
     """
     if is_value_class(type(item)):
         name = name_of(item)

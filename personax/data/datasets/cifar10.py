@@ -14,5 +14,9 @@ def cifar10() -> Pool:
     `fetch("cifar10")`, or `personax data fetch cifar10`, got.
 
     Krizhevsky 2009, Learning multiple layers of features from tiny images.
+
+    >>> import personax as px
+    >>> px.datasets.cifar10().x.shape  # doctest: +SKIP
+    (50000, 32, 32, 3)
     """
     return load_pool(CIFAR10, num_classes=10, name="CIFAR-10", citation="Krizhevsky 2009.")

@@ -25,7 +25,12 @@ _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarE
 
 
 class CannotFetch(RuntimeError):
-    """No place had the dataset."""
+    """No place had the dataset.
+
+    >>> import personax as px
+    >>> issubclass(px.datasets.CannotFetch, RuntimeError)
+    True
+    """
 
 
 def folder() -> Path:
@@ -44,6 +49,12 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
     Args:
         name: the dataset.
         progress: called with what is going on, the bytes so far, and the bytes in all or None.
+
+    >>> import personax as px
+    >>> px.datasets.fetch("mnits")
+    Traceback (most recent call last):
+        ...
+    ValueError: `name` must be one of 'mnist', 'cifar10', got 'mnits'. Did you mean `mnist`?
     """
     require_one_of("name", name, tuple(SOURCES))
     return fetch_source(SOURCES[name], folder(), progress or (lambda what, done, total: None))

@@ -46,6 +46,15 @@ def read_table(
         shape: the shape of a sample, for example (28, 28); None keeps a row of features.
         include: the columns that are features, in this order; None takes all others.
         exclude: columns that are not features, such as names or row numbers.
+
+    >>> import personax as px
+    >>> import csv
+    >>> with open("patients.csv", "w", newline="") as file:
+    ...     rows = [("patient", "age", "sick"), ("anna", 30, "no"), ("anna", 41, "yes"), ("bert", 52, "no")]
+    ...     csv.writer(file).writerows(rows)
+    >>> fed = px.datasets.read_table("patients.csv", client="patient", label="sick")
+    >>> fed.names, fed.schema.features, fed.schema.classes
+    (['anna', 'bert'], ('age',), ('no', 'yes'))
     """
     columns = _columns(Path(path), client, label, split, Choice(include, exclude or ()))
     return _federation(columns, Path(path), shape)
@@ -68,6 +77,13 @@ def read_pool(
         shape: the shape of a sample, for example (28, 28); None keeps a row of features.
         include: the columns that are features, in this order; None takes all others.
         exclude: columns that are not features, such as names or row numbers.
+
+    >>> import personax as px
+    >>> import csv
+    >>> with open("samples.csv", "w", newline="") as file:
+    ...     csv.writer(file).writerows([("age", "sick"), (30, "no"), (41, "yes"), (52, "no")])
+    >>> px.datasets.read_pool("samples.csv", label="sick").schema.classes
+    ('no', 'yes')
     """
     whole = _federation(_columns(Path(path), None, label, None, Choice(include, exclude or ())), Path(path), shape)
     arrays = (whole.x, whole.y, whole.test_x, whole.test_y)
@@ -87,6 +103,13 @@ def read_client(
 
     With the `schema` of a model only its columns are read; `notify` is called with the others. `Federation.conform`
     then numbers the classes and scales the samples as the model needs them.
+
+    >>> import personax as px
+    >>> import csv
+    >>> with open("anna.csv", "w", newline="") as file:
+    ...     csv.writer(file).writerows([("age", "sick"), (30, "no"), (41, "yes")])
+    >>> px.datasets.read_client("anna.csv", label="sick").num_clients
+    1
     """
     path = Path(path)
     there = _names(path)

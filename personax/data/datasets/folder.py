@@ -10,5 +10,12 @@ from personax.values import DATASETS
     "folder", summary="a federation that `Federation.save` wrote, read as it is needed", source="Your own"
 )
 def open_folder(path: str | Path) -> Federation:
-    """Open the federation that `Federation.save` wrote: training, test and held-out data, read as it is needed."""
+    """Open the federation that `Federation.save` wrote: training, test and held-out data, read as it is needed.
+
+    >>> import numpy as np, personax as px
+    >>> fed = px.Federation.from_clients([(np.zeros((2, 1)), np.array([0, 1]))])
+    >>> fed.save("saved")
+    >>> px.datasets.open_folder("saved").is_mapped
+    True
+    """
     return Federation.open(path)

@@ -33,6 +33,16 @@ def read_leaf(path: str | Path) -> Federation:
     give training data alone. Samples are numbers: whole ones become int32, others float32. Labels that are whole
     numbers are classes, numbered 0, 1, ... in sorted order. Where there are test data, clients that lack training or
     test samples are left out; the federation's `origin` says how many.
+
+    >>> import personax as px
+    >>> import json
+    >>> from pathlib import Path
+    >>> Path("leaf").mkdir()
+    >>> users = {"anna": {"x": [[0.5], [1.5]], "y": [0, 1]}, "bert": {"x": [[2.5]], "y": [1]}}
+    >>> content = {"users": ["anna", "bert"], "num_samples": [2, 1], "user_data": users}
+    >>> _ = Path("leaf/all.json").write_text(json.dumps(content))
+    >>> px.datasets.read_leaf("leaf").names
+    ['anna', 'bert']
     """
     return _read(Path(path), _numbers, "LEAF", ())
 
@@ -47,6 +57,17 @@ def femnist(path: str | Path, *, digits_only: bool = False) -> Federation:
     Args:
         path: the folder with `train` and `test`, see `read_leaf`.
         digits_only: keep the digits alone (APFL appendix B.1); clients left without samples are left out.
+
+    >>> import personax as px
+    >>> import json
+    >>> from pathlib import Path
+    >>> Path("femnist").mkdir()
+    >>> users = {"writer": {"x": [[0.0] * 784, [1.0] * 784], "y": [3, 10]}}
+    >>> content = {"users": ["writer"], "num_samples": [2], "user_data": users}
+    >>> _ = Path("femnist/all.json").write_text(json.dumps(content))
+    >>> fed = px.datasets.femnist("femnist")
+    >>> fed.x.shape, [fed.schema.classes[label] for label in fed.y]
+    ((2, 28, 28), ['3', 'A'])
     """
 
     def convert(x: np.ndarray, y: np.ndarray, whose: str) -> Pair:

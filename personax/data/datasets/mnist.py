@@ -13,5 +13,9 @@ def mnist() -> Pool:
     Reads what `fetch("mnist")`, or `personax data fetch mnist`, got.
 
     LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition.
+
+    >>> import personax as px
+    >>> px.datasets.mnist().x.shape  # doctest: +SKIP
+    (60000, 28, 28)
     """
     return load_pool(MNIST, num_classes=10, name="MNIST", citation="LeCun, Bottou, Bengio and Haffner 1998.")

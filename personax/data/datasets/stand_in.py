@@ -19,6 +19,11 @@ def write_stand_in(folder: str | Path, num_writers: int = 1000, *, key: Array | 
 
     Each writer has a hand of its own: a slant, a rotation, a size and a pressure, the same for all its digits; about
     30 samples, of classes in proportions of its own; a fifth of them for tests. No result on it is one on FEMNIST.
+
+    >>> import personax as px
+    >>> folder = px.datasets.write_stand_in("stand-in", 50)  # doctest: +SKIP
+    >>> px.datasets.femnist(folder).num_clients  # doctest: +SKIP
+    50
     """
     require_count("num_writers", num_writers)
     place, pool = Path(folder), mnist()

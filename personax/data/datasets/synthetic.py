@@ -58,6 +58,11 @@ def synthetic(
         num_samples: samples of every client, training and test together; None draws them as above.
         test_share: the share of a client's samples that are for its tests; 0 for none.
         key: the random key.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(0.5, 0.5, num_clients=4, num_features=5, num_samples=20, key=jax.random.key(0))
+    >>> fed.num_clients, fed.x.shape
+    (4, (64, 5))
     """
     require_nonnegative("model_spread", model_spread)
     require_nonnegative("input_spread", input_spread)
