@@ -95,7 +95,14 @@ def client_models(
     Leaves are [clients, ...], or [seeds, clients, ...]. With `clients="held_out"` positions are among the newcomers; a
     scoring of the last cohort gives the models of any client.
 
-    >>> client_models(algorithm, task, fed, result, Scoring("adapted", lr=0.1), [3], key=key)  # doctest: +SKIP
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> task, algorithm = px.classification(px.logistic_regression(10)), px.fedavg(lr=0.1, num_steps=2)
+    >>> result = px.simulate(algorithm, task, fed, px.rounds(3, 2, key=jax.random.key(0)), key=jax.random.key(0))
+    >>> scoring = px.Scoring("adapted", lr=0.1)
+    >>> models = px.client_models(algorithm, task, fed, result, scoring, [0, 2], key=jax.random.key(1))
+    >>> models["dense_0"]["kernel"].shape  # a leading axis of two clients
+    (2, 4, 10)
     """
     snapshot = result.snapshot if isinstance(result, Result) else result
     scoring = replace(scoring, clients="all") if scoring.clients == "cohort" else scoring

@@ -42,9 +42,12 @@ class TrainedModel:
     or Polars, an Arrow table, or the path of a .csv, .parquet or .npz file. Columns are matched by name and
     standardized as the training data were.
 
-    >>> model = px.load("runs/people", "FedAvg")  # doctest: +SKIP
-    >>> model.predict("new.csv")  # doctest: +SKIP
-    array(['rested', 'tired', 'rested'], dtype='<U6')
+    >>> import jax.numpy as jnp, numpy as np, personax as px
+    >>> schema = px.Schema((2,), "float32", features=("sleep", "steps"), classes=("rested", "tired"))
+    >>> params = {"dense_0": {"kernel": jnp.array([[1.0, -1.0], [0.0, 0.0]]), "bias": jnp.zeros(2)}}
+    >>> model = px.TrainedModel(px.logistic_regression(2), params, schema)
+    >>> model.predict(np.array([[2.0, 0.0], [-3.0, 0.0]])).tolist()
+    ['rested', 'tired']
     """
 
     network: Model
