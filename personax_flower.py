@@ -1,7 +1,7 @@
-"""The ClientApp of `personax.flower` without the rest of personax.
+"""Load the ClientApp of `personax.flower` without the rest of personax.
 
-Flower starts a process for each message. Importing personax imports JAX, which takes longer than all else in such a
-process, and nothing in it computes: so the package's own module is left out while its ClientApp is loaded.
+Flower starts a process for each message. Importing personax imports JAX, which would take longer than the rest of such
+a process, and the ClientApp does not compute. The package's own module is therefore skipped while it is loaded.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ def _load_light():
     try:
         return importlib.import_module("personax.flower.client")
     finally:
-        del sys.modules["personax"]  # whoever needs all of personax later gets it
+        del sys.modules["personax"]  # a later `import personax` loads the whole package
 
 
 client_app = _load_light().client_app

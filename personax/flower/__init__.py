@@ -1,17 +1,16 @@
-"""Any recipe on an existing Flower deployment: its SuperLink, its SuperNodes, `flwr run`.
+"""Run any recipe on an existing Flower deployment (SuperLink, SuperNodes, `flwr run`).
 
-    template   a ready Flower app, for `personax flower init`
+    template   a complete Flower app, for `personax flower init`
     server     the ServerApp: a run folder, a book and a driver
-    driver     one thread for each node: asks it to train, and settles what comes back
-    client     the ClientApp, which lives for one message and hands it on; the module `personax_flower` loads it alone
-    node       what a node's owner decides
-    channel    the way from there to the node's worker: a Unix socket
-    worker     the long-lived process of a node: its data, its compiled program
-    member     one client's answers; its visits and state are those of `personax.live.membership`
-    locks      one process for a folder
+    driver     one thread per node, which asks it to train and settles the updates
+    client     the ClientApp, which handles one message; the module `personax_flower` loads it without personax
+    node       the settings of a node's owner
+    channel    the connection from the ClientApp to the node's worker: a Unix socket
+    worker     the long-lived process of a node, with its data and compiled programs
+    member     one client's answers; its visits and state are in `personax.live.membership`
     records    pytrees as Flower's records; `arrays` is the part that needs no Flower
-    api        all that is used of Flower, which is public
+    api        every name used from Flower's public API
 
-Recipe, server state, journal and numbers are those of `personax.live`. The extra `personax[flower]` installs what they
-need. `client` and what it uses import no JAX: Flower starts a process for each message.
+Recipe, server state, journal and reports come from `personax.live`. Install the dependencies with the extra
+`personax[flower]`. `client` and its imports do not import JAX, because Flower starts a process for each message.
 """

@@ -1,4 +1,4 @@
-"""All that is used of Flower: its public API."""
+"""Every name that personax uses from Flower's public API."""
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict  # pyright: ignore[reportMissingImports]
@@ -6,7 +6,7 @@ try:
     from flwr.serverapp import Grid, ServerApp  # pyright: ignore[reportMissingImports]
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"{error.name} is not installed. Say: pip install 'personax[flower]'", name=error.name
+        f"{error.name} is not installed. Run: pip install 'personax[flower]'", name=error.name
     ) from None
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""The way from a ClientApp, which lives for one message, to the worker of its node, which stays.
+"""The connection from a ClientApp, which lives for one message, to the long-lived worker of its node.
 
-A worker listens on a Unix socket in a folder that only its user can enter. It is started by the first message that
-needs it, survives the SuperNode, and ends when nothing has come for a while. A request and its answer are each some
-words of JSON and arrays; one connection carries one request.
+A worker listens on a Unix socket in a folder that only its user can enter. The first message that needs it starts it;
+it survives the SuperNode and ends after an idle period. A request and its answer each consist of a JSON header and
+arrays; each connection carries one request.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ import numpy as np
 
 from personax.flower.arrays import Arrays
 
-PROTOCOL = 2  # of what a server asks a worker; both must have the same
-_HEAD = struct.Struct("<Q")  # the length of the words
+PROTOCOL = 2  # version of the requests to a worker, which must be the same on both sides
+_HEAD = struct.Struct("<Q")  # the length of the header
 _MOST_WORDS = 1 << 26
-_START = 120.0  # seconds that a worker may take to listen
-_started: dict[Path, "subprocess.Popen[bytes]"] = {}  # by this process, which in Flower's simulation lives on
+_START = 120.0  # seconds within which a worker must listen
+_started: dict[Path, "subprocess.Popen[bytes]"] = {}  # workers started by this process (long-lived in simulations)
 _starting = threading.Lock()
 
 
 class WorkerFailed(RuntimeError):
-    """A worker that does not start, or that refuses what it is asked; in its own words."""
+    """A worker that does not start or that reports an error, with its message."""
 
 
 def ask(folder: Path, about: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-    """What the worker of a node answers; it is started if it does not run. `folder` is where the node has its state."""
+    """Return the answer of a node's worker, starting it if necessary. `folder` has the node's state."""
     try:
         answer, found = _exchange(folder, about, arrays)
-    except (EOFError, ConnectionError):  # it ended in the middle; what it had done is on its disk, and counts once
+    except (EOFError, ConnectionError):  # the worker ended meanwhile; its work is on disk and is settled only once
         answer, found = _exchange(folder, about, arrays)
     if "error" in answer:
         raise WorkerFailed(answer["error"])
@@ -49,24 +49,24 @@ def ask(folder: Path, about: Mapping[str, Any], arrays: Arrays) -> tuple[dict[st
 
 
 def socket_of(folder: Path) -> Path:
-    """Where the worker of a node listens; the path is short, as sockets want it."""
+    """The address of a node's worker. The path is short, because the length of socket paths is limited."""
     return private_folder() / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}.sock"
 
 
 def private_folder() -> Path:
-    """A folder of this user alone."""
+    """A folder that only this user can enter."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     place = Path(runtime) / "personax" if runtime else Path(tempfile.gettempdir()) / f"personax-{os.getuid()}"
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
         mode = oct(stat.S_IMODE(found.st_mode))
-        raise WorkerFailed(f"{place} must be a folder of user {os.getuid()} with mode 0o700, got {mode}. Remove it.")
+        raise WorkerFailed(f"{place} must be a folder of user {os.getuid()} with mode 0o700, got {mode}. Delete it.")
     return place
 
 
 def send(link: socket.socket, about: Mapping[str, Any], arrays: Arrays) -> None:
-    """One request or answer."""
+    """Send one request or answer."""
     described = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     words = json.dumps({"about": dict(about), "arrays": described}).encode()
     link.sendall(_HEAD.pack(len(words)) + words)
@@ -76,10 +76,10 @@ def send(link: socket.socket, about: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], Arrays]:
-    """What `send` sent."""
+    """Receive one request or answer."""
     (length,) = _HEAD.unpack(_read(link, _HEAD.size))
     if length > _MOST_WORDS:
-        raise ValueError(f"A message must have at most {_MOST_WORDS} bytes of words, got {length}.")
+        raise ValueError(f"The header of a message must have at most {_MOST_WORDS} bytes, got {length}.")
     header = json.loads(_read(link, length))
     arrays = {}
     for name, kind, shape in header["arrays"]:
@@ -94,7 +94,7 @@ def _read(link: socket.socket, length: int) -> bytearray:
     while view:
         got = link.recv_into(view)
         if not got:
-            raise EOFError(f"The other side ended with {len(view)} of {length} bytes to come.")
+            raise EOFError(f"The other side closed the connection with {len(view)} of {length} bytes missing.")
         view = view[got:]
     return content
 
@@ -106,7 +106,7 @@ def _exchange(folder: Path, about: Mapping[str, Any], arrays: Arrays) -> tuple[d
 
 
 def _connect(folder: Path) -> socket.socket:
-    """A connection to the worker. Of several that are started at once one stays, and all callers find it."""
+    """Connect to the worker. If several are started at once, one of them remains and all callers find it."""
     path, until, fresh = socket_of(folder), time.monotonic() + _START, False
     while True:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -119,7 +119,7 @@ def _connect(folder: Path) -> socket.socket:
             process = _started.get(folder)
             if (process is not None and process.poll() and fresh) or time.monotonic() > until:
                 text = (folder / "worker.log").read_text(errors="replace")[-1500:]
-                raise WorkerFailed(f"The worker of {folder} does not start. It said:\n{text}")
+                raise WorkerFailed(f"The worker of {folder} does not start. Its output:\n{text}")
             if process is None or process.returncode is not None:
                 _started[folder], fresh = _start(folder), True
         time.sleep(0.05)
@@ -127,7 +127,7 @@ def _connect(folder: Path) -> socket.socket:
 
 def _start(folder: Path) -> "subprocess.Popen[bytes]":
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A worker waits most of the time: it must not keep a GPU's whole memory meanwhile.
+    # A worker waits most of the time and must not reserve a GPU's whole memory meanwhile.
     env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     command = [sys.executable, "-m", "personax.flower.worker", str(folder)]
     with (folder / "worker.log").open("ab") as log:

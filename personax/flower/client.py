@@ -1,4 +1,4 @@
-"""The ClientApp: it lives for one message, which it hands to the worker of its node."""
+"""The ClientApp, which lives for one message and passes it to the worker of its node."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from personax.flower.records import from_content, to_content
 
 
 def client_app(recipe: Path, mods: list[Any] | None = None) -> ClientApp:
-    """The ClientApp of an app whose recipe is in this file; `mods` are Flower's."""
+    """Make the ClientApp of an app whose recipe is in this file. `mods` are passed to Flower."""
     app = ClientApp(mods=mods)
 
     def handle(message: Message, context: Context) -> Message:

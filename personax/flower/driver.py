@@ -1,8 +1,7 @@
-"""Drives a book over Flower's grid: one thread for each node asks, waits and settles, so that none waits for another.
+"""Drive a book over Flower's grid with one thread per node, so that no node waits for another.
 
-Pulling the reply of one node waits until all of it has come, however slow its connection: hence a thread for each. What
-was under way with a node that goes away is lost; the node's worker has the update on its disk and sends it when it is
-asked again, whoever asks.
+Pulling a reply blocks until it is complete, however slow the node's connection, so each node has a thread. If a node
+goes away, its pending message is lost; its worker has the update on disk and sends it when it is asked again.
 """
 
 import contextlib
@@ -25,17 +24,17 @@ from personax.live.recipe import Recipe
 from personax.values import require_nonnegative, require_positive
 
 logger = logging.getLogger("personax.flower")
-_PAUSES = (0.1, 1.0)  # seconds between two looks for a reply: at first, and at most
-_MOST_FAULTS = 3  # failures of a node in a row, after which it is left alone
+_PAUSES = (0.1, 1.0)  # initial and longest pause between polls for a reply, in seconds
+_MOST_FAULTS = 3  # consecutive failures of a node, after which it is no longer asked
 Notify = tuple[dict[str, Any], Arrays]
 
 
 @dataclass(frozen=True)
 class Manners:
-    """How a driver deals with nodes. Times are in seconds."""
+    """Timeouts of a driver, in seconds."""
 
-    ttl: float = 1800.0  # of a message and its reply: how long a visit may take
-    drain: float = 120.0  # after the end, for what is under way and for the clients' own models
+    ttl: float = 1800.0  # for a message and its reply, and hence for a visit
+    drain: float = 120.0  # after the end, for pending visits and for the clients' personal models
 
     def __post_init__(self) -> None:
         require_positive("ttl", self.ttl)
@@ -43,32 +42,32 @@ class Manners:
 
 
 class Lost(Exception):
-    """A message whose reply does not come any more."""
+    """A message whose reply will not arrive."""
 
 
 class NodeFailed(Exception):
-    """A message that a node could not deal with; in its words."""
+    """A message that a node could not process, with the node's error message."""
 
 
 class Driver:
-    """Asks all nodes of a run to train until its book is finished."""
+    """The loop of a run over Flower, which asks all nodes to train until the book is finished."""
 
     def __init__(self, grid: Grid, book: Book, manners: Manners) -> None:
         self.grid, self.book, self.manners = grid, book, manners
-        self.changed = threading.Condition()  # held by who touches the book; tells that it has changed
-        self.activated: dict[int, str] = {}  # of each node that is there: when it came
-        self.registered: dict[int, str] = {}  # the names under which keys of nodes were registered, if they were
+        self.changed = threading.Condition()  # held while the book is used; notified when it changes
+        self.activated: dict[int, str] = {}  # the activation time of each connected node
+        self.registered: dict[int, str] = {}  # the names under which the nodes' keys were registered, if any
         self.threads: dict[tuple[int, str], threading.Thread] = {}
-        self.speaker: dict[str, int] = {}  # of each client: the node that spoke for it last
-        self.replaced: set[tuple[int, str]] = set()  # nodes that spoke for it before
-        self.model: tuple[int, ArrayRecord] | None = None  # the newest, as it is sent
+        self.speaker: dict[str, int] = {}  # for each client, the node that represents it now
+        self.replaced: set[tuple[int, str]] = set()  # nodes that represented a client before
+        self.model: tuple[int, ArrayRecord] | None = None  # the newest model as sent
         self.failure: BaseException | None = None
         self.bytes_up = self.bytes_down = 0
         self.stopped = False
         book.present = lambda: [name for name, node in self.speaker.items() if node in self.activated]
 
     def run(self) -> None:
-        """Until the book is finished, nothing is under way and the clients have their own models."""
+        """Run until the book is finished, no visit is pending, and the clients have their personal models."""
         saved, ended = time.monotonic(), 0.0
         try:
             while self.failure is None and (not ended or self._waits(ended)):
@@ -89,9 +88,9 @@ class Driver:
             raise self.failure
 
     def _waits(self, ended: float) -> bool:
-        """Whether threads are at work that may still end in time."""
+        """True if threads are busy that may still end within the drain time."""
         if self._busy() and time.monotonic() - ended > self.manners.drain:
-            logger.warning("Some nodes did not answer in %g s after the end.", self.manners.drain)
+            logger.warning("Some nodes did not answer within %g s after the end.", self.manners.drain)
             return False
         return self._busy()
 
@@ -99,7 +98,7 @@ class Driver:
         return any(thread.is_alive() for thread in self.threads.values())
 
     def _look(self) -> None:
-        """See which nodes are there. One that came back is a new one: what it had been asked is lost."""
+        """Update the set of connected nodes. A reconnected node counts as new, because its pending message is lost."""
         nodes = list(self.grid.get_nodes())
         found = {node.node_id: node.last_activated_at for node in nodes}
         with self.changed:
@@ -111,25 +110,25 @@ class Driver:
                 self.threads[visit].start()
         enough, idle = len(found) >= (self.book.terms.num_clients or 1), not self._busy()
         if enough and idle and not self.book.finished:
-            raise NodeFailed("None of the nodes can take part; the log says why. Start again to continue.")
+            raise NodeFailed("None of the nodes can take part. See the log for the reasons, then start again.")
 
     def _is_there(self, node: int, since: str) -> bool:
-        """Whether a node is there since then, and speaks for a client that no other node speaks for now."""
+        """True if a node has been connected since then and no other node has replaced it."""
         return self.activated.get(node) == since and (node, since) not in self.replaced
 
     def _guard(self, node: int, since: str) -> None:
-        """Attend to a node while it is there."""
+        """Attend to a node while it is connected."""
         try:
             while not self.stopped and self._is_there(node, since):
                 try:
                     return self._attend(node, since)
                 except Lost as lost:
                     logger.info("Node %d: %s", node, lost)
-        except Exception as error:  # such as a full disk: the run must end, and say why
+        except Exception as error:  # such as a full disk: the run must end with this error
             self.failure = self.failure or error
 
     def _attend(self, node: int, since: str) -> None:
-        """A node's part in the run: it says who it is, trains as often as it is due, and gets its own model."""
+        """Handle a node's part in the run: identify its client, let it train when due, and let it personalize."""
         name = self._greet(node, since)
         faults = 0
         while name and faults < _MOST_FAULTS and self._wait_for_work(name, node):
@@ -143,19 +142,19 @@ class Driver:
                 faults = 0 if settled else faults + 1
         if name and self._speaks(name, node) and not self.stopped:
             if faults >= _MOST_FAULTS:
-                logger.error("%s failed %d times in a row and is left alone.", name, faults)
+                logger.error("%s failed %d times in a row and is no longer asked.", name, faults)
                 with self.changed:
                     del self.speaker[name]
             else:
                 self._finish(name, node, since)
 
     def _greet(self, node: int, since: str) -> str:
-        """The name of a node's client, which has a seat then; nothing for one that cannot take part."""
+        """Register a node's client and return its name; return "" if it cannot take part."""
         try:
             reply, _ = self._ask(node, since, "query", {}, ArrayRecord())
             name, id = require_client_name(reply["name"]), reply["id"]
             if self.registered.get(node) not in (None, "", name):
-                raise NodeFailed(f"Its key is registered for {self.registered[node]}, and it says that it is {name}.")
+                raise NodeFailed(f"Its key is registered for {self.registered[node]}, but it claims to be {name}.")
             with self._touching():
                 self.book.join(name, None if id is None else int(id))
                 if "moments" in reply:
@@ -163,19 +162,19 @@ class Driver:
                 other = self.speaker.get(name, node)
                 if other in self.activated and other != node:
                     self.replaced.add((other, self.activated[other]))
-                    logger.warning("%s speaks through another node now: %d instead of %d.", name, node, other)
+                    logger.warning("%s is now represented by node %d instead of %d.", name, node, other)
                 self.speaker[name] = node
         except (NodeFailed, KeyError, TypeError, ValueError) as error:
             logger.error("Node %d cannot take part: %s", node, error)
             return ""
-        logger.info("%s takes part, through node %d.", name, node)
+        logger.info("%s takes part through node %d.", name, node)
         return name
 
     def _speaks(self, name: str, node: int) -> bool:
         return self.speaker.get(name) == node
 
     def _wait_for_work(self, name: str, node: int) -> bool:
-        """Until the client is to train; False when there is nothing more to do for it."""
+        """Wait until the client should train; return False if there is nothing more to do for it."""
         with self.changed:
             while not self.book.trains(name):
                 if self.stopped or self.book.finished or not self._speaks(name, node):
@@ -184,7 +183,7 @@ class Driver:
             return self._speaks(name, node) and not self.stopped
 
     def _train(self, name: str, node: int, since: str) -> bool:
-        """Ask for an update and settle it; whether there was one."""
+        """Ask for an update and settle it. Return False if there was none."""
         about, record = self._newest(name)
         reply, arrays = self._ask(node, since, "train", about, record)
         if "fault" in reply:
@@ -198,12 +197,12 @@ class Driver:
         return True
 
     def _finish(self, name: str, node: int, since: str) -> None:
-        """Let the client make its own model of the last one."""
+        """Let the client make its personal model from the last shared one."""
         about, record = self._newest(name)
         try:
             reply, _ = self._ask(node, since, "evaluate", about, record)
         except NodeFailed as failed:
-            logger.warning("%s could not make its own model: %s", name, failed)
+            logger.warning("%s could not make its personal model: %s", name, failed)
             return
         with self._touching():
             self._keep_report(name, reply)
@@ -214,7 +213,7 @@ class Driver:
             self.book.report(name, kept)
 
     def _newest(self, name: str) -> tuple[dict[str, Any], ArrayRecord]:
-        """The answer to a client with the newest model, encoded once for all that ask."""
+        """The answer to a client with the newest model, which is encoded once for all clients."""
         with self.changed:
             published, layout = self.book.published(), self.book.recipe.down
             if self.model is None or self.model[0] != published.version:
@@ -226,7 +225,7 @@ class Driver:
             return about, self.model[1]
 
     def _ask(self, node: int, since: str, task: str, about: dict[str, Any], record: ArrayRecord) -> Notify:
-        """A node's answer. It is lost when the node goes away, or comes back, before it has answered."""
+        """Ask a node and return its answer. Raise `Lost` if the node disconnects or reconnects before it answers."""
         recipe = self.book.recipe
         agreed = {"run": self.book.ledger.run, "recipe": recipe.to_text(), "layout": recipe.layout_text()}
         content = to_content({"protocol": PROTOCOL, **agreed, **about}, record)
@@ -236,23 +235,23 @@ class Driver:
         while time.monotonic() < until and self._is_there(node, since) and not self.stopped:
             for reply in self.grid.pull_messages(taken):
                 return _opened(reply)
-            if task == "query" and self.book.finished:  # whoever it is comes too late
+            if task == "query" and self.book.finished:  # too late for a new client
                 break
             time.sleep(pause)
             pause = min(1.2 * pause, _PAUSES[1])
         time.sleep(_PAUSES[1])
-        raise Lost(f"no answer to {task}: the node went away, Flower did not take the message, or {ttl:g} s passed.")
+        raise Lost(f"no answer to {task}: the node left, Flower did not accept the message, or {ttl:g} s passed.")
 
     @contextlib.contextmanager
     def _touching(self) -> Iterator[None]:
-        """Alone with the book; whoever waits looks again afterwards."""
+        """Hold the lock on the book, and wake waiting threads afterwards."""
         with self.changed:
             yield
             self.changed.notify_all()
 
 
 def _opened(reply: Message) -> Notify:
-    """What a reply says, or `Failed`."""
+    """Read a reply; raise `NodeFailed` if it is an error or unreadable."""
     if reply.has_error():
         raise NodeFailed(reply.error.reason)
     try:
@@ -262,20 +261,20 @@ def _opened(reply: Message) -> Notify:
 
 
 def arrived_of(recipe: Recipe, reply: dict[str, Any], arrays: Arrays) -> Arrived:
-    """An upload as a book takes it, or `Failed`: what a node sends is not to be trusted."""
+    """Convert a reply to an upload for the book; raise `NodeFailed` if it is invalid, since nodes are untrusted."""
     try:
         content = recipe.up.encode(to_tree(recipe.up, arrays))
         weight = float(reply["samples"]) if recipe.counts_samples else 1.0
         described = (str(reply["id"])[:64], int(reply["update"]), int(reply["version"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise NodeFailed(f"The upload is not what was agreed: {error}") from None
+        raise NodeFailed(f"The upload does not match the recipe: {error}") from None
     if not 0 < weight < 2**31:
         raise NodeFailed(f"`samples` must be positive, got {weight}.")
     return Arrived(*described, weight, content)
 
 
 def report_of(recipe: Recipe, reply: Any) -> dict[str, Any]:
-    """A report as a book keeps it; numbers of scores that the recipe does not have, and odd ones, are left out."""
+    """A report as the book stores it, without unknown scores and numbers that are not finite."""
     kept: dict[str, dict[str, float]] = {}
     try:
         for score in recipe.training.scorings:

@@ -1,4 +1,4 @@
-"""One client in one run, as the messages of Flower ask for it."""
+"""One client in one run: answers to Flower's messages."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ Answer = tuple[dict[str, Any], Arrays]
 def join(
     name: str, about: Mapping[str, Any], data: SampleSource, folder: Path, limits: Limits, report_every: int | None
 ) -> Membership:
-    """Take part in the run that a message is about, with what is on the disk of an earlier visit."""
+    """Take part in the run of a message, with the state that earlier visits left on disk."""
     given = Assignment(*(about[field] for field in Assignment._fields))
     member = Membership(given, name, data, folder, limits, report_every, authority="flower")
     member.restore()
@@ -23,21 +23,21 @@ def join(
 
 
 def train(member: Membership, about: Mapping[str, Any], arrays: Arrays) -> Answer:
-    """A visit from the model that came, or the update that was made before and not settled; what is uploaded."""
+    """Run a visit from the received model, or repeat an update that was not settled; return the upload."""
     upload, report = member.resume(about["update"]), None
     if upload is None:
         anchor, update = _anchor(member, about, arrays), member.held.update
         report = member.report(anchor)
         upload = member.train(anchor)
         if upload is None:
-            return {"fault": f"Update {update} is not finite. Ask for smaller step sizes."}, {}
+            return {"fault": f"Update {update} is not finite. Use smaller step sizes."}, {}
     facts = {"id": upload.id, "update": upload.update, "version": upload.version}
     tree = member.recipe.up.unflatten(upload.vectors)
     return {**facts, "samples": member.num_samples or 1.0, "report": report or {}}, to_arrays(member.recipe.up, tree)
 
 
 def finish(member: Membership, about: Mapping[str, Any], arrays: Arrays) -> Answer:
-    """Write the personal model and its numbers; the numbers that the owner reports."""
+    """Write the personal model and its numbers; return the numbers that the owner reports."""
     _, numbers = member.finish(_anchor(member, about, arrays))
     return {"report": member.reported(numbers["scores"], about["version"]) or {}}, {}
 

@@ -1,4 +1,4 @@
-"""What a node's owner says of it in the SuperNode's `--node-config`; no server can change it. Imports no JAX."""
+"""Settings of a node's owner, in the SuperNode's `--node-config`. No server can change them. Imports no JAX."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +8,11 @@ from platformdirs import user_state_path
 
 _OWN = ("name", "client-id", "data", "label", "shape", "folder", "report", "idle-minutes")
 _LIMITS = ("objectives", "max-steps", "max-batch", "max-bytes", "allow-imports", "share-moments")
-KEYS = (*_OWN, *_LIMITS, "partition-id", "num-partitions")  # the last two are what Flower's simulation gives
+KEYS = (*_OWN, *_LIMITS, "partition-id", "num-partitions")  # Flower's simulation sets the last two
 
 
 def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, Any]]:
-    """Where a node keeps its state, and what its owner says of it.
+    """The folder with a node's state, and its settings.
 
     >>> read_node({"name": "anna", "data": "/data/anna.npz", "folder": "/state"}, Path("recipe.toml"))[1]
     {'name': 'anna', 'data': '/data/anna.npz', 'folder': '/state'}
@@ -24,12 +24,12 @@ def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, A
     if "data" not in node:
         if "partition-id" not in node:
             raise ValueError(
-                '--node-config must say where the samples are: data="FILE", or partition-id=N for a part of the '
-                "data that the recipe names."
+                '--node-config must name the samples. Add data="FILE", or partition-id=N for a part of the data in '
+                "the recipe."
             )
         node["recipe"] = str(recipe.resolve())
         node.setdefault("name", f"partition-{node['partition-id']}")
-        node.setdefault("report", 1)  # whoever wrote the recipe has these samples anyway
+        node.setdefault("report", 1)  # these samples are known to the author of the recipe anyway
     name = str(node.setdefault("name", ""))
     if not name or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 63:
         raise ValueError(f"--node-config must have a `name` of up to 63 letters, digits, - and _, got {name!r}.")
@@ -38,7 +38,7 @@ def read_node(given: Mapping[str, Any], recipe: Path) -> tuple[Path, dict[str, A
 
 
 def request_of(node: Mapping[str, Any], task: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the request to a node's worker. Nothing in a server's message replaces the owner's settings or the task.
+    """Make the request to a node's worker. A server's message cannot replace the owner's settings or the task.
 
     >>> request_of({"max-steps": 10}, "train", {"node": {"max-steps": 10**9}, "task": "query", "run": "mine"})
     {'node': {'max-steps': 10}, 'task': 'train', 'run': 'mine'}

@@ -1,4 +1,4 @@
-"""Pytrees as Flower's records, and what is said beside them as JSON."""
+"""Pytrees as Flower's records, accompanied by JSON."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, Any
 from personax.flower.api import Array, ArrayRecord, ConfigRecord, RecordDict  # pyright: ignore[reportAttributeAccessIssue]
 from personax.flower.arrays import Arrays, to_arrays
 
-if TYPE_CHECKING:  # its module imports JAX
+if TYPE_CHECKING:  # these modules import JAX
     from personax.live.messages import Layout
     from personax.typing import PyTree
 
 
 def to_record(layout: "Layout", tree: "PyTree") -> ArrayRecord:
-    """A pytree of JAX or NumPy arrays as a record: an entry for each leaf, by its name."""
+    """Convert a pytree of JAX or NumPy arrays to a record with an entry per leaf, by name."""
     return _record(to_arrays(layout, tree))
 
 
 def to_content(about: dict[str, Any], arrays: Arrays | ArrayRecord) -> RecordDict:
-    """What a message carries: words and arrays."""
+    """Make the content of a message from its JSON table and arrays."""
     record = arrays if isinstance(arrays, ArrayRecord) else _record(arrays)
     return RecordDict({"about": ConfigRecord({"json": json.dumps(about)}), "arrays": record})
 
 
 def from_content(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
-    """The words and arrays of a message."""
+    """The JSON table and arrays of a message."""
     about = json.loads(str(content["about"]["json"]))
     if not isinstance(about, dict):
-        raise ValueError(f"What a message says must be a table, got {type(about).__name__}.")
+        raise ValueError(f"The JSON of a message must be a table, got {type(about).__name__}.")
     return about, {name: array.numpy() for name, array in content["arrays"].items()}
 
 

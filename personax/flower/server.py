@@ -1,7 +1,7 @@
-"""The ServerApp: the same book as `personax serve`, driven over Flower.
+"""The ServerApp, which drives the same book as `personax serve` over Flower.
 
-A ServerApp that was killed cannot be resumed: Flower starts another in a new run. With the same `out` folder it
-continues where the last one stood, under the same name, by which the nodes know their personal states.
+A killed ServerApp cannot be resumed; Flower starts another one in a new run. With the same `out` folder, it continues
+where the last one stopped and keeps the run's name, by which the nodes identify their personal states.
 """
 
 import logging
@@ -31,7 +31,7 @@ KEYS = ("out", "algorithm", *TERM_KEYS, *MANNER_KEYS)
 
 
 def server_app(recipe: Path) -> ServerApp:
-    """The ServerApp of an app whose recipe is in this file."""
+    """Make the ServerApp of an app whose recipe is in this file."""
     app = ServerApp()
 
     @app.main()
@@ -43,7 +43,7 @@ def server_app(recipe: Path) -> ServerApp:
 
 
 def _speak_up() -> None:
-    """Say what happens where `flwr log` shows it; other packages stay as quiet as they are."""
+    """Log to stderr, where `flwr log` shows it, without changing the loggers of other packages."""
     speaker = logging.getLogger("personax")
     if not speaker.handlers:
         speaker.addHandler(logging.StreamHandler(sys.stderr))
@@ -52,7 +52,7 @@ def _speak_up() -> None:
 
 
 def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
-    """Run a recipe over a grid until it is finished, and write its results. `given` is the run's configuration."""
+    """Run a recipe over a grid until it is finished, and write its results. `given` has the run configuration."""
     terms, manners = read_terms(config, given)
     recipe = choose(config, str(given.get("algorithm") or "") or None)
     name = readable_slug(recipe.config.name)
@@ -71,7 +71,7 @@ def serve(grid: Grid, config: Config, given: Mapping[str, Any]) -> None:
 
 
 def read_terms(config: Config, given: Mapping[str, Any]) -> tuple[Terms, Manners]:
-    """Rounds, refusals and times: what `[live]` of the recipe says, and for this run its configuration."""
+    """The terms and timeouts: `[live]` of the recipe, with the changes in the run configuration."""
     check_names("the run's configuration", given, KEYS, "key")
     chosen = lambda keys: {key.replace("-", "_"): given[key] for key in keys if key in given}
     terms = chosen(TERM_KEYS)
@@ -83,6 +83,6 @@ def read_terms(config: Config, given: Mapping[str, Any]) -> tuple[Terms, Manners
 def _conclude(folder: Folder, book: Book, driver: Driver) -> None:
     record = write_results(folder, book, driver.bytes_up, driver.bytes_down)
     if record is None:
-        logger.info("The run is in %s. No client reports numbers, so there is no report.", folder.root)
+        logger.info("The run is in %s. There is no report, because no client reported numbers.", folder.root)
     else:
-        logger.info("The run is in %s, the report in %s", folder.root, write_report([folder.root], folder.report))
+        logger.info("The run is in %s, its report in %s", folder.root, write_report([folder.root], folder.report))

@@ -1,4 +1,4 @@
-"""A ready Flower app: three files of three lines, a recipe, and what `flwr run` wants to know."""
+"""A complete Flower app: three short Python files, a recipe, and the settings for `flwr run`."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ IGNORED = "__pycache__/\nruns/\n.flwr/\n"
 
 
 def write_app(folder: Path, config: Path | None = None, algorithm: str | None = None, num_clients: int = 3) -> None:
-    """Write a Flower app into a new folder: the recipe given, or one on the embedded digits."""
+    """Write a Flower app into a new folder, with the given recipe or one on the embedded digits."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty. Choose another folder.")
     given = load(config or RECIPE)

@@ -1,7 +1,7 @@
-"""The worker of a node: `python -m personax.flower.worker FOLDER`, started by the ClientApp (`channel`).
+"""The worker of a node: `python -m personax.flower.worker FOLDER`, which the ClientApp starts (see `channel`).
 
-It keeps the samples and the compiled programs in memory and the personal states in its folder, of which it is the only
-user. It ends when nothing has come for a while, and can be killed at any time.
+It keeps the samples and the compiled programs in memory, and the personal states in its folder, which no other process
+uses. It ends after an idle period, and can be killed at any time.
 """
 
 import contextlib
@@ -33,21 +33,21 @@ logger = logging.getLogger("personax.flower")
 
 
 class Worker:
-    """Answers what the ServerApp asks, one message after another."""
+    """A process that answers the ServerApp's messages sequentially."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.node: dict[str, Any] = {}
         self.data: SampleSource | None = None
-        self.samples: dict[str, Federation] = {}  # by the digest of the schema that they conform to
+        self.samples: dict[str, Federation] = {}  # by the digest of their schema
         self.members: dict[str, Membership] = {}
 
     def answer(self, about: dict[str, Any], arrays: Arrays) -> Answer:
-        """What goes back; what cannot be done is an `error` in words."""
+        """Answer a message; a failure is reported as an `error` with its message."""
         try:
             if about.get("protocol") != PROTOCOL:
                 spoken = f"{PROTOCOL} here and {about.get('protocol')} at the server"
-                raise ValueError(f"The protocols differ: {spoken}. Update the older personax.")
+                raise ValueError(f"The protocols differ: {spoken}. Update the older version of personax.")
             self._know(about["node"])
             if about["task"] == "query":
                 return self._introduce(about), {}
@@ -59,17 +59,17 @@ class Worker:
 
     @property
     def idle_seconds(self) -> float:
-        """After which a worker that nobody asks ends."""
+        """The idle time after which the worker ends, in seconds."""
         return 60 * float(self.node.get("idle-minutes", _IDLE_MINUTES))
 
     def _know(self, node: dict[str, Any]) -> None:
-        """Forget what belongs to another configuration of the node than that of the message."""
+        """Reset the worker if the node's settings changed since the last message."""
         if node == self.node and self.data is not None:
             return
         self.node, self.data, self.samples, self.members = node, samples_of(node), {}, {}
 
     def _introduce(self, about: dict[str, Any]) -> dict[str, Any]:
-        """The client's name and number, if its samples are what the recipe describes."""
+        """The client's name and number; raise if its samples do not match the recipe."""
         limits = limits_of(self.node)
         recipe = read_recipe(about["recipe"], about["layout"], limits)
         samples = self._samples(recipe)
@@ -77,15 +77,15 @@ class Worker:
         return {**known, "moments": moments_of(samples, limits)} if recipe.fits_scaling else known
 
     def _samples(self, recipe: Recipe) -> Federation:
-        """The samples as a recipe describes them."""
+        """The samples in the form a recipe describes."""
         assert self.data is not None
         if recipe.digest not in self.samples:
             try:
                 found = conformed(self.data, recipe, logger.info)
-            except ValueError as error:  # its words, names of labels and columns, stay on the node
+            except ValueError as error:  # the message may name labels and columns, so it stays on the node
                 logger.error("%s", error)
-                what = "The node's samples are not what the recipe describes"
-                raise ValueError(f"{what}. Its worker.log names the label, column or number.") from None
+                what = "The node's samples do not match the recipe"
+                raise ValueError(f"{what}. See its worker.log for the label, column or number.") from None
             logger.info("%s: %d samples", self.node["name"], len(found.x))
             self.samples[recipe.digest] = found
         return self.samples[recipe.digest]
@@ -102,7 +102,7 @@ class Worker:
 
 
 def limits_of(node: dict[str, Any]) -> Limits:
-    """What the owner allows a server to ask for."""
+    """The limits that the owner sets on a server's requests."""
     given = {field.name: node[key] for field in fields(Limits) if (key := field.name.replace("_", "-")) in node}
     if "objectives" in given:
         given["objectives"] = tuple(str(given["objectives"]).split(","))
@@ -110,7 +110,7 @@ def limits_of(node: dict[str, Any]) -> Limits:
 
 
 def samples_of(node: dict[str, Any]) -> SampleSource:
-    """The node's own file, or its part of the data that the recipe names."""
+    """The node's own file, or its part of the data in the recipe."""
     if "data" in node:
         shape = tuple(int(part) for part in node["shape"].split("x")) if "shape" in node else None
         return SampleFile(Path(node["data"]).expanduser(), node.get("label", "label"), shape)
@@ -121,7 +121,7 @@ def samples_of(node: dict[str, Any]) -> SampleSource:
 
 
 def run(folder: Path) -> None:
-    """Serve until nothing has come for a while. A second worker of the same folder ends at once."""
+    """Serve until the worker has been idle for long enough. A second worker for the same folder ends at once."""
     with contextlib.suppress(Taken), sole_user(folder / "worker.lock"):
         path, worker = socket_of(folder), Worker(folder)
         path.unlink(missing_ok=True)
@@ -132,11 +132,11 @@ def run(folder: Path) -> None:
                 while True:
                     listener.settimeout(worker.idle_seconds)
                     link, _ = listener.accept()
-                    with link, contextlib.suppress(EOFError, ConnectionError):  # a ClientApp that was killed
+                    with link, contextlib.suppress(EOFError, ConnectionError):  # the ClientApp was killed
                         link.settimeout(None)
                         _serve(worker, link)
             except TimeoutError:
-                logger.info("Nothing to do for %g s: the worker ends.", worker.idle_seconds)
+                logger.info("The worker was idle for %g s and ends.", worker.idle_seconds)
             finally:
                 path.unlink(missing_ok=True)
 
@@ -150,7 +150,7 @@ def _serve(worker: Worker, link: socket.socket) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the worker from the command line."""
     os.umask(0o077)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     run(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A client's decision about a server's recipe: whether it can be read, is no code, and stays within the limits."""
+"""Decide whether a client accepts a server's recipe: it must be readable, contain no code and respect the limits."""
 
 import contextlib
 import json
@@ -21,13 +21,16 @@ _LAYOUTS = pydantic.TypeAdapter(dict[Literal["down", "up"], list[tuple[str, list
 
 
 def read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
-    """The recipe that a server sent, if the client's owner allows it and this installation makes the same of it."""
+    """Read a recipe sent by a server. Raise `Refused` if the client's owner does not allow it.
+
+    Also raise `Mismatch` if this installation derives other array layouts from the recipe than the server.
+    """
     if max(len(text), len(layout)) > _MOST_TEXT:
         got = max(len(text), len(layout))
-        raise Refused(f"A recipe must have at most {_MOST_TEXT} characters, got {got}. Ask who runs the server.")
+        raise Refused(f"A recipe must have at most {_MOST_TEXT} characters, got {got}. Ask the server's operator.")
 
     def read() -> Recipe:
-        # The scan gives a clear message; the guard holds whatever a table looks like.
+        # The scan gives a clear message; the guard blocks imports that the scan misses.
         with contextlib.nullcontext() if limits.allow_imports else imports_forbidden():
             return _read_recipe(text, layout, limits)
 
@@ -48,10 +51,11 @@ def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
         recipe.up.require_same(agreed["up"], "The upload")
     except (Refused, Mismatch):
         raise
-    except Exception as error:  # a stranger wrote it: whatever goes wrong is a reason not to run it
+    except Exception as error:  # the text is untrusted, so any failure is a reason to refuse it
         words = " ".join(printable(error).split())[:300]
         raise Refused(
-            f"The server's recipe cannot be read: {words or type(error).__name__}. Use its version of personax."
+            f"The server's recipe cannot be read: {words or type(error).__name__}. Install the server's version of "
+            "personax."
         ) from None
     return recipe
 
@@ -64,7 +68,7 @@ def _refuse_depth(table: Any, limits: Limits) -> None:
 
 
 def _refuse_imports(table: dict[str, Any], limits: Limits) -> None:
-    """A name that would import a module is code by another way: only where the owner allows it."""
+    """Refuse names that would import a module, which amounts to running code, unless the owner allows it."""
     if limits.allow_imports:
         return
     if paths := imports_in(table):
@@ -78,7 +82,7 @@ def _refuse_imports(table: dict[str, Any], limits: Limits) -> None:
 
 
 def _check_limits(recipe: Recipe, limits: Limits) -> None:
-    """Whether one visit stays within the owner's limits, whatever the client's data."""
+    """Check the limits that do not depend on the client's data."""
     algorithm = recipe.algorithm
     name = name_of(algorithm.objective)
     if limits.objectives is not None and name not in limits.objectives:
@@ -94,8 +98,8 @@ def _check_limits(recipe: Recipe, limits: Limits) -> None:
         raise Refused(f"The server asks for batches of {largest} samples, and this client allows {limits.max_batch}.")
     if min(sizes) < limits.min_batch:
         raise Refused(
-            f"The server asks for batches of {min(sizes)} samples, and this client takes at least {limits.min_batch}: "
-            "samples may be recovered from updates on smaller ones (limit `min_batch`)."
+            f"The server asks for batches of {min(sizes)} samples, and this client requires at least "
+            f"{limits.min_batch}: samples may be recovered from updates on smaller batches (limit `min_batch`)."
         )
     if algorithm.local.num_steps is not None:
         _check_least_steps(algorithm.local.num_steps, limits)
@@ -113,14 +117,14 @@ def _check_limits(recipe: Recipe, limits: Limits) -> None:
 
 
 def gradients(algorithm: Algorithm, num_samples: int) -> int:
-    """About how many gradients a visit of a client with so many samples computes."""
+    """Estimate the number of gradients in one visit of a client with this many samples."""
     return int(algorithm.local.steps_of(num_samples)) * algorithm.objective.gradients_per_step()
 
 
 def work(recipe: Recipe, num_samples: int) -> int:
-    """About how many gradients a client with this many samples computes between two uploads, and for its own model.
+    """Estimate the number of gradients that a client with this many samples computes between two uploads.
 
-    They are those of the visit, of each score and of the final adaptation, in which a client makes a model of its own.
+    The estimate covers the visit, each score, and the final adaptation that produces the client's personal model.
     """
     algorithm, total = recipe.algorithm, 0
     visit, each = gradients(algorithm, num_samples), algorithm.objective.gradients_per_step()
@@ -131,20 +135,21 @@ def work(recipe: Recipe, num_samples: int) -> int:
 
 
 def require_within(recipe: Recipe, num_samples: int, limits: Limits) -> None:
-    """Check the limit on steps once more, for a client whose visit is passes over its data."""
+    """Check the limit on steps again with the client's number of samples, which matters if a visit runs in epochs."""
     _check_work(recipe, num_samples, limits)
 
 
 def require_hidden(recipe: Recipe, num_samples: int, limits: Limits) -> None:
-    """Check that no upload comes from so little data and so few steps that samples may be recovered from it."""
+    """Refuse to upload if samples could be recovered because there are too few of them or too few local steps."""
     roles, share = recipe.algorithm.objective.roles(), recipe.algorithm.local.query_share
     query = num_samples if share is None else min(max(round(num_samples * share), 1), max(num_samples - 1, 1))
     drawn_from = {role: query if role == "outer" or share is None else num_samples - query for role in roles}
     fewest = min(drawn_from.values())
     if fewest < limits.min_batch:
         raise Refused(
-            f"This client has {num_samples} training samples, of which some batches are drawn from {fewest}, and "
-            f"uploads only with {limits.min_batch}: samples may be recovered from updates on fewer (limit `min_batch`)."
+            f"This client has {num_samples} training samples, and some batches are drawn from {fewest} of them. It "
+            f"uploads only with {limits.min_batch} or more: samples may be recovered from updates on fewer (limit "
+            "`min_batch`)."
         )
     _check_least_steps(int(recipe.algorithm.local.steps_of(num_samples)), limits)
 
@@ -153,7 +158,7 @@ def _check_work(recipe: Recipe, num_samples: int, limits: Limits) -> None:
     most = work(recipe, num_samples)
     if most > limits.max_steps:
         raise Refused(
-            f"The server asks for {most} gradients in a visit, its scores and the final adaptation together, and this "
+            f"The server asks for {most} gradients per visit, including its scores and the final adaptation, and this "
             f"client allows {limits.max_steps} (limit `max_steps`)."
         )
 
@@ -161,6 +166,6 @@ def _check_work(recipe: Recipe, num_samples: int, limits: Limits) -> None:
 def _check_least_steps(num_steps: int, limits: Limits) -> None:
     if num_steps < limits.min_steps:
         raise Refused(
-            f"The server asks for visits of {num_steps} steps, and this client makes at least {limits.min_steps}: "
-            "samples may be recovered from an update of fewer (limit `min_steps`)."
+            f"The server asks for visits of {num_steps} steps, and this client requires at least {limits.min_steps}: "
+            "samples may be recovered from an update with fewer steps (limit `min_steps`)."
         )

@@ -1,14 +1,15 @@
-"""The admission of uploads: a bound on every uploaded array, a budget for loud uploads, a cap on a client's share.
+"""Admission of uploads: a bound on every uploaded array, a budget for loud uploads, and a cap on a client's share.
 
 The norm of an upload's delta, and of each part of its extra, may be at most
 
     min( model_factor * max(|w|, 1),  outlier_factor * median * min(1, loud_budget - spent + 1/4) )
 
-where the median is over the other clients: of the norms of their last deltas, and of the largest norm so far of the
-same part of their extras (a control variate moves most at its first visit). It counts from `least_peers` clients on.
-An extra that is not built like the model may consist of squares, so its bounds hold for the roots of its norms.
-An upload with the share r of `outlier_factor * median` spends r - 1/4 of its client's budget, or earns it back if
-that is negative: over time the norms of a client may average a quarter of the bound.
+where the median is over the other clients. For deltas it uses the norms of their last deltas; for each part of the
+extra it uses the largest norm so far of that part (a control variate moves most at its first visit). The second bound
+applies once `least_peers` clients have a norm. An extra whose structure differs from the model's may consist of
+squares, so its bounds apply to the square roots of its norms. An upload with norm r * outlier_factor * median spends
+r - 1/4 of its client's budget, or earns it back if that is negative: over time, the norms of a client may average a
+quarter of the bound.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,9 +24,9 @@ QUIET = 0.25  # the share of the bound that costs nothing
 
 
 class Verdict(NamedTuple):
-    """The bound on the norm of a delta, the problem of an upload if it has one, and the budget spent if it is applied.
+    """The bound on a delta's norm, the problem with an upload (or ""), and the budget spent once it is applied.
 
-    `may_clip` is whether shortening the delta to the bound would do.
+    `may_clip` states whether scaling the delta down to the bound would solve the problem.
     """
 
     bound: float
@@ -58,17 +59,17 @@ def judge(
     if bounds[part] == largest:
         rule = f"is too large for the model. The bound is {largest:.3g} (`live.model_factor`)."
     elif room < 1:
-        rule = f"is beyond what is left of its budget for loud uploads: {bounds[part]:.3g} (`live.loud_budget`)."
+        rule = f"exceeds the remaining budget for loud uploads, {bounds[part]:.3g} (`live.loud_budget`)."
     else:
-        rule = f"is far beyond that of the others, whose bound is {bounds[part]:.3g} (`live.outlier_factor`)."
+        rule = f"is far beyond the other clients' norms. The bound is {bounds[part]:.3g} (`live.outlier_factor`)."
     clipped = {**found, "": min(norm, bounds[""])}
     return Verdict(bounds[""], f"{what} {rule}", _excess(terms, seat, clipped, usual), loud == [""])
 
 
 def weight_of(terms: Terms, name: str, claimed: float, known: Mapping[str, float]) -> float:
-    """The number of samples that a client counts with: the operator's, or its own up to the cap.
+    """The number of samples used as a client's weight: the operator's value, or the client's claim up to the cap.
 
-    `known` are the numbers that the members of the round registered with or claimed last; the client itself is added.
+    `known` has the numbers that the members of the round registered with or claimed last; this client's is added.
     """
     if name in terms.samples:
         return terms.samples[name]
@@ -77,7 +78,7 @@ def weight_of(terms: Terms, name: str, claimed: float, known: Mapping[str, float
 
 
 def largest_weight(counts: Iterable[float], max_share: float) -> float:
-    """The cap at which nobody has more than `max_share` times the uniform share of all weights.
+    """The cap on weights at which no client has more than `max_share` times a uniform share of the total weight.
 
     It solves cap = (max_share / n) sum_i min(count_i, cap).
 
@@ -97,20 +98,20 @@ def largest_weight(counts: Iterable[float], max_share: float) -> float:
 
 
 def _model_bound(terms: Terms, norm: float, model_norm: Callable[[], float]) -> float:
-    """The bound that the model's own scale gives, or a smaller one that `norm` does not reach."""
+    """The bound given by the model's scale, or a smaller bound that `norm` already respects."""
     if not terms.model_factor:
         return inf
     return terms.model_factor * (1.0 if norm <= terms.model_factor else max(model_norm(), 1.0))
 
 
 def _median(terms: Terms, norms: Iterable[float | None]) -> float:
-    """The median of what the peers had, infinite if too few of them had anything."""
+    """The median of the peers' norms, or infinity if too few peers have one."""
     known = [norm for norm in norms if norm is not None]
     return inf if terms.outlier_factor == 0 or len(known) < terms.least_peers else median(known)
 
 
 def _excess(terms: Terms, seat: Seat, found: Mapping[str, float], usual: Mapping[str, float]) -> float:
-    """The part of its budget that a client has spent once this upload is applied."""
+    """The budget that a client has spent once this upload is applied."""
     scales = {part: terms.outlier_factor * middle for part, middle in usual.items() if 0 < middle < inf}
     share = max((found[part] / scale for part, scale in scales.items()), default=0.0)
     return round(max(0.0, seat.excess + share - QUIET), 6)

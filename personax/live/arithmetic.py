@@ -1,4 +1,4 @@
-"""What the server computes: an upload's size and fitness, and the simulator's own steps, compiled."""
+"""The server's computation: checks of an upload, and the simulator's server steps, compiled."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,12 +14,12 @@ from personax.live.messages import Layout
 from personax.server import ServerState, Upload
 from personax.typing import Extra, Params, PyTree
 
-Vectors = list[Any]  # of a layout
-VersionedState = tuple[Vectors, Any]  # a server's state, and its version
+Vectors = list[Any]  # the vectors of a layout
+VersionedState = tuple[Vectors, Any]  # a server's state and its version
 
 
 def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> ServerState:
-    """The state before the first upload. A server that steps at each upload has nothing pending: that is left out."""
+    """The state before the first upload, without the pending sums of a server that steps after every upload."""
     return _kept(algorithm, algorithm.server.init(algorithm.objective, params, extra_shape))
 
 
@@ -27,10 +27,11 @@ def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> Ser
 def compiled(
     algorithm: Algorithm, up: Layout, kept: Layout
 ) -> tuple[Callable[..., Any], Callable[..., VersionedState]]:
-    """Receive one upload, and take a step at the end of a round: the simulator's functions, compiled.
+    """Compile the simulator's functions that receive one upload and that take a step at the end of a round.
 
-    State and upload are the vectors of their layouts, and an upload's numbers two more: fewer arrays are handed over
-    faster. With the state after an upload comes the sum of squares of each of its parts, and of what it moves.
+    State and upload are passed as the vectors of their layouts, and an upload's scalars as two more vectors, because
+    passing fewer arrays is faster. `receive` also returns the sum of squares of each part of the upload and of the
+    displacement it causes.
     """
     server, objective = algorithm.server, algorithm.objective
     versioned = lambda state: (kept.flatten(state), state.version)
@@ -67,14 +68,14 @@ def compiled(
 
 
 def _kept(algorithm: Algorithm, state: ServerState) -> ServerState:
-    """What of a state must be kept until the next upload."""
+    """The part of a state that must be kept until the next upload."""
     if algorithm.server.buffer_size != 1:
         return state
     return state._replace(pending=None, pending_extra=None, pending_weight=None, num_pending=None)
 
 
 def _completed(algorithm: Algorithm, state: ServerState, extra: Extra) -> ServerState:
-    """The state that `_kept` came from, at a moment when nothing is pending."""
+    """Undo `_kept`, at a moment when nothing is pending."""
     if algorithm.server.buffer_size != 1:
         return state
     nothing = algorithm.server.init(algorithm.objective, state.params, extra)
@@ -83,29 +84,29 @@ def _completed(algorithm: Algorithm, state: ServerState, extra: Extra) -> Server
 
 
 def miscounted(up: Layout, vectors: Vectors) -> str:
-    """What is wrong with the whole numbers beside a delta, or nothing: they count the visit itself.
+    """Describe the problem with the integers uploaded beside a delta, or return "". They count the visit itself.
 
-    A server may loop so many times, so this is asked before anything is computed.
+    A server may loop that many times, so this check precedes any computation.
     """
     for leaf, i, at in up.whole_numbers:
         found = vectors[i][at]
         if leaf.name.startswith("extra.") and found.size and (found.min() < 0 or found.max() > 1):
-            return f"`{leaf.name}` counts one visit and must be 0 or 1, got {found.max()}."
+            return f"`{leaf.name}` counts one visit, so it must be 0 or 1, got {found.max()}."
     return ""
 
 
 def not_finite(up: Layout, squares: np.ndarray) -> str:
-    """Which part of an upload has numbers that are not finite, or too large to be of any use; or nothing."""
+    """Name the part of an upload whose numbers, or the sum of their squares, are not finite; or return ""."""
     broken = [part for part, total in zip(up.spans, squares.tolist(), strict=False) if not isfinite(total)]
     return f"`{broken[0]}` must be finite, got NaN or infinite numbers." if broken else ""
 
 
 def _distance(one: PyTree, other: PyTree) -> Any:
-    """Squared, over all leaves."""
+    """The squared distance of two trees, summed over all leaves."""
     return sum(_squares(a - b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
 def _squares(array: Any) -> Any:
-    """Their sum; narrow numbers are widened first."""
+    """The sum of squares, in at least float32."""
     wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
     return (wide * wide).sum()

@@ -1,8 +1,8 @@
-"""The audit log of a live run: who did what to the server, apart from the journal of what happened to the model.
+"""The audit log of a live run: who did what to the server. (The journal records what happened to the model.)
 
-`audit.jsonl` in the run folder has a line for each start with the settings that changed, login, refusal with its
-reason, revocation, and action of an operator. What a client can cause as often as it likes is counted: the first gets a
-line at once, and the next line comes `_QUIET` seconds later with the number of those in between.
+`audit.jsonl` in the run folder has a line for each start (with the settings that changed), login, refusal (with its
+reason), revocation, and operator action. Events that a client can cause repeatedly are counted: the first is logged at
+once, and the next line follows `_QUIET` seconds later with the number of events in between.
 """
 
 import json
@@ -16,12 +16,12 @@ from typing import Any
 from personax.experiment.names import printable
 from personax.live.files import open_private
 
-_QUIET = 600.0  # seconds between lines about the same
+_QUIET = 600.0  # seconds between lines about the same event
 NAME = "audit.jsonl"
 
 
 class Audit:
-    """Writes the audit log of a run folder; without a folder it only counts."""
+    """Writer of the audit log of a run folder; without a folder it only counts."""
 
     def __init__(self, folder: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.pending = clock, {}
@@ -34,7 +34,7 @@ class Audit:
             os.write(self.file, json.dumps({"time": at, "what": what, **facts}).encode() + b"\n")
 
     def count(self, what: str, **facts: str) -> bool:
-        """Write a line if the last one about the same is old enough, and otherwise count; return whether it did."""
+        """Write a line if the last one about this event is old enough, otherwise count it. Return True if written."""
         key, now = (what, *sorted(facts.items())), self.clock()
         at, num = self.pending.get(key, (-_QUIET, 0))
         if now - at < _QUIET:
@@ -45,7 +45,7 @@ class Audit:
         return True
 
     def flush(self, everything: bool = False) -> None:
-        """Write what was counted and is due, and forget what is over."""
+        """Write the counts that are due, and forget them."""
         now = self.clock()
         for key, (at, num) in list(self.pending.items()):
             if everything or now - at >= _QUIET:
@@ -54,7 +54,7 @@ class Audit:
                     self.note(key[0], **dict(key[1:]), count=num)
 
     def close(self) -> None:
-        """Write what was counted, and close."""
+        """Write all counts, and close the file."""
         self.flush(everything=True)
         if self.file is not None:
             os.close(self.file)
@@ -62,10 +62,10 @@ class Audit:
 
 
 def read_audit(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's audit log; one that was not written whole is left out."""
+    """The lines of a run's audit log, without incomplete ones."""
     path = folder / NAME
     if not path.is_file():
-        raise FileNotFoundError(f"File not found: {path}. A live run that was served by this version has one.")
+        raise FileNotFoundError(f"File not found: {path}. Give the folder of a live run served by this version.")
     found = []
     for line in path.read_bytes().splitlines():
         try:
@@ -76,13 +76,13 @@ def read_audit(folder: Path) -> list[dict[str, Any]]:
 
 
 def describe(line: dict[str, Any]) -> str:
-    """A line of the audit log for a terminal."""
+    """Format a line of the audit log for a terminal."""
     facts = ", ".join(f"{key} {item}" for key, item in line.items() if key not in ("time", "what", "settings"))
     return printable(f"{line.get('time', '')}  {line.get('what', '')}  {facts}")
 
 
 def settings_changed(lines: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of `[live]` that are not those of the last start, as old and new values."""
+    """The settings of `[live]` that changed since the last start, as old and new values."""
     before = next((line["settings"] for line in reversed(lines) if line.get("what") == "start"), None)
     if before is None:
         return {}

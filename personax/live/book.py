@@ -1,7 +1,8 @@
-"""The server's state machine: every upload is settled once, by the functions that the simulator uses.
+"""The server's state machine. Every upload is settled exactly once, by the functions that the simulator uses.
 
-What happens is first on the disk, a record of the journal and the state that it leads to, and then in the book. A
-restart reads the state and folds the records since its checkpoint into the rest. One thread at a time may change it.
+Each event is first written to disk, as a record of the journal with the resulting state, and then applied to the book.
+A restart reads the state and folds the records since its checkpoint into the rest. Only one thread at a time may change
+a book.
 """
 
 import time
@@ -30,7 +31,7 @@ from personax.server import ServerState
 
 
 class Book:
-    """A run's state: the model, who has contributed what, and what is due."""
+    """The state of a run: the model, the clients' contributions, and pending work."""
 
     def __init__(
         self,
@@ -45,48 +46,48 @@ class Book:
         present: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         if recipe.fits_scaling and not terms.num_clients:
-            raise ConfigError("`standardize` waits for the moments of `live.num_clients` clients. Set it.")
+            raise ConfigError("`standardize` waits for the moments of `live.num_clients` clients. Set that number.")
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
         self.clock, self.wall, self.present = clock, wall, present or (lambda: list(self.ledger.seats))
         self.is_synchronous = recipe.algorithm.server.is_synchronous
         like_model = jax.tree.structure(recipe.extra_shape) == jax.tree.structure(recipe.params_shape)
         self.root = 0.5 if like_model else 0.25  # other extras may be sums of squares
-        self.marked = (0, 0)  # the last record at the newest checkpoint, and where the lines ended then
+        self.marked = (0, 0)  # at the newest checkpoint: the last record and the length of the journal
         self.saved_states, self.kept_at = journal.lines.parent / "saved", -inf
-        self.room = room_for(recipe.up.num_bytes)  # of the upload that is applied: XLA's own copy costs more
+        self.room = room_for(recipe.up.num_bytes)  # buffer for the upload being applied: XLA's own copy costs more
         self._published: Published | None = None
-        # Of each client: the version of its last download, the events before it, and when.
+        # For each client: the version of its last download, the number of events before it, and the time.
         self.fetched: dict[str, tuple[int, int, float]] = {}
-        self.saved = self._restore(run)  # the number of the last record that a checkpoint has
+        self.saved = self._restore(run)  # the number of the last record in a checkpoint
 
-    # What is asked
+    # Queries
 
     @property
     def now(self) -> float:
-        """Seconds since the run began. Within a process they follow the monotonic clock, and they never go back."""
+        """Seconds since the run began. They follow the monotonic clock within a process and never decrease."""
         return self.resumed_at + self.clock() - self.started
 
     @property
     def state(self) -> ServerState:
-        """The server's state, as the simulator has it."""
+        """The server's state, as in the simulator."""
         return self.kept.unflatten([np.asarray(vector) for vector in self.vectors])
 
     @property
     def cohort_size(self) -> int:
-        """How many clients a round takes; without rounds, how many updates count as one."""
+        """The number of clients in a round; without rounds, the number of updates that count as one round."""
         wanted = self.recipe.config.schedule.cohort_size
         return max(len(self.ledger.seats), self.terms.num_clients or 1) if wanted == "all" else wanted
 
     @property
     def finished(self) -> bool:
-        """Whether the run has had all its rounds, or as many updates."""
+        """True once all rounds, or the equivalent number of updates, are done."""
         section = self.recipe.config.schedule
         if self.is_synchronous:
             return self.version >= section.num_rounds
         return self.ledger.num_events >= section.num_rounds * self.cohort_size
 
     def trains(self, name: str) -> bool:
-        """Whether a client is to train now."""
+        """True if a client should train now."""
         seat = self.ledger.seats.get(name)
         if self.finished or self.recipe.fits_scaling or seat is None or seat.excluded:
             return False
@@ -97,12 +98,12 @@ class Book:
 
     @property
     def fresh(self) -> Published | None:
-        """The newest model, if it has been encoded already."""
+        """The newest model if it is already encoded, otherwise None."""
         made = self._published
         return made if made is not None and made.version == self.version else None
 
     def published(self) -> Published:
-        """The newest model; it is encoded when the first client asks for it."""
+        """The newest model, encoded on the first request."""
         made = self._published
         if made is None or made.version != self.version:
             down = self.recipe.down
@@ -110,12 +111,12 @@ class Book:
             made = self._published = Published(self.version, buffers, down.num_bytes, self.ledger.num_events)
         return made
 
-    # What happens
+    # Events
 
     def join(self, name: str, id: int | None = None, num_samples: float = 0.0) -> Seat:
-        """A client's seat: the one that it had, or a new one with its own number or the next that is free.
+        """Return a client's seat: its existing one, or a new one with number `id` or the next free number.
 
-        `num_samples` is the number that it counts with where the server weights by it.
+        `num_samples` is its weight if the server weights by samples.
         """
         seats = self.ledger.seats
         if name in seats:
@@ -125,7 +126,7 @@ class Book:
         taken = {seat.id for seat in seats.values()}
         if id in taken:
             owner = next(other for other, seat in seats.items() if seat.id == id)
-            raise Mismatch(f"{name} has the number {id}, which is that of {owner}. Certify it again with another.")
+            raise Mismatch(f"{name} has number {id}, which is that of {owner}. Certify it again with another.")
         number = next(n for n in range(len(taken) + 1) if n not in taken) if id is None else id
         counted = {"samples": num_samples} if num_samples else {}
         self._note({"what": "join", "client": name, "id": number, **counted})
@@ -133,7 +134,7 @@ class Book:
         return self.ledger.seats[name]
 
     def contribute(self, name: str, found: dict[str, Any]) -> None:
-        """Keep the moments of a client's columns; with those of `num_clients` clients, fit the scaling of the run."""
+        """Store the moments of a client's columns, and fit the scaling once `num_clients` clients have sent theirs."""
         ledger = self.ledger
         if not self.recipe.fits_scaling:
             return
@@ -147,20 +148,20 @@ class Book:
             self.advance()
 
     def hand_out(self, name: str, version: int, num_events: int) -> None:
-        """Remember when a client got which model. Not journaled: it is for the figures of a report alone."""
+        """Record which model a client downloaded and when. This is not journaled: only a report's figures use it."""
         self.fetched[name] = (version, num_events, round(self.now, 3))
 
     def settle(self, name: str, arrived: Arrived) -> Settled:
-        """Take in an upload, or say why not; the same one is never taken in twice."""
+        """Apply or reject an upload; the same upload is never applied twice."""
         seat = self.ledger.seats[name]
         if arrived.update < seat.next_update:
             if arrived.id == seat.last_upload:
-                return Settled("duplicate", f"It was settled before: {seat.last_outcome}.")
-            words = f"Update {arrived.update} is settled, the next is {seat.next_update}. Nothing was applied."
+                return Settled("duplicate", f"It was already settled: {seat.last_outcome}.")
+            words = f"Update {arrived.update} was already settled; the next is {seat.next_update}. Nothing was applied."
             return self._refuse(name, Settled("duplicate", words))
         settled, reached, numbers = self._judge(name, arrived)
         version, started_at, received = self.fetched.get(name, (-1, 0, 0.0))
-        if version != arrived.version:  # sent again, or after a restart: when the client had its model is not known
+        if version != arrived.version:  # a retry, or after a restart: the time of the download is unknown
             each = self.recipe.algorithm.server.buffer_size or 1
             started_at, received = min(each * arrived.version, self.ledger.num_events), round(self.now, 3)
         about = {
@@ -183,13 +184,13 @@ class Book:
         return settled
 
     def report(self, name: str, numbers: dict[str, Any]) -> int:
-        """Keep the numbers that a client chose to report; return how many bytes they take on the disk."""
+        """Store the numbers that a client chose to report; return their size on disk in bytes."""
         before = self.journal.end
         self._note({"what": "report", "client": name, **numbers})
         return self.journal.end - before
 
     def exclude(self, name: str, excluded: bool, by: str) -> None:
-        """Admit no more uploads of a client, or admit them again, as the operator decided."""
+        """Exclude a client's uploads, or admit them again, as the operator `by` decided."""
         if name not in self.ledger.seats:
             known = ", ".join(self.ledger.seats) or "nobody yet"
             raise Mismatch(f"{name} has not registered in this run. Registered: {known}.")
@@ -198,7 +199,7 @@ class Book:
             self.advance()
 
     def advance(self) -> bool:
-        """Begin, end or extend a synchronous round, if that is due; whether anything changed."""
+        """Begin, end or extend a synchronous round if that is due. Return True if anything changed."""
         if not self.is_synchronous or self.finished or self.recipe.fits_scaling:
             return False
         at, now = self.ledger.round, self.now
@@ -216,13 +217,15 @@ class Book:
             drawn = self._draw(others, len(away))
             stay = away[: len(away) - len(drawn)]
             self._note({"what": "cohort", "members": [*at.reported, *drawn, *stay]})
-            logger.warning("The round waits for %s; in their place: %s", ", ".join(away), ", ".join(drawn) or "no one")
+            logger.warning(
+                "The round is waiting for %s. Replaced by: %s", ", ".join(away), ", ".join(drawn) or "nobody"
+            )
             return True
         self._begin_round()
         return True
 
     def snapshot(self) -> Callable[[], None]:
-        """What writes a checkpoint of this moment; it may run in another thread, one at a time."""
+        """Return a function that writes a checkpoint of the current state, also from another thread (one at a time)."""
         number = self.journal.last
         if number == self.saved:
             return lambda: None
@@ -237,9 +240,9 @@ class Book:
             self.kept_at = self.clock()
 
         def write() -> None:
-            self.journal.flush()  # or a power cut would leave a checkpoint of what no line tells
+            self.journal.flush()  # otherwise a power failure could leave a checkpoint ahead of the journal
             checkpoint.save(self.checkpoints, number, state, about, private=True)
-            self.journal.archive_lines(*before)  # a restart needs those since the checkpoint before at most
+            self.journal.archive_lines(*before)  # a restart needs at most the lines since the previous checkpoint
             if due:
                 saved.keep(self.saved_states, version, number, state, about, self.terms.num_saved)
 
@@ -250,7 +253,7 @@ class Book:
         self.snapshot()()
 
     def roll_back(self, version: int) -> None:
-        """Return to a saved state. Updates since then no longer count; clients get that model under a new count."""
+        """Return to a saved state and discard later updates. Clients recognize the model by the new rollback count."""
         tree, ledger = saved.load(self.saved_states, version, self.state)
         facts = {
             name: {"norm": seat.norm, "extras": seat.extras, "excess": seat.excess, "num_applied": seat.num_applied}
@@ -262,7 +265,7 @@ class Book:
         self.fetched, self._published = {}, None
         self.save()
 
-    # How
+    # Implementation
 
     def _step(self, why: str) -> None:
         self._note({"what": "step", "why": why}, self.step(self.vectors, np.int32(self._num_clients)))
@@ -278,7 +281,7 @@ class Book:
         return True
 
     def _present(self) -> list[str]:
-        """The clients that are there, by their numbers."""
+        """The clients that are present, ordered by number."""
         here, seats = set(self.present()), self.ledger.seats
         return sorted((name for name in seats if name in here and not seats[name].excluded), key=lambda n: seats[n].id)
 
@@ -287,7 +290,7 @@ class Book:
         return [names[i] for i in rng.permutation(len(names))[:num]]
 
     def _judge(self, name: str, arrived: Arrived) -> tuple[Settled, VersionedState | None, Record]:
-        """The outcome of an upload; if it is applied, the state that it leads to, and its numbers."""
+        """The outcome of an upload; if it is applied, also the resulting state and its numbers."""
         up = self.recipe.up
         if settled := self._untimely(name, arrived):
             return settled, None, {}
@@ -295,7 +298,7 @@ class Book:
             up.require(arrived.content)
         except Mismatch as error:
             return Settled("refused", str(error)), None, {}
-        self.room[:] = arrived.content  # the last one was read when its squares were known
+        self.room[:] = arrived.content  # the previous upload is no longer in use once its squares are known
         vectors = up.vectors(self.room)
         if problem := miscounted(up, vectors):
             return Settled("refused", problem), None, {}
@@ -320,21 +323,21 @@ class Book:
         return settled, reached, numbers | {key: item for key, item in more.items() if item}
 
     def _untimely(self, name: str, arrived: Arrived) -> Settled | None:
-        """The outcome of an upload that comes from the wrong client, model or time; None for others."""
+        """The outcome of an upload with the wrong client, model or time; None for other uploads."""
         if self.ledger.seats[name].excluded:
             return Settled("refused", f"{name} was excluded by the operator.")
         if arrived.rollbacks != self.ledger.rollbacks:
-            return Settled("late", "The run has returned to an earlier state since its download.")
+            return Settled("late", "The run was rolled back after the client downloaded its model.")
         if self.finished:
             return Settled("late", "The run is finished.")
         if arrived.version > self.version:
-            return Settled("refused", f"It started from version {arrived.version}, and the newest is {self.version}.")
+            return Settled("refused", f"It started from version {arrived.version}, but the newest is {self.version}.")
         if self.is_synchronous and (arrived.version < self.version or not self.trains(name)):
-            return Settled("late", "Its round is over, or it was not in the cohort.")
+            return Settled("late", "Its round is over, or the client was not in the cohort.")
         return None
 
     def _weight(self, name: str, claimed: float) -> float:
-        """The number of samples that an upload counts with."""
+        """The weight of an upload, in samples."""
         if not self.recipe.counts_samples:
             return claimed
         seats, at = self.ledger.seats, self.ledger.round
@@ -359,7 +362,7 @@ class Book:
         return settled
 
     def _note(self, about: Record, reached: VersionedState | None = None) -> None:
-        """Let something happen, and the state be what it leads to: on the disk, and then here."""
+        """Record an event and the resulting state: first on disk, then in memory."""
         about = {**about, "time": round(self.now, 3)}
         if reached is None:
             self._fold(self.journal.append(about))
@@ -371,8 +374,8 @@ class Book:
         self._fold(record)
 
     def _fold(self, about: Record) -> None:
-        """Change all but the arrays by what happened; the same now and after a restart."""
-        if "state" in about:  # a report has a version, too, and any that its client likes
+        """Apply a record to everything but the arrays, in the same way now and after a restart."""
+        if "state" in about:  # a report also has a version, which its client chooses freely
             self.version = about["version"]
         self.ledger.fold(about)
         if about["what"] == "scaling":
@@ -383,7 +386,7 @@ class Book:
         return max(len(self.ledger.seats), self.terms.num_clients or 1)
 
     def _restore(self, run: str) -> int:
-        """Stand where the run stood: at the last checkpoint, whose number is returned, and what was settled since."""
+        """Restore the last checkpoint and the records since then; return the number of its last record."""
         algorithm = self.recipe.algorithm
         tree = first_state(algorithm, self.recipe.initial_params(), self.recipe.extra_shape)
         saved = checkpoint.load(self.checkpoints, tree, notify=logger.warning)

@@ -1,12 +1,12 @@
-"""Who may take part: an authority, and certificates for a server, its operator and its clients.
+"""Certificates: an authority, and the certificates it issues to a server, its operator and its clients.
 
-    authority/      the authority's private key: it makes certificates, is handed to no one, and no server needs it
-    server/         for the machine that serves: its certificate and key, and the list of revoked ones
-    operator/       for `personax status`: sees all clients
-    clients/NAME/   for one client each: hand it to that client alone, over a channel that you trust
+    authority/      the authority's private key, which signs certificates: give it to nobody; no server needs it
+    server/         for the machine that serves: its certificate and key, and the certificate revocation list
+    operator/       for `personax status`, which shows the operator all clients
+    clients/NAME/   for one client: give it to that client only, over a channel that you trust
 
-A private key has mode 0600. A certificate says its owner's name (common name), role (organizational unit) and, for a
-client, the number that its random streams follow (serial number of the subject).
+A private key has mode 0600. A certificate contains its owner's name (common name), role (organizational unit) and, for
+a client, the number that seeds its random streams (serial number of the subject).
 """
 
 import ipaddress
@@ -30,12 +30,12 @@ from personax.values import check_names
 DAYS = 365
 ROLES = ("server", "operator", "client")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-SOON = timedelta(days=30)  # before a certificate expires there is a warning
-_EARLIER = timedelta(minutes=5)  # clocks of machines differ
+SOON = timedelta(days=30)  # a warning precedes the expiry of a certificate by this time
+_EARLIER = timedelta(minutes=5)  # the clocks of different machines differ
 
 
 class Credentials(NamedTuple):
-    """What a server or a client shows and trusts, as PEM."""
+    """A private key, its certificate and the trusted authority's certificate, as PEM."""
 
     authority: bytes
     certificate: bytes
@@ -43,7 +43,7 @@ class Credentials(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a certificate says of its owner."""
+    """The owner of a certificate: name, role, number, and the certificate's serial number and expiry."""
 
     name: str
     role: str
@@ -53,11 +53,11 @@ class Identity(NamedTuple):
 
 
 def create(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int = DAYS) -> None:
-    """A new authority with certificates for a server under these host names or addresses, an operator, and clients."""
+    """Create an authority and certificates for a server with these host names or addresses, an operator and clients."""
     authority = folder / "authority"
     if authority.exists():
         raise ValueError(
-            f"{folder} has an authority already. Add to it with `personax certify add`, or choose another."
+            f"{folder} already has an authority. Add clients with `personax certify add`, or choose another folder."
         )
     if not hosts:
         raise ValueError("A server needs at least one host name or address. Give it with --host.")
@@ -80,12 +80,12 @@ def create(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int
 
 
 def add(folder: Path, name: str, days: int = DAYS) -> Path:
-    """A certificate for one more client; the folder to hand out."""
+    """Issue a certificate for one more client; return the folder to give to it."""
     _check_name(name)
     issued = _issued(folder)
     if name in issued and issued[name]["serial"]:
-        raise ValueError(f"{name} has a certificate already. Revoke it first, or choose another name.")
-    # A client that is certified anew keeps its number: it is the same client.
+        raise ValueError(f"{name} already has a certificate. Revoke it first, or choose another name.")
+    # A client that is certified again keeps its number, because it is the same client.
     taken = [entry["id"] for known, entry in issued.items() if not _is_staff(known)]
     number = issued[name]["id"] if name in issued else len(taken)
     place = folder / "clients" / name
@@ -94,10 +94,10 @@ def add(folder: Path, name: str, days: int = DAYS) -> Path:
 
 
 def renew(folder: Path, name: str, role: str = "client", days: int = DAYS) -> Path:
-    """A new key and certificate for a client, the server or the operator that has one; the folder to hand out.
+    """Issue a new key and certificate to a client, the server or the operator; return the folder to give to it.
 
-    A client keeps its number, and the server its host names. The old certificate stays valid until it expires, so
-    nothing is interrupted; `revoke` revokes all that were issued.
+    A client keeps its number and the server keeps its host names. The old certificate stays valid until it expires, so
+    a running federation is not interrupted; `revoke` revokes all certificates of a client.
     """
     entry = _valid_entry(folder, name, role) if role == "client" else {"id": None}
     place = folder / "clients" / name if role == "client" else folder / role
@@ -112,7 +112,7 @@ def valid_clients(folder: Path) -> list[str]:
 
 
 def revoke(folder: Path, name: str, role: str = "client") -> Path:
-    """Put all certificates of a client or of the operator on the list of revoked ones, which a server reads again."""
+    """Add all certificates of a client or the operator to the revocation list, which a running server reloads."""
     entry, issued = _valid_entry(folder, name, role), _issued(folder)
     revoked = [*entry["revoked"], *entry.get("older", []), entry["serial"]]
     issued[_entry_name(name, role)] = {"id": entry["id"], "serial": None, "revoked": revoked}
@@ -122,29 +122,29 @@ def revoke(folder: Path, name: str, role: str = "client") -> Path:
 
 
 def read_credentials(folder: Path) -> Credentials:
-    """The files of an identity; a private key that others can read is refused."""
+    """Read the files of an identity; raise if other users can read the private key."""
     paths = [folder / name for name in ("ca.pem", "cert.pem", "key.pem")]
     for path in paths:
         if not path.is_file():
-            raise ValueError(f"{folder} must hold an identity, got no {path.name} there. Make one: `personax certify`.")
+            raise ValueError(f"File not found: {path}. Create an identity with `personax certify`.")
     if os.name == "posix" and paths[2].stat().st_mode & 0o077:
-        raise ValueError(f"{paths[2]} must be readable by its owner alone. Say: chmod 600 {paths[2]}")
+        raise ValueError(f"Other users can read the private key {paths[2]}. Run: chmod 600 {paths[2]}")
     return Credentials(*(path.read_bytes() for path in paths))
 
 
 def expiry_warning(certificate: bytes, now: datetime | None = None) -> str:
-    """A warning if a certificate expires within `SOON`, or nothing."""
+    """A warning if a certificate expires within `SOON`, otherwise ""."""
     who, now = identity_of(certificate), now or datetime.now(UTC)
     if who.expires - now > SOON:
         return ""
     when = f"expired on {who.expires:%Y-%m-%d}" if who.expires < now else f"expires on {who.expires:%Y-%m-%d}"
     what = f"personax certify renew {who.name if who.role == 'client' else f'--{who.role}'}"
-    return f"The certificate of {who.name} {when}. Where the authority is: {what}"
+    return f"The certificate of {who.name} {when}. On the machine with the authority, run: {what}"
 
 
 @lru_cache(maxsize=4096)
 def identity_of(certificate: bytes) -> Identity:
-    """What a certificate says. That it is genuine has been checked by TLS."""
+    """Read the owner of a certificate. TLS has already verified the signature."""
     parsed = x509.load_pem_x509_certificate(certificate)
     read = lambda oid: next((str(part.value) for part in parsed.subject.get_attributes_for_oid(oid)), "")
     name, role = read(NameOID.COMMON_NAME), read(NameOID.ORGANIZATIONAL_UNIT_NAME)
@@ -159,7 +159,7 @@ def fingerprint_of(authority: bytes) -> str:
 
 
 class Revocations:
-    """The list of revoked certificates, read anew whenever its file has changed; signed by the authority."""
+    """The certificate revocation list, signed by the authority and reloaded whenever its file changes."""
 
     def __init__(self, path: Path, authority: bytes) -> None:
         self.path, self.authority = path, x509.load_pem_x509_certificate(authority)
@@ -168,12 +168,12 @@ class Revocations:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the list if it has changed."""
+        """Reload the list if its file has changed."""
         found = self.path.stat() if self.path.exists() else None
         if found is None:
             if self.seen is None:
                 raise ValueError(
-                    f"{self.path} must be there: the list of revoked certificates. Copy it from where you certify."
+                    f"Revocation list not found: {self.path}. Copy it from the folder where you issue certificates."
                 )
             return
         stamp = (found.st_mtime_ns, found.st_size)
@@ -182,7 +182,9 @@ class Revocations:
         listed = x509.load_pem_x509_crl(self.path.read_bytes())
         key: Any = self.authority.public_key()
         if not listed.is_signature_valid(key):
-            raise ValueError(f"{self.path} must be signed by the authority, got another's. Copy the right one.")
+            raise ValueError(
+                f"The revocation list {self.path} must be signed by this federation's authority. Copy the right one."
+            )
         self.serials = frozenset(entry.serial_number for entry in listed)
         self.seen = stamp
 
@@ -198,7 +200,7 @@ def issue(
     hosts: Sequence[str] = (),
     begin: timedelta = timedelta(),
 ) -> None:
-    """A key and a certificate in a folder of their own."""
+    """Write a new key and certificate to the folder `place`."""
     signer = serialization.load_pem_private_key((folder / "authority" / "key.pem").read_bytes(), None)
     authority = x509.load_pem_x509_certificate((folder / "authority" / "ca.pem").read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
@@ -223,7 +225,7 @@ def issue(
 
 
 def _entry_name(name: str, role: str) -> str:
-    """The key of `issued.json`. A client's name has no slash."""
+    """The key in `issued.json`. Staff have a slash, which a client's name cannot contain."""
     return name if role == "client" else f"/{role}"
 
 
@@ -232,7 +234,7 @@ def _is_staff(known: str) -> bool:
 
 
 def _valid_entry(folder: Path, name: str, role: str) -> dict[str, Any]:
-    """The entry of someone who has a valid certificate."""
+    """The entry of a client or staff member that has a valid certificate."""
     issued, place = _issued(folder), folder / role / "cert.pem"
     if role != "client":
         entry = issued.get(f"/{role}")
@@ -242,7 +244,7 @@ def _valid_entry(folder: Path, name: str, role: str) -> dict[str, Any]:
             _write_issued(folder, {**issued, f"/{role}": entry})
         if entry is None or not entry["serial"]:
             raise ValueError(
-                f"{folder} has no valid certificate of its {role}. Make one: personax certify renew --{role}"
+                f"{folder} has no valid certificate for its {role}. Create one: personax certify renew --{role}"
             )
         return entry
     known = sorted(other for other, entry in issued.items() if entry["serial"] and not _is_staff(other))
@@ -293,7 +295,8 @@ def _host(host: str) -> x509.GeneralName:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"A name has up to 63 letters, digits and `.`, `_`, `-`, beginning with one of the first two, got {name!r}."
+            "A name must have up to 63 letters, digits, `.`, `_` or `-` and begin with a letter or digit, got "
+            f"{name!r}."
         )
 
 
@@ -303,7 +306,7 @@ def _key_pem(key: Any) -> bytes:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """A file that no one else can read at any moment."""
+    """Write a file that no other user can read at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -314,7 +317,7 @@ def _write_private(path: Path, content: bytes) -> None:
 def _issued(folder: Path) -> dict[str, Any]:
     path = folder / "authority" / "issued.json"
     if not path.is_file():
-        raise ValueError(f"{folder} must hold an authority, got none there. Make one: personax certify create {folder}")
+        raise ValueError(f"No authority found in {folder}. Create one: personax certify create {folder}")
     return json.loads(path.read_text())
 
 

@@ -1,4 +1,4 @@
-"""A client over gRPC: it downloads, trains, uploads, and at the end has its personal model."""
+"""A client over gRPC, which downloads, trains, uploads, and finally writes its personal model."""
 
 import time
 from collections.abc import Callable
@@ -19,20 +19,20 @@ from personax.values import name_of
 
 _GOODBYE = 20.0  # seconds of patience for the last report
 _LOOK = 0.5  # seconds between requests while other clients' moments are missing
-_MOST_FAULTS = 3  # visits in a row whose result is not finite
+_MOST_FAULTS = 3  # consecutive visits whose result is not finite
 Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What a client's owner decides beside its limits."""
+    """Choices of a client's owner other than its limits."""
 
-    report_every: int | None = None  # updates between reports of its numbers; None: it reports nothing
-    wait_seconds: float = 20.0  # for work, in one request
+    report_every: int | None = None  # updates between reports of its numbers; None: never report
+    wait_seconds: float = 20.0  # the longest wait for work in one request
 
 
 class Farewell(NamedTuple):
-    """What a client has at the end: its model's file, its numbers, and how many updates it made."""
+    """The outcome for a client: the file with its personal model, its numbers, and its number of updates."""
 
     model: Path
     numbers: dict[str, Any]
@@ -48,7 +48,7 @@ def take_part(
     habits: Habits = Habits(),
     notify: Notify = lambda text: None,
 ) -> Farewell:
-    """Train with the others until the server says that it is done, then write the personal model."""
+    """Train with the other clients until the run is finished, then write the personal model."""
     with _sole_client(folder):
         client = LiveClient(connection, data, folder, limits, habits, notify)
         client.enter()
@@ -65,7 +65,7 @@ def personalize_only(
     limits: Limits = Limits(),
     notify: Notify = lambda text: None,
 ) -> Farewell:
-    """A personal model for a client that took no part in training; nothing but its request reaches the server."""
+    """Make a personal model for a client that did not train. Nothing but its request reaches the server."""
     with _sole_client(folder):
         client = LiveClient(connection, data, folder, limits, Habits(), notify)
         client.enter(newcomer=True)
@@ -73,7 +73,7 @@ def personalize_only(
 
 
 def _sole_client(folder: Path) -> AbstractContextManager[None]:
-    """Hold a client's folder, or raise `Taken`: two processes would overwrite each other's personal state."""
+    """Lock a client's folder, or raise `Taken`: two processes would overwrite each other's personal state."""
     folder.mkdir(parents=True, exist_ok=True)
     return sole_user(folder / "client.lock", f"The client's folder {folder}")
 
@@ -88,14 +88,14 @@ class LiveClient:
     ) -> None:
         self.connection, self.data, self.folder = connection, data, folder
         self.limits, self.habits = limits, habits
-        self.notify: Notify = lambda text: notify(printable(text))  # a server's words are among them
+        self.notify: Notify = lambda text: notify(printable(text))  # some texts come from the server
         self.num_updates = self.faults = 0
         self.newest = Newest(-1, None, train=False, finished=False)
-        self.model: Content = b""  # the newest
+        self.model: Content = b""  # the newest model, encoded
         self.start: dict[str, Any] = {}
 
     def enter(self, newcomer: bool = False) -> None:
-        """Register, check what the server wants, and resume from what is on the disk."""
+        """Register, check the server's recipe, and resume from the state on disk."""
         welcome = self._register(newcomer)
         given = Assignment(welcome.run, welcome.id, welcome.recipe, welcome.layout)
         name = self.connection.name or "this client"
@@ -109,17 +109,17 @@ class LiveClient:
         self.receive(self.connection.fetch())
         if not newcomer:
             upload = self.member.resume(welcome.next_update)
-            if upload is not None:  # it may have been lost on the way
-                self.notify(f"Update {upload.update} is sent again.")
+            if upload is not None:  # the server may not have received it
+                self.notify(f"Sending update {upload.update} again.")
                 self.send(upload)
 
     def _register(self, newcomer: bool) -> Any:
-        """Register with data that conform to the server's schema; before that, nothing of the client is sent."""
+        """Register with data that conform to the server's schema; nothing about the data is sent before that."""
         given, digest, moments, num_samples = self.data, "", None, 0.0
         while not (welcome := self.connection.register(digest, newcomer, moments, num_samples)).registered:
             recipe = read_recipe(welcome.recipe, welcome.layout, self.limits)
             if recipe.digest == digest:
-                time.sleep(_LOOK)  # for the moments of other clients
+                time.sleep(_LOOK)  # wait for the moments of other clients
                 continue
             found = conformed(given, recipe, self.notify)
             self.data, digest, moments = found, recipe.digest, None
@@ -127,11 +127,11 @@ class LiveClient:
                 num_samples = float(found.counts[0])
             if recipe.fits_scaling and not newcomer:
                 moments = moments_of(found, self.limits)
-                self.notify("Sending the count, mean and spread of each column, and waiting for those of the others.")
+                self.notify("Sent the count, mean and spread of each column. Waiting for those of other clients.")
         return welcome
 
     def advance(self) -> bool:
-        """Wait for work, or train and upload; return whether there is more to do."""
+        """Wait for work, or train and upload. Return True if there is more to do."""
         most = self.limits.max_updates
         if self.newest.finished or (most is not None and self.num_updates >= most):
             return False
@@ -145,18 +145,20 @@ class LiveClient:
         return True
 
     def train(self) -> SavedUpload | None:
-        """A visit; its upload, which is on the disk with the new personal state when this returns."""
+        """Run one visit; return its upload, which is saved on disk together with the new personal state."""
         update = self.member.held.update
         upload = self.member.train(self._anchor())
         self.faults = 0 if upload is not None else self.faults + 1
         if upload is None:
-            self.notify(f"Update {update} is not finite and was not sent.")
+            self.notify(f"Update {update} has NaN or infinite numbers and was not sent.")
         if self.faults >= _MOST_FAULTS:
-            raise FloatingPointError(f"{self.faults} updates in a row were not finite. Ask for smaller step sizes.")
+            raise FloatingPointError(
+                f"{self.faults} updates in a row were not finite. Ask the server's operator for smaller step sizes."
+            )
         return upload
 
     def send(self, upload: SavedUpload) -> None:
-        """Upload, and take the newest model that comes back."""
+        """Upload, and keep the newest model from the answer."""
         recipe = self.member.recipe
         content = recipe.up.buffers_of(upload.vectors)
         about, weight = (upload.id, upload.update, upload.version), self.member.num_samples or 0.0
@@ -171,7 +173,7 @@ class LiveClient:
             self.connection.report(report, self.member.held.update)
 
     def leave(self) -> Farewell:
-        """Write the personal model as a file of its own, and send the last numbers."""
+        """Write the personal model to its own file, and send the last numbers."""
         if not self.model:
             self.receive(self.connection.fetch())
         path, numbers = self.member.finish(self._anchor(), {"start": self.start})
@@ -180,18 +182,18 @@ class LiveClient:
         return Farewell(path, numbers, self.num_updates)
 
     def _say_goodbye(self, report: dict[str, Any] | None) -> None:
-        """Send the last report; a server that has gone does not need it any more."""
+        """Send the last report, unless the server is already gone."""
         self.connection.patience = min(self.connection.patience, _GOODBYE)
         try:
             self.connection.report(report, self.member.held.update, last=True)
         except Unreachable:
-            self.notify("The server has gone: the last numbers are in numbers.json alone.")
+            self.notify("The server is gone. The last numbers are only in numbers.json.")
 
     def receive(self, newest: Newest) -> None:
         """Keep the newest model."""
         known = (self.newest.version, self.newest.rollbacks)
         if newest.content is None and (newest.version, newest.rollbacks) != known and newest.train:
-            # It was not wanted with the answer.
+            # The client did not ask for the model with the answer.
             newest = self._fetch()._replace(outcome=newest.outcome, words=newest.words)
         if newest.content is not None:
             self.member.recipe.down.require(newest.content)
@@ -201,10 +203,10 @@ class LiveClient:
             self.newest = newest._replace(version=self.newest.version, rollbacks=self.newest.rollbacks)
 
     def _fetch(self, wait_seconds: float = 0.0) -> Newest:
-        """The newest model, unless it is the one that the client has."""
+        """The newest model, unless the client already has it."""
         return self.connection.fetch(self.newest.version, wait_seconds, self.newest.rollbacks)
 
     def _anchor(self) -> Anchor:
-        """The newest model."""
+        """The newest model, decoded."""
         tree = self.member.recipe.down.decode(self.model)
         return Anchor(tree["params"], tree["shared"], self.newest.version, self.newest.rollbacks)

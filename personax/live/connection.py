@@ -1,4 +1,4 @@
-"""The client's side of the protocol: one connection, reopened for as long as the client is willing to wait."""
+"""The client's side of the protocol: one connection, reopened until the client's patience runs out."""
 
 import random
 import threading
@@ -20,7 +20,7 @@ from personax.live.gate import NAME_KEY
 from personax.live.log import logger
 from personax.live.messages import FRAME, PIECE, Broken, Buffers, Collector, Content, checksum_of, pieces, whole
 
-GLANCE = 0.5  # seconds between looks at the clock
+GLANCE = 0.5  # seconds between checks of the clock
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -32,11 +32,11 @@ _AGAIN = (
 
 
 class Unreachable(OSError):
-    """The server did not answer for longer than the client has patience."""
+    """The server did not answer within the client's patience."""
 
 
 class RefusedByServer(ValueError):
-    """The server answered that it will not."""
+    """The server refused a request."""
 
     def __init__(self, words: str, code: grpc.StatusCode) -> None:
         super().__init__(printable(words))
@@ -44,7 +44,7 @@ class RefusedByServer(ValueError):
 
 
 class Newest(NamedTuple):
-    """An answer: what became of an upload, what to do next, and the newest model unless it is unchanged."""
+    """The server's answer: the outcome of an upload, the next action, and the newest model unless it is unchanged."""
 
     version: int
     content: Content | None
@@ -53,11 +53,11 @@ class Newest(NamedTuple):
     outcome: str = ""
     words: str = ""
     retry_seconds: float = 0.5
-    rollbacks: int = 0  # of the run; a version is a model only together with it
+    rollbacks: int = 0  # rollbacks of the run; with the version they identify a model
 
 
 class ExchangeStream:
-    """An open exchange: uploads go in and answers come out; one that takes too long ends it."""
+    """An open `Exchange` call, which sends uploads and yields answers. A timeout ends it."""
 
     def __init__(self, call: Any, metadata: Any) -> None:
         self.uploads: SimpleQueue[wire.MessagePart | None] = SimpleQueue()
@@ -66,14 +66,14 @@ class ExchangeStream:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
-        """End it."""
+        """End the call."""
         self.closed.set()
         self.uploads.put(None)
         self.answers.cancel()
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """What happens here is cancelled after this time: gRPC has a limit for whole calls alone."""
+        """Cancel the call if the body takes longer than this. (gRPC only has timeouts for whole calls.)"""
         self.due = time.monotonic() + seconds
         try:
             yield
@@ -91,7 +91,7 @@ class ExchangeStream:
 
 
 class Connection:
-    """Calls a server; what fails on the way is tried again, with pauses that grow up to `longest_pause` seconds."""
+    """A client's connection to a server. Failed calls are retried after pauses that grow to `longest_pause` seconds."""
 
     def __init__(
         self,
@@ -120,17 +120,17 @@ class Connection:
         self.run = ""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._hang_up()
         self.channel.close()
 
     def register(
         self, schema: str = "", newcomer: bool = False, moments: dict[str, Any] | None = None, num_samples: float = 0.0
     ) -> Any:
-        """Introduce the client, whose data conform to the schema of this digest; what the server wants.
+        """Register a client whose data conform to the schema with this digest; return the server's welcome.
 
-        `moments` are those of its `features` and `targets`, for a server that fits a scaling; `num_samples` is for one
-        that weights by it.
+        `moments` has the moments of its `features` and `targets`, for a server that fits a scaling; `num_samples` is
+        for a server that weights by it.
         """
         own: dict[str, Any] = {name: one and wire.ClientMoments(**one) for name, one in (moments or {}).items()}
         own["num_samples"] = num_samples
@@ -138,12 +138,12 @@ class Connection:
         welcome = self._again(lambda: self._unary("Register", hello))
         if welcome.protocol != wire.PROTOCOL:
             got = f"The server speaks protocol {welcome.protocol}, this client {wire.PROTOCOL}"
-            raise RefusedByServer(f"{got}. Update the older.", grpc.StatusCode.FAILED_PRECONDITION)
+            raise RefusedByServer(f"{got}. Update the older one.", grpc.StatusCode.FAILED_PRECONDITION)
         self.run = welcome.run
         return welcome
 
     def fetch(self, have: int = -1, wait_seconds: float = 0.0, rollbacks: int = 0) -> Newest:
-        """The newest model, unless it is the version that the client has."""
+        """The newest model, unless the client has version `have` already."""
         ask = wire.Ask(run=self.run, have=have, wait_seconds=wait_seconds, rollbacks=rollbacks)
         return self._again(lambda: self._fetched(ask))
 
@@ -157,7 +157,7 @@ class Connection:
         want_model: bool = True,
         rollbacks: int = 0,
     ) -> Newest:
-        """An upload; what became of it and, if it is wanted, the newest model. Sent again, it is settled only once."""
+        """Send an upload; return its outcome and, if `want_model`, the newest model. Retries are settled only once."""
         buffers = content if isinstance(content, list) else [content]
         num_bytes = sum(map(len, buffers))
         about = wire.UploadHeader(
@@ -174,7 +174,7 @@ class Connection:
         return self._again(lambda: self._exchanged(_parts(buffers, about)))
 
     def report(self, report: dict[str, Any] | None, update: int, last: bool = False) -> bool:
-        """Send the numbers that the owner reports, if any; return whether the run is finished."""
+        """Send the numbers that the owner reports, if any. Return True if the run is finished."""
         message = wire.Numbers(run=self.run, update=update, last=last)
         if report is not None:
             counts = {"num_samples": report["samples"], "num_train_samples": report["train_samples"]}
@@ -182,11 +182,11 @@ class Connection:
         return self._again(lambda: self._unary("Report", message)).finished
 
     def status(self) -> str:
-        """Where the federation stands, as JSON."""
+        """The state of the run as JSON."""
         return self._again(lambda: self._unary("Status", wire.Question())).json
 
     def exclude(self, client: str, excluded: bool) -> None:
-        """As an operator: have no more uploads of a client admitted, or have them admitted again."""
+        """Exclude a client's uploads, or admit them again, as an operator."""
         self._again(lambda: self._unary("Exclude", wire.Exclusion(client, excluded)))
 
     def _unary(self, name: str, request: Any) -> Any:
@@ -200,7 +200,7 @@ class Connection:
         return newest
 
     def _exchanged(self, parts: Iterable[wire.MessagePart]) -> Newest:
-        """An upload on the stream that is open, or on a new one; and its answer."""
+        """Send an upload on the open stream, or on a new one; return the answer."""
         if self.stream is None or not self.stream.answers.is_active():
             self._hang_up()
             self.stream = ExchangeStream(self.calls["Exchange"], self.metadata)
@@ -210,7 +210,7 @@ class Connection:
                     self.stream.uploads.put(part)
                 return self._gathered(self.stream.answers)
         except BaseException:
-            self._hang_up()  # whatever comes on it would belong to this upload
+            self._hang_up()  # later answers on this stream would belong to this upload
             raise
 
     def _hang_up(self) -> None:
@@ -219,7 +219,7 @@ class Connection:
             self.stream = None
 
     def _gathered(self, answers: Iterator[wire.MessagePart]) -> Newest:
-        """A model from its pieces; one that comes in one message is a view of it."""
+        """Assemble a model from its pieces; a model in a single message is a view of that message."""
         part = next(answers, None)
         if part is None:
             raise Broken("The server's answer was cut off.")
@@ -235,15 +235,15 @@ class Connection:
         return _newest(first, collector.content())
 
     def _allowed(self, first: Any) -> Any:
-        """What a model says of itself, if it is not too long."""
+        """Return the header of a model; raise if the model is too large."""
         if first.num_bytes > self.max_bytes:
             got = f"{first.num_bytes:,} bytes"
-            words = f"The server announced a model of {got}, and this client takes {self.max_bytes:,}."
+            words = f"The server announced a model of {got}, and this client accepts at most {self.max_bytes:,}."
             raise RefusedByServer(words, grpc.StatusCode.OUT_OF_RANGE)
         return first
 
     def _again(self, call: Callable[[], Any]) -> Any:
-        """Call until it works, the server refuses, or patience runs out."""
+        """Call until the call succeeds, the server refuses, or patience runs out."""
         began, pause = time.monotonic(), 0.1
         while True:
             try:
@@ -257,9 +257,9 @@ class Connection:
                 if left <= 0:
                     message = f"The server at {self.address} did not answer for {self.patience:g} s: {words}"
                     raise Unreachable(
-                        f"{printable(message)}. Is it running, and does it trust this certificate?"
+                        f"{printable(message).rstrip('.')}. Is it running, and does it trust this certificate?"
                     ) from None
-                logger.info("%s: %s Trying again in about %.1f s.", self.name, words, pause)
+                logger.info("%s: %s Retrying in about %.1f s.", self.name, words, pause)
                 time.sleep(min(pause * random.uniform(0.5, 1.5), left))
                 pause = min(2 * pause, self.longest_pause)
 
@@ -292,7 +292,7 @@ def _newest(first: Any, content: Content | None) -> Newest:
 
 
 def _parts(buffers: Buffers, about: Any) -> Iterator[wire.MessagePart]:
-    """An upload in messages."""
+    """Split an upload into messages."""
     for piece in pieces(buffers):
         yield wire.MessagePart(about, piece)
         about = wire.UploadHeader()

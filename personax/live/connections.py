@@ -1,7 +1,7 @@
-"""The open connections of a server by certificate: gRPC limits all together, so the rest is done here.
+"""Open connections of a server, limited per certificate. (gRPC only limits their total number.)
 
-gRPC does not show its connections, but they are open sockets of this process: one whose peer is over its limit is shut
-down from outside, which gRPC takes for the end of the connection.
+gRPC does not expose its connections, but they are open sockets of this process. If a peer is over its limit, its socket
+is shut down here, and gRPC treats that as the end of the connection.
 """
 
 import contextlib
@@ -11,23 +11,23 @@ import stat
 import time
 from collections.abc import Iterator
 
-SILENT = 10.0  # seconds after which a connection without any request is closed, if there are many
+SILENT = 10.0  # seconds after which a connection without a request is closed, if there are many connections
 
 
 class Connections:
-    """Counts connections by the name of a certificate, and closes those that are too many."""
+    """A count of connections by the name of their certificate, which closes excess connections."""
 
     def __init__(self, most_each: int, most: int) -> None:
         self.most_each, self.most, self.port = most_each, most, 0
         self.peers: dict[str, dict[str, None]] = {}  # addresses by name, the oldest first
-        self.silent: dict[str, float] = {}  # addresses that have not asked for anything, and since when
+        self.silent: dict[str, float] = {}  # addresses without any request, and since when
 
     def saw(self, name: str, peer: str) -> None:
-        """A request came from this address, as gRPC writes it."""
+        """Record a request from this address, as gRPC writes it."""
         self.peers.setdefault(name, {})[peer] = None
 
     def close_excess(self) -> list[str]:
-        """Close what is beyond the limits; the names whose connections were closed, "" for those that were silent."""
+        """Close connections over the limits; return the names of their clients, or "" for silent connections."""
         crowded = any(len(peers) > self.most_each for peers in self.peers.values())
         if not crowded and len(_open_files()) <= self.most // 2:
             self.silent = {}
@@ -48,11 +48,11 @@ class Connections:
 def _open_files() -> list[str]:
     with contextlib.suppress(OSError):
         return os.listdir("/dev/fd")
-    return []  # where there is no such folder nothing is limited
+    return []  # without such a folder, nothing is limited
 
 
 def _connections(port: int) -> Iterator[tuple[str, int]]:
-    """The connections of this process to a port of its own, as gRPC writes their peers, with their files."""
+    """The connections to a port of this process: each peer as gRPC writes it, with its file descriptor."""
     for file in map(int, _open_files()):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(file).st_mode):
@@ -62,7 +62,7 @@ def _connections(port: int) -> Iterator[tuple[str, int]]:
 
 
 def _shut_down(file: int, peer: str) -> None:
-    """Shut a connection down, if the file is still the same connection."""
+    """Shut down a connection if the file descriptor still belongs to it."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
         if _written(one.getpeername()) == peer:
             one.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: certificates, a server and three clients, each a process of its own."""
+"""Run a whole federation on one machine: certificates, a server and three clients, each in its own process."""
 
 import os
 import subprocess
@@ -19,33 +19,33 @@ CONFIG = Path(__file__).with_name("demo.toml")
 
 
 def prepare(folder: Path, overrides: list[str]) -> None:
-    """A configuration, certificates, and a file of samples for each client."""
+    """Write a configuration, certificates, and a file of samples for each client."""
     folder.mkdir(parents=True, exist_ok=True)
     config = load(CONFIG, overrides)
     (folder / "config.toml").write_text(dump(config), encoding="utf-8")
     certificates.create(folder / "certificates", ["127.0.0.1", "localhost"], CLIENTS)
-    federation = make_federation(replace(config, data=replace(config.data, standardize=False)))  # clients do that
+    federation = make_federation(replace(config, data=replace(config.data, standardize=False)))  # the clients do that
     for i, name in enumerate(CLIENTS):
         (x, y), (test_x, test_y) = federation.client(i), federation.client_test(i)
         np.savez(folder / f"{name}.npz", x=x, y=y, test_x=test_x, test_y=test_y)
 
 
 class Parts:
-    """The processes of a demonstration; none of them outlives it."""
+    """The processes of a demo, all of which end with it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def begin(self, name: str, *words: str, before: tuple[str, ...] = ()) -> None:
-        """Start a command of personax, with words before it that say where; what it says goes to a file."""
+        """Start a personax command, with the words `before` in front of it; its output goes to a log file."""
         with (self.folder / f"{name}.log").open("ab") as log:
             command = [*before, sys.executable, "-c", "from personax.cli import app; app()", *words]
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
 
     def log(self, name: str) -> str:
-        """What a part has said so far."""
+        """The output of a process so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def __enter__(self) -> "Parts":
@@ -64,7 +64,7 @@ class Parts:
 
 
 def run_demo(folder: Path, overrides: list[str], notify: Callable[[str], None], watch: Callable[[int], None]) -> None:
-    """Start everything and wait for the end; `watch(port)` is called about twice a second meanwhile."""
+    """Start all processes and wait for their end. Meanwhile, `watch(port)` is called about twice a second."""
     prepare(folder, overrides)
     place = folder / "certificates"
     with Parts(folder) as parts:
@@ -72,7 +72,7 @@ def run_demo(folder: Path, overrides: list[str], notify: Callable[[str], None], 
         out = ("--out", str(folder / "run"), "--no-view")
         parts.begin("server", "serve", str(folder / "config.toml"), *serving, *out)
         port = wait_for_port(parts)
-        notify(f"The server listens on 127.0.0.1:{port}. Clients join: {', '.join(CLIENTS)}.")
+        notify(f"The server listens on 127.0.0.1:{port}. Starting the clients {', '.join(CLIENTS)}.")
         for name in CLIENTS:
             given = ("--data", str(folder / f"{name}.npz"), "--identity", str(place / "clients" / name))
             kept = ("--folder", str(folder / name), "--report", "2")
@@ -90,7 +90,7 @@ def run_demo(folder: Path, overrides: list[str], notify: Callable[[str], None], 
 
 
 def wait_for_port(parts: Parts, name: str = "server", seconds: float = 90.0) -> int:
-    """The port that a server says it listens on."""
+    """Wait until a server logs its port, and return the port."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for line in parts.log(name).splitlines():

@@ -1,4 +1,4 @@
-"""The values that go into a book and come out of it: uploads, what became of them, and models."""
+"""The inputs and outputs of a book: uploads, their outcomes, and models."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,18 +8,18 @@ from personax.live.messages import Buffers, Content, checksum_of
 
 
 class Arrived(NamedTuple):
-    """An upload as it came in, whole."""
+    """A complete upload as received."""
 
     id: str
-    update: int  # the client's own count
-    version: int  # of the model that it started from
+    update: int  # the client's own count of its updates
+    version: int  # version of the model that the visit started from
     num_samples: float
     content: Content
-    rollbacks: int = 0  # of the run, before that model
+    rollbacks: int = 0  # rollbacks of the run before that model
 
 
 class Settled(NamedTuple):
-    """What became of an upload: applied, duplicate, late or refused; and why."""
+    """The outcome of an upload (applied, duplicate, late or refused), and the reason."""
 
     outcome: str
     words: str = ""
@@ -27,19 +27,19 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """A model as clients get it."""
+    """A model as clients download it."""
 
     version: int
     buffers: Buffers  # its safetensors bytes
     num_bytes: int
-    num_events: int  # that led to it
+    num_events: int  # number of applied updates that led to it
 
     @cached_property
     def check(self) -> int:
-        """Its checksum, which those who get it in pieces need."""
+        """The checksum, needed by clients that download the model in pieces."""
         return checksum_of(self.buffers)
 
     @property
     def content(self) -> bytes:
-        """In one piece."""
+        """The model in one piece."""
         return b"".join(self.buffers)

@@ -1,6 +1,6 @@
-"""A live run as its folder has it while it goes: read from the journal, line by line as it grows.
+"""Follow a live run while it is active by reading new lines of the journal in its folder.
 
-Nothing is imported, built or written: a page that follows a run leaves the run alone.
+Nothing is imported, built or written, so following a run does not affect it.
 """
 
 import json
@@ -27,25 +27,25 @@ from personax.report.words import seconds
 
 @dataclass(frozen=True)
 class Seen:
-    """A client as the journal knows it."""
+    """The state of a client according to the journal."""
 
     id: int
-    heard: float  # of the run's time
+    heard: float  # when it last sent something, in seconds since the run began
     num_applied: int = 0
     num_refused: int = 0
     num_late: int = 0
     staleness: int = 0
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)
-    num_samples: int = 1  # that they are of
+    num_samples: int = 1  # number of test samples behind the numbers
 
 
 @dataclass
 class Follower:
-    """Reads a journal from where it stopped, and keeps what the page shows."""
+    """A reader of a journal that continues where it stopped and keeps what the page shows."""
 
     root: Path
-    place: int = 0  # in the journal, in bytes
-    least: int = 1  # clients that the run waits for
+    place: int = 0  # offset in the journal, in bytes
+    least: int = 1  # number of clients that the run waits for
     clients: dict[str, Seen] = field(default_factory=dict)
     num_events: int = 0
     version: int = 0
@@ -54,7 +54,7 @@ class Follower:
     history: list[tuple[int, float, dict[str, Seen]]] = field(default_factory=list)  # position, time, clients
 
     def read(self) -> Followed:
-        """The run as it stands."""
+        """Read new lines and return the current state of the run."""
         folder = Folder(self.root)
         config = read_config(folder)
         schedule, (name,) = config["schedule"], config["algorithms"]
@@ -83,7 +83,7 @@ class Follower:
         return Followed(config["name"], facts, unit, progress, scores, note, self._table())
 
     def _read_on(self, every: int, cohort_size: int | str) -> None:
-        """Read the lines that are new; from the beginning if the journal became shorter, as after a crash."""
+        """Read the new lines; read from the beginning if the journal became shorter, as after a crash."""
         path = self.root / JOURNAL
         if not path.exists():
             return
@@ -98,7 +98,7 @@ class Follower:
                 self._fold(json.loads(line), every, cohort_size)
 
     def _fold(self, about: dict[str, Any], every: int, cohort_size: int | str) -> None:
-        """Change what is known by one line."""
+        """Update the state with one line."""
         what, name = about["what"], about.get("client", "")
         self.now = about["time"]
         if "state" in about:
@@ -127,18 +127,18 @@ class Follower:
         return replace(seen, num_refused=seen.num_refused + 1)
 
     def _chronicle(self, every: int) -> None:
-        """Add where all who report stand, as often as the configuration evaluates."""
+        """Append the state of all clients that report, as often as the configuration evaluates."""
         position = self.version if self.has_rounds else self.num_events
         if self.history and position // every == self.history[-1][0] // every:
             self.history.pop()
         self.history.append((position, self.now, {name: one for name, one in self.clients.items() if one.numbers}))
 
     def _cohort(self, cohort_size: int | str) -> int:
-        """The number of updates that count as a round, where there are none."""
+        """The number of updates that count as a round in runs without rounds."""
         return max(len(self.clients), self.least) if cohort_size == "all" else int(cohort_size)
 
     def _histories(self, cohort: int, scorings: dict[str, Any]) -> dict[str, list[EvaluationRecord]]:
-        """The numbers that clients reported, as evaluations of one seed, by score."""
+        """The numbers reported by clients, by score, as evaluations with one seed."""
         found: dict[str, list[EvaluationRecord]] = {}
         for position, at, clients in self.history:
             for score in dict.fromkeys(score for one in clients.values() for score in one.numbers):
@@ -164,12 +164,12 @@ class Follower:
 
 
 def _evaluation(clients: list[Seen], score: str, weighting: Any, at: float) -> Evaluation | None:
-    """The numbers of the clients that report, by the metrics that all of them have."""
+    """The numbers of the clients that report, for the metrics that all of them have."""
     numbers = [one.numbers[score] for one in clients]
     common = [name for name in numbers[0] if all(name in one for one in numbers)] if numbers else []
     if not common:
         return None
     metrics = {name: np.array([[one[name] for one in numbers]]) for name in common}
     ids, counts = (np.array([[getattr(one, name) for one in clients]]) for name in ("id", "num_samples"))
-    scoring = Scoring("personal", weighting=weighting)  # of which the weighting alone matters here
+    scoring = Scoring("personal", weighting=weighting)  # only its weighting matters here
     return Evaluation(scoring, metrics, ids, counts, counts, np.zeros(1, int), np.array([at]))

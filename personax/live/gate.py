@@ -1,4 +1,4 @@
-"""The gate of a server: identity, revocation, and how much each client may ask for."""
+"""Access control of a server: identity, revocation, and limits on each client's requests."""
 
 import time
 from collections import Counter
@@ -16,13 +16,13 @@ from personax.live.certificates import Identity, Revocations, identity_of
 from personax.live.connections import Connections
 from personax.live.log import logger
 
-NAME_KEY = "personax-client"  # says who a client is where there is no TLS
+NAME_KEY = "personax-client"  # metadata with the client's name when there is no TLS
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _DAY = 86_400.0
 
 
 class Denied(Exception):
-    """A request that is not served: a status code of gRPC, and why."""
+    """A denied request, with a gRPC status code and the reason."""
 
     def __init__(self, code: grpc.StatusCode, words: str) -> None:
         super().__init__(words)
@@ -30,45 +30,46 @@ class Denied(Exception):
 
 
 class Gate:
-    """Identifies each peer by its certificate; without TLS, on loopback, by the name that it gives."""
+    """Identification of peers by certificate (without TLS, on loopback, by the name they give), and their limits."""
 
     def __init__(self, terms: Terms, revocations: Revocations | None, audit: Audit | None = None) -> None:
         self.terms, self.revocations, self.audit = terms, revocations, audit or Audit()
-        self.budgets: dict[str, tuple[float, float]] = {}  # requests left, and when that was
-        self.written: dict[str, tuple[float, int]] = {}  # since when, and bytes on the disk since then
+        self.budgets: dict[str, tuple[float, float]] = {}  # requests left, and when they were counted
+        self.written: dict[str, tuple[float, int]] = {}  # start of the current day, and bytes written since then
         self.streams: Counter[str] = Counter()
         self.connections = Connections(terms.max_client_connections, terms.max_connections)
         self.refusals: Counter[tuple[str, str]] = Counter()  # by name and reason
         self.checked = 0.0
 
     def identify(self, context: Any) -> Identity:
-        """Return who asks, if the certificate is valid."""
+        """Return the sender's identity, or deny the request if the certificate is not valid."""
         if self.revocations is None:
             given = dict(context.invocation_metadata() or ())
             name = given.get(NAME_KEY)
             if not name:
-                raise Denied(grpc.StatusCode.UNAUTHENTICATED, f"Without TLS a client gives its name as {NAME_KEY}.")
+                words = f"Without TLS, a client must send its name as metadata `{NAME_KEY}`."
+                raise Denied(grpc.StatusCode.UNAUTHENTICATED, words)
             return Identity(_checked(name), given.get("personax-role", "client"), None, 0, _NEVER)  # pyright: ignore[reportArgumentType]
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, "A certificate of this federation is needed.")
+            raise Denied(grpc.StatusCode.UNAUTHENTICATED, "A certificate of this federation is required.")
         who = identity_of(shown[0])
         _checked(who.name)
         self.require_valid(who)
         return who
 
     def admit(self, context: Any, roles: tuple[str, ...] = ("client",)) -> Identity:
-        """Return who asks, if it has one of these roles and stays within its rate."""
+        """Return the sender's identity if it has one of these roles and respects its rate limit."""
         who = self.identify(context)
         self.connections.saw(who.name, context.peer())
         self.spend(who.name)
         if who.role not in roles:
-            words = f"{who.name} is certified as {who.role or 'nothing'}, and only {roles[0]}s may do this."
+            words = f"{who.name} is certified as {who.role or 'no role'}, and only {roles[0]}s may do this."
             raise self.deny(who.name, "role", grpc.StatusCode.PERMISSION_DENIED, words)
         return who
 
     def require_valid(self, who: Identity) -> None:
-        """Deny a certificate that TLS let pass and that has been revoked or has expired since."""
+        """Deny a certificate that was revoked or has expired since the TLS handshake."""
         if self.revocations is None:
             return
         self.refresh()
@@ -78,22 +79,22 @@ class Gate:
             )
         if who.expires < datetime.now(UTC):
             raise self.deny(
-                who.name, "expired", grpc.StatusCode.PERMISSION_DENIED, f"{who.name}'s certificate has run out."
+                who.name, "expired", grpc.StatusCode.PERMISSION_DENIED, f"{who.name}'s certificate has expired."
             )
 
     def spend(self, name: str) -> None:
-        """Take one request from a client's budget, which refills at `rate` and holds two seconds of it."""
+        """Take one request from a client's budget, which refills at `rate` and holds at most two seconds' worth."""
         now, most = time.monotonic(), 2 * self.terms.rate
         left, then = self.budgets.get(name, (most, now))
         left = min(most, left + (now - then) * self.terms.rate)
         if left < 1:
             self.budgets[name] = (left, now)
-            words = f"{name} asks more than {self.terms.rate:g} times a second. Wait."
+            words = f"{name} sends more than {self.terms.rate:g} requests a second. Wait and retry."
             raise self.deny(name, "rate", grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         self.budgets[name] = (left - 1, now)
 
     def write(self, name: str, num_bytes: int) -> None:
-        """Count what a client caused to be written to the disk, apart from uploads that were applied."""
+        """Count the bytes written to disk because of a client, except for applied uploads."""
         now = time.monotonic()
         since, before = self.written.get(name, (now, 0))
         if now - since >= _DAY:
@@ -101,21 +102,21 @@ class Gate:
         self.written[name] = (since, before + num_bytes)
 
     def has_room(self, name: str) -> bool:
-        """Whether a client has caused less to be written in the last day than it may."""
+        """True if a client's bytes on disk are below the daily limit."""
         self.write(name, 0)
         return self.written[name][1] < self.terms.bytes_per_day
 
     def require_room(self, name: str) -> None:
-        """Deny a client that has filled its part of the disk for today."""
+        """Deny a client that has reached its daily limit of bytes on disk."""
         if not self.has_room(name):
-            words = f"{name} has caused {self.terms.bytes_per_day:,} bytes of records in a day. Try again tomorrow."
+            words = f"{name} has reached the limit of {self.terms.bytes_per_day:,} bytes a day. Try again tomorrow."
             raise self.deny(name, "daily bytes", grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 
     @contextmanager
     def stream(self, name: str) -> Iterator[None]:
         """Count a stream while it is open."""
         if self.streams[name] >= self.terms.max_streams:
-            words = f"{name} has {self.terms.max_streams} streams open, which is the most. Close one."
+            words = f"{name} has {self.terms.max_streams} streams open, which is the limit. Close one."
             raise self.deny(name, "streams", grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         self.streams[name] += 1
         try:
@@ -124,13 +125,13 @@ class Gate:
             self.streams[name] -= 1
 
     def close_connections(self) -> None:
-        """Close the connections of a certificate that has too many, and silent ones if there are many."""
+        """Close excess connections of a certificate, and silent connections if there are many."""
         for name in self.connections.close_excess():
-            words = f"One certificate may have {self.terms.max_client_connections} connections."
+            words = f"A certificate may have at most {self.terms.max_client_connections} connections."
             self.deny(name or "silent peers", "connections", grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 
     def deny(self, name: str, why: str, code: grpc.StatusCode, words: str) -> Denied:
-        """Count a refusal with the client's name; the first of its kind gets a line in the log and the audit log."""
+        """Count a refusal by client and reason, and log the first of its kind; return the error to raise."""
         self.refusals[name, why] += 1
         denied = Denied(code, words)
         if self.audit.count("refusal", client=name, reason=why):
@@ -138,20 +139,20 @@ class Gate:
         return denied
 
     def refresh(self) -> None:
-        """Read the list of revoked certificates if it has changed, at most twice a second."""
+        """Reload the revocation list if it has changed, at most twice a second."""
         now = time.monotonic()
         if self.revocations is not None and now - self.checked > 0.5:
             self.checked, before = now, self.revocations.serials
             try:
                 self.revocations.refresh()
-            except (OSError, ValueError) as error:  # the list as it was holds
+            except (OSError, ValueError) as error:  # the previous list stays in force
                 logger.error("%s", error)
             for serial in sorted(self.revocations.serials - before):
                 self.audit.note("revocation", serial=str(serial))
 
 
 def _checked(name: object) -> str:
-    """A client's name, which goes into logs, tables and files."""
+    """Return a client's name if it is safe in logs, tables and file names."""
     try:
         return require_client_name(name)
     except ValueError as error:

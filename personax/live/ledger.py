@@ -1,6 +1,6 @@
-"""The state of a run without its arrays: the clients, what was settled, and what the operator decided.
+"""The state of a run except for its arrays: the clients, settled uploads, and the operator's decisions.
 
-A `Ledger` changes only by folding records of the journal into it, so a restart rebuilds it from the same records.
+A `Ledger` changes only by folding journal records into it, so a restart rebuilds it from the same records.
 """
 
 from collections.abc import Mapping
@@ -11,26 +11,26 @@ from personax.live.journal import Record
 
 
 class Seat(NamedTuple):
-    """A client as the server knows it."""
+    """The server's information about a client."""
 
     id: int
     next_update: int = 0
     last_upload: str = ""
     last_outcome: str = ""
-    norm: float | None = None  # of its last upload that was applied
+    norm: float | None = None  # norm of its last applied upload
     num_applied: int = 0
     num_refused: int = 0
     num_late: int = 0
-    staleness: int = 0  # of its last upload, in versions
+    staleness: int = 0  # staleness of its last upload, in versions
     extras: Mapping[str, float] = {}  # the largest norm so far of each part of its extra
-    excess: float = 0.0  # spent of its budget for loud uploads
-    samples: float = 0.0  # the number that it registered with or claimed last, where the server weights by it
-    excluded: bool = False  # by the operator
+    excess: float = 0.0  # amount spent of its budget for loud uploads
+    samples: float = 0.0  # the number it registered with or claimed last, if the server weights by samples
+    excluded: bool = False  # True if the operator excluded it
 
 
 @dataclass(frozen=True)
 class Round:
-    """A synchronous round: its cohort, who of it has reported, and since when it waits."""
+    """A synchronous round: its cohort, the members that have reported, and the time since which it has waited."""
 
     members: tuple[str, ...]
     reported: tuple[str, ...]
@@ -39,25 +39,25 @@ class Round:
 
 @dataclass
 class Ledger:
-    """Everything of a book that is not an array."""
+    """Everything in a book that is not an array."""
 
     run: str
     began: float  # the wall clock, in seconds since 1970
     seats: dict[str, Seat] = field(default_factory=dict)
     num_events: int = 0
     round: Round | None = None
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last numbers of each client that reports
-    moments: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each client, until the scaling is fitted
-    scaling: dict[str, Any] | None = None  # that was fitted from them
-    rollbacks: int = 0  # how often the operator returned to a saved state
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last report of each client that reports
+    moments: dict[str, dict[str, Any]] = field(default_factory=dict)  # each client's, until the scaling is fitted
+    scaling: dict[str, Any] | None = None  # the scaling fitted from the moments
+    rollbacks: int = 0  # the number of times that the operator returned to a saved state
 
     def to_table(self) -> dict[str, Any]:
-        """A copy as JSON has it."""
+        """A copy that can be written as JSON."""
         return {**asdict(self), "seats": {name: seat._asdict() for name, seat in self.seats.items()}}
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> "Ledger":
-        """The ledger that `to_table` gave, here or in an older version, which had more fields."""
+        """The inverse of `to_table`, which also reads tables of older versions with more fields."""
         table = {one.name: table[one.name] for one in fields(cls) if one.name in table}
         seats = {name: Seat(**seat) for name, seat in table["seats"].items()}
         at = table["round"]
@@ -65,13 +65,13 @@ class Ledger:
         return cls(**{**table, "seats": seats, "round": waiting})
 
     def fold(self, about: Record) -> None:
-        """Change by a record of the journal, the same way now and after a restart."""
+        """Apply a journal record, in the same way now and after a restart."""
         change = getattr(self, f"_fold_{about['what']}", None)
         if change is not None:
             change(about)
 
     def peers_of(self, name: str) -> list[Seat]:
-        """The other clients, without those that were excluded."""
+        """The other clients that are not excluded."""
         return [seat for other, seat in self.seats.items() if other != name and not seat.excluded]
 
     def _change(self, name: str, **changes: Any) -> None:
@@ -97,7 +97,7 @@ class Ledger:
 
     def _fold_rollback(self, about: Record) -> None:
         self.num_events, self.round, self.rollbacks = about["events"], None, self.rollbacks + 1
-        new = {"norm": None, "extras": {}, "excess": 0.0, "num_applied": 0}  # of those who came later
+        new = {"norm": None, "extras": {}, "excess": 0.0, "num_applied": 0}  # for clients that joined later
         for name in self.seats:
             self._change(name, **about["seats"].get(name, new))
 

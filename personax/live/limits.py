@@ -1,4 +1,4 @@
-"""The limits that a client's owner sets for what a server may ask for: the settings of a TOML file."""
+"""Limits that a client's owner sets on a server's requests, read from a TOML file."""
 
 import threading
 import tomllib
@@ -17,29 +17,29 @@ Found = TypeVar("Found")
 
 
 class Refused(ValueError):
-    """A recipe that the client's owner does not allow."""
+    """A recipe or visit that the limits of the client's owner do not allow."""
 
 
 class TooSlow(Refused):
-    """A recipe whose programs take longer to compile than the client's owner allows. A thread still works on one."""
+    """A recipe that takes longer to compile than the client's owner allows. A thread is still compiling it."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 class Limits:
-    """What a client's owner allows a server to ask for: the settings of a TOML file."""
+    """Limits that a client's owner sets on a server's requests: the settings of a TOML file."""
 
-    objectives: tuple[str, ...] | None = None  # by default all that personax has, and what `allow_imports` lets in
-    max_steps: Count = 10_000  # gradients of one visit, of all scores and of the final adaptation together
-    min_steps: Count = 2  # of a visit: a single step uploads a gradient
+    objectives: tuple[str, ...] | None = None  # default: all of personax, and those that `allow_imports` permits
+    max_steps: Count = 10_000  # gradients of one visit, including all scores and the final adaptation
+    min_steps: Count = 2  # local steps of a visit: the upload of a single step is a gradient
     max_batch: Count = 4096  # samples in one batch
-    min_batch: Count = 8  # samples in one batch, and of the client: fewer may be recovered from an upload
-    max_scores: Count = 20  # each is a program of its own
-    max_layers: Count = 100  # of the network
-    max_params: Count = 100_000_000  # of the network
-    max_compile_seconds: Positive = 600.0  # for each program, its first run included
-    max_bytes: Count = 256 << 20  # of one model, as it is sent
-    max_updates: Count | None = None  # after which the client leaves
-    patience: Positive = 3600.0  # seconds without the server before giving up
+    min_batch: Count = 8  # samples in one batch and in total: fewer may be recovered from an upload
+    max_scores: Count = 20  # each score compiles its own program
+    max_layers: Count = 100  # layers of the network
+    max_params: Count = 100_000_000  # parameters of the network
+    max_compile_seconds: Positive = 600.0  # for each program, including its first run
+    max_bytes: Count = 256 << 20  # size of a model as sent
+    max_updates: Count | None = None  # number of updates after which the client leaves
+    patience: Positive = 3600.0  # seconds without an answer before the client gives up
     allow_imports: Flag = False  # code of installed packages, by name: recipes, objectives, models, optimizers, ...
     share_moments: Flag = False  # the mean and spread of each column, from which a server fits a common scaling
 
@@ -48,14 +48,14 @@ class Limits:
 
 
 def within(seconds: float, do: Callable[[], Found]) -> Found:
-    """Return the result of `do`, or raise `TooSlow`: a compiler cannot be interrupted, so it runs in a thread."""
+    """Return the result of `do`, or raise `TooSlow`. It runs in a thread, because a compiler cannot be interrupted."""
     results: list[Found] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(do())
-        except BaseException as error:  # for the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -65,22 +65,22 @@ def within(seconds: float, do: Callable[[], Found]) -> Found:
         raise errors[0]
     if not results:
         raise TooSlow(
-            f"A program of the server's recipe was not compiled after {seconds:g} s, which is all that this client "
+            f"A program of the server's recipe was not compiled after {seconds:g} s, the maximum that this client "
             "allows (limit `max_compile_seconds`)."
         )
     return results[0]
 
 
 def read_limits(path: Path) -> Limits:
-    """The limits of a TOML file; a setting that it does not have is the default."""
+    """Read limits from a TOML file; missing settings have their defaults."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not TOML: {error}. Repair that place.") from None
+        raise ValueError(f"{path} is not valid TOML: {error}. Correct it there.") from None
     check_names(str(path), table, (field.name for field in fields(Limits)), "limit")
     try:
         return Limits(**table)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f"`{part}` is wrong: " for part in first["loc"][:1])
+        where = "".join(f"invalid `{part}`: " for part in first["loc"][:1])
         raise ValueError(f"{path}: {where}{first['msg']}, got {first['input']!r:.80}.") from None

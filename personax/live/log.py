@@ -1,6 +1,6 @@
-"""The logger of the live part. Whatever a peer does, a record is one line without control characters, and not too many.
+"""The logger of live federations. Each record is one line without control characters, whatever a peer sends.
 
-Of records with the same text and the same first argument, which names the client, `_MOST` a minute are logged.
+At most `_MOST` records a minute with the same text and the same first argument (the client's name) are logged.
 """
 
 import logging
@@ -9,7 +9,7 @@ import time
 from personax.experiment.names import printable
 
 _MOST, _MINUTE = 30, 60.0
-logged: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how many since then
+logged: dict[tuple[str, str], tuple[float, int]] = {}  # start of the current minute, and the count since then
 
 
 def _on_one_line(record: logging.LogRecord) -> bool:
@@ -19,7 +19,7 @@ def _on_one_line(record: logging.LogRecord) -> bool:
     if now - since >= _MINUTE:
         since, num = now, 0
     logged[key] = (since, num + 1)
-    more = " (Further lines of this minute are left out.)" if num + 1 == _MOST else ""
+    more = " (Further lines are omitted for this minute.)" if num + 1 == _MOST else ""
     record.msg, record.args = printable(record.getMessage()) + more, ()
     return num < _MOST
 

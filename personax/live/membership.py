@@ -1,7 +1,7 @@
-"""One client in one run: its visits, its numbers, and its personal state on its own disk. There is no transport here.
+"""One client in one run: its visits, numbers, and personal state on disk, independent of any transport.
 
-Before an upload leaves, the new personal state and the upload itself are on the disk, in one checkpoint. A client that
-is killed resumes with both and sends the same upload again, which the server settles once.
+Before an upload is sent, the new personal state and the upload itself are on disk, in one checkpoint. A killed client
+resumes with both and sends the same upload again, which the server settles once.
 """
 
 import json
@@ -37,7 +37,7 @@ class Assignment(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """The model that a client downloaded, what the server broadcasts beside it, and the version of both."""
+    """The model that a client downloaded, the shared state broadcast beside it, and their version."""
 
     params: Params
     shared: Shared
@@ -46,7 +46,7 @@ class Anchor(NamedTuple):
 
 
 class SavedUpload(NamedTuple):
-    """An upload that is on the disk: the vectors of its layout, and what identifies it."""
+    """An upload saved on disk: its identifiers and the vectors of its layout."""
 
     id: str
     update: int
@@ -57,17 +57,17 @@ class SavedUpload(NamedTuple):
 
 @dataclass(frozen=True)
 class Holding:
-    """The state of a client. Nothing of it is sent except `upload`."""
+    """The state of a client. Only `upload` is ever sent."""
 
     personal: Personal
     update: int  # the number of its next update
-    upload: SavedUpload | None = None  # the last one
+    upload: SavedUpload | None = None  # the last upload
 
 
 def bind(folder: Path, authority: str) -> None:
-    """Bind a client's folder to the authority of a federation, by its fingerprint; raise if it is bound to another.
+    """Bind a client's folder to a federation by the fingerprint of its authority; raise if it is bound to another.
 
-    A server of another federation thus gets nothing that was made for this one, whatever it calls its runs.
+    A server of another federation thus gets nothing that was made for this one, whatever the names of its runs.
     """
     path = folder / "authority.txt"
     if not path.exists():
@@ -76,17 +76,17 @@ def bind(folder: Path, authority: str) -> None:
     known = path.read_text(encoding="utf-8").strip()
     if known != authority:
         raise ValueError(
-            f"{folder} belongs to the federation of authority {known:.16}, and this server is of {authority:.16}. "
-            "Nothing was sent. Use another folder for it."
+            f"{folder} belongs to the federation of authority {known:.16}, but this server's authority is "
+            f"{authority:.16}. Nothing was sent. Use another folder for this server."
         )
 
 
 class Membership:
-    """One client's part in a run, within the limits of its owner.
+    """One client's participation in a run, within the limits of its owner.
 
-    `report_every` is the number of updates between reports of its numbers; None: nothing is reported. `authority`
-    identifies the federation (see `bind`). A newcomer, which is not trained, has no `holding`; others call `restore`
-    first.
+    `report_every` is the number of updates between reports of its numbers; with None, nothing is reported. `authority`
+    identifies the federation (see `bind`). A newcomer does not train and has no `holding`; for other clients, call
+    `restore` first.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Membership:
 
     @property
     def held(self) -> Holding:
-        """The state of a client that is trained."""
+        """The state of a client that trains."""
         assert self.holding is not None, "call `restore` first"
         return self.holding
 
@@ -123,7 +123,7 @@ class Membership:
         return float(self.data.counts[0]) if self.recipe.counts_samples else None
 
     def restore(self) -> None:
-        """Load the state from the disk, or begin."""
+        """Load the state from disk, or create the initial state."""
         require_hidden(self.recipe, int(self.data.counts[0]), self.limits)
         place, objective = self.place / "state", self.recipe.algorithm.objective
         own = jax.eval_shape(objective.init_personal, self.recipe.params_shape)
@@ -136,7 +136,7 @@ class Membership:
         if (about["authority"], about["run"]) != (self.authority, self.run):
             raise ValueError(
                 f"{place} has the state of run {about['run']} of authority {about['authority']:.16}; this is run "
-                f"{self.run} of {self.authority:.16}. Nothing was sent. Use another folder."
+                f"{self.run} of authority {self.authority:.16}. Nothing was sent. Use another folder."
             )
         if about["client"] != self.client:
             owner, mine = ("{} with number {}".format(*who) for who in (about["client"], self.client))
@@ -146,16 +146,16 @@ class Membership:
         self.holding = Holding(saved.tree["personal"], about["update"], upload)
 
     def resume(self, next_update: int) -> SavedUpload | None:
-        """Continue at the update that the server expects; return the one to send again if it was made before."""
+        """Continue at the update that the server expects; return the saved upload if it must be sent again."""
         held = self.held
         if held.upload is not None and held.upload.update >= next_update:
-            logger.info("Update %d is sent again.", held.upload.update)
+            logger.info("Sending update %d again.", held.upload.update)
             return held.upload
         self.holding = replace(held, update=max(held.update, next_update))
         return None
 
     def train(self, anchor: Anchor) -> SavedUpload | None:
-        """Visit, save, and return the upload; None if it is not finite, which leaves only the count changed."""
+        """Run a visit, save and return its upload; if it is not finite, return None and change only the count."""
         held = self.held
         start = start_of(anchor.params, anchor.shared, held.personal, anchor.version)
         vectors, personal, finite = self.timed("visit", lambda: jax.block_until_ready(self.visit(start, held.update)))
@@ -168,13 +168,13 @@ class Membership:
         return upload
 
     def report(self, anchor: Anchor) -> dict[str, Any] | None:
-        """The client's numbers, if its owner reports them after this many updates."""
+        """The client's numbers if its owner reports them after this update, otherwise None."""
         if self.report_every is None or self.held.update % self.report_every:
             return None
         return self.reported(self.score(anchor), anchor.version)
 
     def reported(self, numbers: dict[str, dict[str, float]], version: int) -> dict[str, Any] | None:
-        """A report as the server's book keeps it; None if the owner reports nothing."""
+        """A report as the server's book stores it; None if the owner reports nothing."""
         if self.report_every is None:
             return None
         counts = {"samples": len(self.data.client_test(0)[1]), "train_samples": int(self.data.counts[0])}
@@ -190,7 +190,7 @@ class Membership:
         return self.timed("score", lambda: score_one(self.recipe, self.data, params))
 
     def timed(self, what: str, do: Callable[[], Found]) -> Found:
-        """Do something within the limit for compilation if it is the first of its kind, and hence compiles."""
+        """Call `do`. The first call for each `what` compiles, so the limit on compilation time applies to it."""
         if what in self.compiled:
             return do()
         found = within(self.limits.max_compile_seconds, do)
@@ -198,7 +198,7 @@ class Membership:
         return found
 
     def finish(self, anchor: Anchor, more: Mapping[str, Any] | None = None) -> tuple[Path, dict[str, Any]]:
-        """Write the personal model and its numbers, with `more` of them; return the model's path and the numbers."""
+        """Write the personal model and its numbers, including `more`; return the model's path and the numbers."""
         numbers = {**(more or {}), "shared": self.score_one(anchor.params)}
         if self.holding is not None:
             numbers["scores"] = self.score(anchor)
@@ -214,7 +214,7 @@ class Membership:
         return path, numbers
 
     def _save(self, holding: Holding) -> None:
-        """Hold a state once it is on the disk."""
+        """Adopt a state once it is on disk."""
         assert holding.upload is not None
         facts = {key: item for key, item in holding.upload._asdict().items() if key != "vectors"}
         tree = {"personal": holding.personal, "upload": holding.upload.vectors}

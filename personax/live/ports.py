@@ -1,4 +1,4 @@
-"""The port of a server: mutual TLS, or loopback alone; and what gRPC itself limits."""
+"""The port of a server, with mutual TLS or on loopback only; and the limits set in gRPC."""
 
 import contextlib
 import ipaddress
@@ -12,7 +12,7 @@ from personax.live.messages import FRAME, PIECE
 
 
 def options(terms: Terms, upload_bytes: int) -> list[tuple[str, int]]:
-    """What gRPC itself limits; no message that a client may send is longer than a piece of an upload, or a report."""
+    """The limits set in gRPC. The longest message from a client is a piece of an upload, or a report."""
     return [
         ("grpc.max_receive_message_length", max(min(upload_bytes, PIECE) + (1 << 16), 1 << 20)),
         ("grpc.max_send_message_length", PIECE + (1 << 16)),
@@ -31,7 +31,7 @@ def options(terms: Terms, upload_bytes: int) -> list[tuple[str, int]]:
 
 
 def listen(server: Any, address: str, credentials: Credentials | None) -> int:
-    """Open the port: with mutual TLS, or without any where nobody else can reach it. The port's number."""
+    """Open the port, with mutual TLS or on loopback without TLS; return its number."""
     if credentials is None:
         require_loopback(address)
         return server.add_insecure_port(address)
@@ -41,11 +41,9 @@ def listen(server: Any, address: str, credentials: Credentials | None) -> int:
 
 
 def require_loopback(address: str) -> None:
-    """Without TLS only this machine may be served."""
+    """Raise unless the address is on this machine, which is the only place for a server without TLS."""
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError):
         if host == "localhost" or ipaddress.ip_address(host).is_loopback:
             return
-    raise ValueError(
-        f"Without TLS the address must be of this machine alone, such as 127.0.0.1, got {host!r}. Use TLS."
-    )
+    raise ValueError(f"Without TLS, the address must be a loopback address such as 127.0.0.1, got {host!r}. Use TLS.")

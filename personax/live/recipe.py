@@ -1,7 +1,7 @@
-"""What a server tells its clients to do: names and numbers of recipes that they have installed, within their limits.
+"""The recipe that a server sends to its clients: names and numbers of code that the clients have installed.
 
-No code crosses the wire. A recipe is the TOML of a configuration without its data: the model, the task, one algorithm
-with its scores. A client's owner says which objectives it may run and how much work and memory one visit may cost.
+No code is sent. A recipe is the TOML of a configuration without its data: the model, the task, and one algorithm with
+its scores. A client's owner decides which objectives are allowed and how much work and memory a visit may cost.
 """
 
 import hashlib
@@ -36,21 +36,21 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "yogi", "lion", "nad
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """One algorithm with all that server and clients must agree on."""
+    """One algorithm with everything on which server and clients must agree."""
 
     config: Config  # one algorithm, resolved
-    schema: Schema  # of a sample: known to the server without any data
-    fits_scaling: bool = False  # the server still waits for the clients' moments, and nothing is trained
+    schema: Schema  # the schema of a sample, which the server knows without any data
+    fits_scaling: bool = False  # True while the server waits for the clients' moments and nothing is trained
 
     @cached_property
     def training(self) -> Training:
-        """The algorithm and how it is scored."""
+        """The algorithm and its scorings."""
         ((name, entry),) = self.config.algorithms.items()
         return make_training(name, entry)
 
     @property
     def algorithm(self) -> Algorithm:
-        """What is run."""
+        """The algorithm to run."""
         return self.training.algorithm
 
     @property
@@ -64,7 +64,7 @@ class Recipe:
         return task_of(self.config, self.schema)
 
     def initial_params(self) -> Params:
-        """The model before training: the simulator's, which depends on the shape of a sample and on no sample."""
+        """The model before training, as in the simulator. It depends only on the shape of a sample."""
         x = jnp.zeros((1, *self.schema.shape), self.schema.dtype)
         return first_params(self.task.model, x, self.key)
 
@@ -76,42 +76,42 @@ class Recipe:
 
     @cached_property
     def extra_shape(self) -> Extra:
-        """The shapes and types of what a client uploads beside its delta."""
+        """The shapes and types of the extra that a client uploads beside its delta."""
         objective = self.algorithm.objective
         return jax.eval_shape(lambda w: first_extra(objective, w, objective.init_personal(w)), self.params_shape)
 
     @cached_property
     def down(self) -> Layout:
-        """What clients download: the model and what the server broadcasts beside it."""
+        """The layout of downloads: the model and the shared state broadcast beside it."""
         shared = jax.eval_shape(self.algorithm.objective.init_shared, self.params_shape)
         return Layout.of({"params": self.params_shape, "shared": shared})
 
     @cached_property
     def up(self) -> Layout:
-        """What clients upload, and all that they may: their delta, or their model where the server mixes models."""
+        """The layout of uploads: the delta, or the model if the server mixes models, and the extra. Nothing else."""
         return Layout.of({self.uploads: self.params_shape, "extra": self.extra_shape})
 
     @property
     def uploads(self) -> str:
-        """The name of what a client uploads."""
+        """The name of the uploaded parameters: "delta" or "end"."""
         return "delta" if self.algorithm.server.applies == "deltas" else "end"
 
     @property
     def counts_samples(self) -> bool:
-        """Whether the server must know how many samples a client has."""
+        """True if the server must know each client's number of samples."""
         return self.algorithm.server.weighting == "samples"
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the schema, by which a client says to which one its data conform."""
+        """A hash of the schema. A client sends it to state which schema its data conform to."""
         return hashlib.sha256(json.dumps(self.schema.to_dict(), sort_keys=True).encode()).hexdigest()[:32]
 
     def to_text(self) -> str:
-        """The recipe as it travels."""
+        """The recipe as sent."""
         return self._text
 
     def layout_text(self) -> str:
-        """Both layouts as they travel."""
+        """Both layouts as sent."""
         return json.dumps({"down": self.down.describe(), "up": self.up.describe()})
 
     @cached_property
@@ -136,14 +136,14 @@ def optimizers_in(item: Any) -> list[Any]:
 
 
 def check_names_on_the_wire(config: Config) -> None:
-    """Require names that clients take."""
+    """Require names that clients accept."""
     for name, entry in config.algorithms.items():
         for title in (name, *entry.scores):
             require_title_on_the_wire(title)
 
 
 def make_recipe(config: Config, schema: Schema, fits_scaling: bool = False) -> Recipe:
-    """A recipe to serve, from a resolved configuration with one algorithm."""
+    """Make the recipe to serve from a resolved configuration with one algorithm."""
     recipe = Recipe(replace(choose_algorithm(config, None), seeds=config.seed_list[:1]), schema, fits_scaling)
     check_names_on_the_wire(recipe.config)
     if not recipe.algorithm.objective.federated:
@@ -153,5 +153,7 @@ def make_recipe(config: Config, schema: Schema, fits_scaling: bool = False) -> R
         return recipe
     for name in optimizers_in(tomllib.loads(dump(config))["algorithms"]):
         if name not in OPTIMIZERS:
-            raise ConfigError(f"Clients take one of the optimizers {', '.join(OPTIMIZERS)}, got {name!r}. Choose one.")
+            raise ConfigError(
+                f"The optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}. Choose one of them."
+            )
     return recipe

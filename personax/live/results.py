@@ -1,4 +1,4 @@
-"""The run folder of a live run: the same files as a simulation's, so `personax report` and `personalize` read them."""
+"""The run folder of a live run. It has the same files as a simulation's, for `personax report` and `personalize`."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ from personax.schedules import Schedule
 
 
 def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
-    """A new run folder, or one that a server with the same configuration left; and the run's name on the wire."""
+    """Create a run folder or open that of an earlier server with the same configuration; also return the run's name."""
     folder = Folder(root)
     about = root / "live.json"
     if not folder.config.exists():
@@ -41,33 +41,33 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
         checkpoint.write_atomically(folder.config, dump_run(recipe.config).encode())
         return folder, name
     if not about.exists():
-        raise ValueError(f"{root} has a run that was not live. Choose another folder with --out.")
+        raise ValueError(f"{root} has a run that is not a live run. Choose another folder with --out.")
     # The operator may change the terms from one start to the next.
     if replace(load_run(folder.config), live=recipe.config.live) != recipe.config:
         raise ValueError(
-            f"{root} has a run with another configuration. Continue it with that one, or choose another --out."
+            f"{root} has a run with another configuration. Use that configuration, or choose another --out."
         )
     try:
         known = json.loads(about.read_text())
         run, schema = known["run"], known["schema"]
     except (KeyError, TypeError, ValueError):
-        what = "Restore it from a copy: its `run` is the name by which clients know their states"
+        what = "Restore it from a backup: clients identify their states by the name `run` in it"
         raise ValueError(f"{about} is damaged. {what}.") from None
     if schema != json.loads(_about(recipe, name))["schema"]:
         raise ValueError(
-            f"{root} has a run on other samples (its columns, classes, shape or type). Continue it with the same "
-            "`[live.sample]` or data, or choose another --out."
+            f"{root} has a run on other samples (columns, classes, shape or type). Use the same `[live.sample]` or "
+            "data, or choose another --out."
         )
     return folder, require_run_name(run)
 
 
 def _about(recipe: Recipe, run: str) -> bytes:
-    """The run's name, and the schema that a server that continues it must have, too."""
+    """The run's name and its schema, which a server that continues the run must have, too."""
     return json.dumps({"run": run, "schema": recipe.schema.to_dict()}, indent=1).encode()
 
 
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
-    """Write what a simulation writes at its end; None where no client reported any number."""
+    """Write the files that a simulation writes at its end; return None if no client reported any number."""
     recipe, ledger = book.recipe, book.ledger
     model = (book.state.params, book.state.shared)
     export_model(folder, recipe.config, recipe.training.name, recipe.schema, model)
@@ -77,7 +77,7 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
     histories = {score.name: score.evaluations for score in result.record.scores}
     checkpoint.write_atomically(folder.metrics, metrics_lines(result.record.name, histories).encode())
     total = lambda key: sum(int(one[key]) for one in ledger.reports.values())
-    summary = f"{len(ledger.seats)} clients on machines of their own; {len(ledger.reports)} of them report numbers"
+    summary = f"{len(ledger.seats)} clients, each on its own machine; {len(ledger.reports)} of them report numbers"
     counts = (len(ledger.seats), 0, total("train_samples"), total("samples"))
     federation = FederationRecord(*counts, summary, [], recipe.schema)
     began = datetime.fromtimestamp(ledger.began, UTC).isoformat(timespec="seconds")
@@ -85,7 +85,7 @@ def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float
 
 
 def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, bytes_down: float) -> AlgorithmResult:
-    """What the algorithm did, from the journal and from the numbers that clients reported."""
+    """The results of the algorithm, from the journal and from the numbers that clients reported."""
     training, ledger, config = book.recipe.training, book.ledger, book.recipe.config
     history = history_of(lines, book.is_synchronous, config.evaluation.every, book.cohort_size)
     last = {name: found for name in training.scorings if (found := _evaluation(book, name, history[-1]))}
@@ -113,7 +113,7 @@ def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, 
 
 
 def history_of(lines: list[dict[str, Any]], is_synchronous: bool, every: int, cohort_size: int) -> list[dict[str, Any]]:
-    """Return the history of the reported numbers, as often as its configuration evaluates."""
+    """The history of the reported numbers, as often as the configuration evaluates."""
     events = version = 0
     reports: dict[str, Any] = {}
     found: dict[int, dict[str, Any]] = {}
@@ -134,7 +134,7 @@ def history_of(lines: list[dict[str, Any]], is_synchronous: bool, every: int, co
 
 
 def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:
-    """The table of events that a journal tells of: the applied uploads, in the order in which they were applied."""
+    """The table of events in a journal: the applied uploads, in the order in which they were applied."""
     applied = applied_lines(lines)
     column = lambda key, kind: np.asarray([line[key] for line in applied], kind)
     received, time = column("received", float), column("time", float)
@@ -151,7 +151,7 @@ def journal_schedule(lines: list[dict[str, Any]], names: list[str]) -> Schedule:
 
 
 def applied_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The uploads that led to the model, without those that a rollback undid."""
+    """The uploads that led to the model, without those undone by a rollback."""
     applied: list[dict[str, Any]] = []
     for line in lines:
         if line.get("outcome") == "applied":
@@ -162,7 +162,7 @@ def applied_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def staleness_histogram(lines: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Count by how many versions the applied uploads of a journal were old."""
+    """The distribution of staleness, in versions, over the applied uploads of a journal."""
     found = Counter(line["staleness"] for line in applied_lines(lines))
     return {"staleness": sorted(found), "count": [found[value] for value in sorted(found)]}
 
@@ -172,7 +172,7 @@ def _schedule(book: Book, lines: list[dict[str, Any]]) -> Schedule:
 
 
 def _evaluation(book: Book, name: str, entry: dict[str, Any]) -> Evaluation | None:
-    """The numbers that clients reported under one score, as an evaluation of one seed; None if nobody did."""
+    """The numbers that clients reported under one score, as an evaluation with one seed; None if there are none."""
     seats, reports = book.ledger.seats, book.ledger.reports
     reporting = sorted((c for c in entry["reports"] if name in entry["reports"][c]), key=lambda c: seats[c].id)
     if not reporting:

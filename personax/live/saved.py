@@ -1,4 +1,4 @@
-"""Saved states of a live run, to which its operator can return: `saved/VERSION` in the run folder."""
+"""Saved states of a live run, to which its operator can roll back: `saved/VERSION` in the run folder."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from personax.typing import PyTree
 
 
 def keep(folder: Path, version: int, number: int, tree: PyTree, about: dict[str, Any], most: int) -> None:
-    """Save the state of a version, and remove the oldest beyond `most`."""
+    """Save the state of a version, and keep only the newest `most` states."""
     require_folder(folder)
     place = folder / f"{version:08d}"
     checkpoint.save(place, number, tree, about, private=True)
@@ -22,12 +22,12 @@ def keep(folder: Path, version: int, number: int, tree: PyTree, about: dict[str,
 
 
 def versions(folder: Path) -> list[int]:
-    """The saved versions, in order."""
+    """The saved versions in increasing order."""
     return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.is_dir())
 
 
 def load(folder: Path, version: int, template: PyTree) -> tuple[PyTree, Ledger]:
-    """The state of a saved version."""
+    """Load the state of a saved version."""
     known = versions(folder)
     if version not in known:
         there = ", ".join(map(str, known)) or "none yet"

@@ -1,4 +1,4 @@
-"""`personax serve`: a run folder, a book and a service, from the first client to the report."""
+"""The command `personax serve`: a run folder, a book and a service, from the first client to the report."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ from personax.values import options_of
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen, as whom, and where to show numbers. Without an identity there is no TLS, on loopback alone."""
+    """The address and identity of a server, and its port for metrics. Without an identity: no TLS, only loopback."""
 
     listen: str
     identity: Path | None
@@ -41,16 +41,16 @@ class Address:
 
 
 def choose(config: Config, algorithm: str | None) -> Recipe:
-    """The recipe to serve: one algorithm of a configuration."""
+    """Choose the recipe to serve: one algorithm of a configuration."""
     resolved = resolve(choose_algorithm(config, algorithm), baselines=False)
     sample = resolved.live and resolved.live.sample
-    # The scaling of data that the server has is in their schema.
+    # If the server has the data, their schema contains the scaling.
     fits_scaling = sample is not None and (sample.standardize or resolved.data.standardize)
     return make_recipe(resolved, schema_of(resolved), fits_scaling)
 
 
 def schema_of(config: Config) -> Schema:
-    """The schema of `[live.sample]`, or of the data of the configuration where the server has them."""
+    """The schema in `[live.sample]`, or that of the configuration's data if the server has them."""
     given = config.live and config.live.sample
     if given:
         try:
@@ -59,7 +59,9 @@ def schema_of(config: Config) -> Schema:
             raise ConfigError(f"`live.sample`: {error}") from None
     path = options_of(config.data.table).get("path")
     if path is not None and not Path(path).exists():
-        raise ConfigError("The clients have the data: say what a sample looks like in `[live.sample]`.")
+        raise ConfigError(
+            f"File not found: {path}. If only the clients have data, describe a sample in `[live.sample]`."
+        )
     federation = make_federation(config)
     outputs_of(config, federation)  # rejects labels that do not fit the task
     return federation.schema
@@ -69,13 +71,13 @@ def _announced(given: Sample, is_regression: bool, standardize: bool) -> Schema:
     """The schema that `[live.sample]` describes."""
     names, classes, num = tuple(given.features), tuple(given.classes), given.num_outputs or len(given.classes) or 10
     if not (given.shape or names):
-        raise ConfigError("a sample needs a `shape`, or the names of its columns as `features`. Add one of them.")
+        raise ConfigError("a sample needs a `shape` or the names of its columns as `features`. Add one of them.")
     if classes and (is_regression or len(classes) != num):
         wanted = "A regression has no `classes`" if is_regression else f"{num} outputs need {num} `classes`"
-        raise ConfigError(f"{wanted}, got {len(classes)}. Leave out one of the two settings.")
+        raise ConfigError(f"{wanted}, got {len(classes)}. Remove one of the two settings.")
     dtype = str(scaled_type(given.type)) if standardize else given.type
     if standardize and given.type == "uint8":
-        raise ConfigError("bytes are images, which are not standardized. Leave out `standardize`.")
+        raise ConfigError("samples of type uint8 are images, which are not standardized. Remove `standardize`.")
     targets = tuple(given.label_shape) or ((num,) if is_regression and num > 1 else ())
     known = () if is_regression else classes or numbered(num)
     return Schema(tuple(given.shape) or (len(names),), dtype, names, known, targets)
@@ -90,9 +92,9 @@ def serve(
     roll_back_to: int | None = None,
     opened: Callable[[int, Service], None] = lambda port, service: None,
 ) -> RunRecord | None:
-    """Serve a run until it is finished or interrupted; its record, if clients reported any numbers.
+    """Serve a run until it is finished or interrupted; return its record if clients reported any numbers.
 
-    With `roll_back_to` it first returns to the state of that version.
+    With `roll_back_to`, first return to the state of that version.
     """
     shown, revoked = _credentials(address)
     terms = recipe.config.live or Terms()
@@ -115,7 +117,7 @@ def serve(
 
 
 def _open_audit(root: Path, terms: Terms) -> Audit:
-    """The audit log of a run, with a line for this start and for the settings that changed."""
+    """Open the audit log of a run; add a line for this start and one for each setting that changed."""
     lines = read_audit(root) if (root / AUDIT).exists() else []
     settings = json.loads(json.dumps(asdict(terms)))
     audit = Audit(root)
@@ -149,10 +151,10 @@ def _run(
 
 
 async def _until_stopped(run: Callable[..., Awaitable[None]]) -> None:
-    """Serve; SIGINT and SIGTERM end it cleanly."""
+    """Serve until the run ends or SIGINT or SIGTERM stops it cleanly."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(ValueError, NotImplementedError):  # not in the main thread: whoever started it
+        with contextlib.suppress(ValueError, NotImplementedError):  # outside the main thread, the caller stops it
             loop.add_signal_handler(number, stop.set)
     await run(stop=stop)
 

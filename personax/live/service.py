@@ -1,8 +1,8 @@
-"""The calls of a server around a book; `serving` is gRPC around them.
+"""The calls of a server, around a book. `serving` exposes them over gRPC.
 
-The event loop reads and writes, so a slow, stalled or vanished client holds up nobody else; everything that touches the
-book runs in one thread: the loop's own where uploads are small, a worker where they are not. Checkpoints are written in
-another, from values that do not change.
+The event loop does the input and output, so a slow, stalled or vanished client delays no other client. Everything that
+touches the book runs in one thread: the loop's own thread if uploads are small, otherwise a worker. Checkpoints are
+written in another thread, from values that do not change.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from personax.live.standing import Standing, standing_of
 from personax.live.uploads import END, collect, decoded, numbers_of
 
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
-SMALL = 1 << 20  # bytes of an upload or a model
+SMALL = 1 << 20  # largest size of a small upload or model, in bytes
 _LEAVING = "The server is shutting down. Try again later."
-SLOWEST = 10_000  # bytes a second at which a client gets a large model
-_MOST_LATE = 60.0  # seconds since the last look at deadlines: the book or the event loop is stuck
+SLOWEST = 10_000  # bytes a second at which a client must receive a large model
+_MOST_LATE = 60.0  # seconds since the last `tick`, after which the book or the event loop counts as stuck
 _RETRY = 0.5  # seconds after which to ask again for work
 Code = grpc.StatusCode
 
 
 class Service:
-    """Answers the calls of `wire`, of clients and operators that the gate has admitted."""
+    """The implementation of the calls of `wire`, for clients and operators that the gate has admitted."""
 
     def __init__(self, book: Book, gate: Gate, terms: Terms) -> None:
         self.book, self.gate, self.terms = book, gate, terms
@@ -48,10 +48,10 @@ class Service:
         self.inline = book.recipe.up.num_bytes <= SMALL
         self.seen: dict[str, float] = {}
         self.newcomers: set[str] = set()
-        self.done: set[str] = set()  # clients that have the last model and have said all they want to
+        self.done: set[str] = set()  # clients that have the last model and have sent their last report
         self.transfers = asyncio.Semaphore(terms.max_transfers)
         self.changed = asyncio.Event()
-        self.idle: set[asyncio.Task[Any]] = set()  # of streams on which no upload is under way
+        self.idle: set[asyncio.Task[Any]] = set()  # tasks of streams without an upload in progress
         self.failure: OSError | None = None
         self.draining, self.ticked = False, time.monotonic()
         self.bytes_up = self.bytes_down = 0
@@ -60,14 +60,12 @@ class Service:
     # Calls
 
     async def register(self, who: Identity, hello: Any, context: Any) -> Any:
-        """Send the client the recipe, and give it a seat if its data conform to that."""
+        """Send the recipe to a client, and give it a seat if its data conform to the recipe's schema."""
         if self.draining:
             raise Denied(Code.UNAVAILABLE, _LEAVING)
         if hello.protocol != wire.PROTOCOL:
-            words = (
-                f"This server speaks protocol {wire.PROTOCOL}, {who.name} speaks {hello.protocol}. Update the older."
-            )
-            raise Denied(Code.FAILED_PRECONDITION, words)
+            got = f"This server speaks protocol {wire.PROTOCOL}, {who.name} speaks {hello.protocol}"
+            raise Denied(Code.FAILED_PRECONDITION, f"{got}. Update the older one.")
         self._require_admitted(who, hello.newcomer)
         if hello.schema == self.book.recipe.digest and self.book.recipe.fits_scaling and not hello.newcomer:
             await self._contribute(who, hello)
@@ -103,32 +101,32 @@ class Service:
     async def _contribute(self, who: Identity, hello: Any) -> None:
         """Add a client's moments to those from which the scaling is fitted."""
         if hello.features is None:
-            words = "This server fits a scaling first, from the moments of each client's columns. Update personax."
+            words = "This server first fits a scaling from the moments of each client's columns. Update personax."
             raise Denied(Code.FAILED_PRECONDITION, words)
         await self._seat(who, hello.num_samples)
         found = {"features": asdict(hello.features), "targets": hello.targets and asdict(hello.targets)}
         await self._work(self._counted, who.name, self.book.contribute, who.name, found)
 
     async def fetch(self, who: Identity, ask: Any, context: Any) -> None:
-        """The newest model, or that it is unchanged; after waiting for work, if the client wants to."""
+        """Send the newest model, or that it is unchanged; first wait for work if the client asks for it."""
         self._check_run(ask.run)
         self._see(who)
         self._require_admitted(who)
         with self.gate.stream(who.name):
             await self._wait_for_work(who.name, min(ask.wait_seconds, _LONGEST_WAIT))
-            self.gate.require_valid(who)  # it may have been revoked meanwhile
+            self.gate.require_valid(who)  # the certificate may have been revoked meanwhile
             self._require_admitted(who)
             has_it = (ask.have, ask.rollbacks) == (self.book.version, self.book.ledger.rollbacks)
             newest = None if has_it else self.book.fresh or await self._work(self.book.published)
             await self._answer(context, who, Settled(""), newest)
 
     async def exchange(self, who: Identity, uploads: AsyncIterator[Any], context: Any) -> None:
-        """Uploads one after another; each is answered by what became of it and, if it is wanted, the newest model."""
+        """Receive uploads sequentially; answer each with its outcome and, if requested, the newest model."""
         num = 0
         with self.gate.stream(who.name):
             while (content := await self._next_upload(context)) is not END:
                 self.gate.require_valid(who)
-                if num:  # the first is what the stream was opened for
+                if num:  # opening the stream already paid for the first
                     self.gate.spend(who.name)
                 num += 1
                 part = decoded(self.gate, who, wire.METHODS["Exchange"], content)
@@ -137,12 +135,12 @@ class Service:
                 self._require_admitted(who)
                 arrived = await collect(self.book, self.gate, who, part, context)
                 self.bytes_up += len(arrived.content)
-                self.gate.require_valid(who)  # a large upload takes a while
+                self.gate.require_valid(who)  # a large upload takes time
                 settled, newest = await self._work(self._settle, who.name, arrived, part.about.want_model)
                 await self._answer(context, who, settled, newest)
 
     async def report(self, who: Identity, numbers: Any, context: Any) -> Any:
-        """Numbers that a client chose to report."""
+        """Store numbers that a client chose to report."""
         self._check_run(numbers.run)
         self._see(who)
         self._require_admitted(who)
@@ -159,13 +157,13 @@ class Service:
         return wire.Thanks(finished=self.book.finished, dropped=bool(numbers.numbers) and not has_room)
 
     async def exclude(self, who: Identity, asked: Any, context: Any) -> Any:
-        """Admit no more uploads of a client, or admit them again, as an operator asks."""
+        """Exclude a client's uploads, or admit them again, at an operator's request."""
         await self._work(self.book.exclude, asked.client, asked.excluded, who.name)
         self.gate.audit.note("exclude" if asked.excluded else "readmit", client=asked.client, by=who.name)
         return wire.Thanks(finished=self.book.finished)
 
     async def status(self, who: Identity, question: Any, context: Any) -> Any:
-        """Where the run stands: an operator sees all clients, a client itself."""
+        """Send the state of the run, with all clients for an operator and only itself for a client."""
         shown = self.standing()
         if who.role != "operator":
             shown = shown.of_one(who.name)
@@ -174,26 +172,26 @@ class Service:
     # State
 
     def present(self) -> list[str]:
-        """Clients that train and were heard of lately."""
+        """The clients that train and have sent a request recently."""
         since = time.monotonic() - self.terms.presence
         barred = {name for name, seat in list(self.book.ledger.seats.items()) if seat.excluded} | self.newcomers
         return [name for name, at in list(self.seen.items()) if at >= since and name not in barred]
 
     def standing(self) -> Standing:
-        """Where everything stands."""
+        """The current state of the run and its clients."""
         now = time.monotonic()
         ago = {name: now - at for name, at in list(self.seen.items())}
         return standing_of(self.book, ago, self.gate.refusals, self.bytes_up, self.bytes_down)
 
     def problem(self) -> str:
-        """The reason why the server does not serve, or nothing."""
+        """The reason why the server does not serve, or ""."""
         if self.failure is not None:
             return f"The server is stopping: {self.failure}"
         late = time.monotonic() - self.ticked > _MOST_LATE
         return "The server is shutting down." if self.draining else "The server does not answer." if late else ""
 
     async def tick(self) -> None:
-        """Do what is due without anyone asking: deadlines, counts for the audit log, connections that are too many."""
+        """Do periodic work: deadlines, counts for the audit log, and closing excess connections."""
         self.ticked = time.monotonic()
         self.gate.close_connections()
         self.gate.refresh()
@@ -202,17 +200,17 @@ class Service:
             await self._work(self.book.advance)
 
     async def save(self) -> None:
-        """A checkpoint: taken at once, written meanwhile."""
+        """Take a checkpoint now, and write it in a thread."""
         write = await self._work(self.book.snapshot)
         try:
             await asyncio.to_thread(write)
         except OSError as error:
             self.failure = error
 
-    # How
+    # Implementation
 
     async def _work(self, do: Callable[..., Any], *given: Any) -> Any:
-        """Do something with the book, alone; a disk that cannot be written to ends the service."""
+        """Run a function with exclusive access to the book. If the disk cannot be written to, the service ends."""
         if self.failure is not None:
             raise Denied(Code.UNAVAILABLE, "The server is stopping.")
         before = (self.book.version, self.book.ledger.round)
@@ -223,8 +221,9 @@ class Service:
                 found = await asyncio.get_running_loop().run_in_executor(self.worker, do, *given)
         except OSError as error:
             self.failure = error
-            logger.error("The server stops: %s", error)
-            raise Denied(Code.UNAVAILABLE, "The server cannot write to its disk, and stops. Try again later.") from None
+            logger.error("The server is stopping: %s", error)
+            words = "The server cannot write to its disk and is stopping. Try again later."
+            raise Denied(Code.UNAVAILABLE, words) from None
         except Mismatch as error:
             raise Denied(Code.FAILED_PRECONDITION, str(error)) from None
         if (self.book.version, self.book.ledger.round) != before or self.book.finished:
@@ -232,19 +231,19 @@ class Service:
         return found
 
     def wake(self) -> None:
-        """Let those who wait look again."""
+        """Wake the requests that wait for work."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     def drain(self) -> None:
-        """Let nobody in any more, and those go who wait."""
+        """Refuse new requests, and end those that wait."""
         self.draining = True
         self.wake()
         for task in self.idle:
             task.cancel()
 
     def _require_admitted(self, who: Identity, newcomer: bool = False) -> None:
-        """Deny a client that the operator excluded; it may still come as a newcomer."""
+        """Deny a client that the operator excluded, unless it comes as a newcomer."""
         seat = self.book.ledger.seats.get(who.name)
         if seat is not None and seat.excluded and not newcomer and who.name not in self.newcomers:
             words = f"{who.name} was excluded from this run by its operator."
@@ -257,7 +256,7 @@ class Service:
 
     def _check_run(self, run: str) -> None:
         if run != self.book.ledger.run:
-            words = f"This server runs {self.book.ledger.run}, the client was in {run or 'none'}. Register again."
+            words = f"This server's run is {self.book.ledger.run}, the client's is {run or 'none'}. Register again."
             raise Denied(Code.FAILED_PRECONDITION, words)
 
     async def _wait_for_work(self, name: str, seconds: float) -> None:
@@ -271,7 +270,7 @@ class Service:
             self.seen[name] = time.monotonic()
 
     async def _next_upload(self, context: Any) -> Any:
-        """The first message of an upload. A client may take its time; a server that shuts down does not wait for it."""
+        """The first message of the next upload. The wait for it ends when the server shuts down."""
         if self.draining:
             raise Denied(Code.UNAVAILABLE, _LEAVING)
         task = asyncio.current_task()
@@ -288,7 +287,7 @@ class Service:
             self.idle.discard(task)
 
     async def _answer(self, context: Any, who: Identity, settled: Settled, newest: Published | None) -> None:
-        """Send the outcome of an upload and the newest model; None: the client has it, or does not want it."""
+        """Send the outcome of an upload and the newest model (None if the client has it or did not ask for it)."""
         name = who.name
         answer = {"outcome": settled.outcome, "words": settled.words, "retry_seconds": _RETRY}
         answer["rollbacks"] = self.book.ledger.rollbacks
@@ -304,27 +303,27 @@ class Service:
             await context.write(wire.MessagePart(about(), newest.buffers))
             return
         async with self.transfers:
-            self.gate.require_valid(who)  # it may have waited for others
+            self.gate.require_valid(who)  # the client may have waited for other transfers
             long = newest.num_bytes > PIECE
-            first = about(checksum=await self._work(lambda: newest.check) if long else 0)  # reads all of a large model
+            first = about(checksum=await self._work(lambda: newest.check) if long else 0)  # slow for a large model
             try:
                 async with asyncio.timeout(self.terms.stall + newest.num_bytes / SLOWEST):
                     for piece in pieces(newest.buffers):
                         await context.write(wire.MessagePart(first, piece))
                         first = wire.DownloadHeader()
             except TimeoutError:
-                words = "The model was not taken in time, and others wait. Ask for it again."
+                words = "The download took too long while other clients wait. Ask for the model again."
                 raise self.gate.deny(name, "stalled", Code.DEADLINE_EXCEEDED, words) from None
 
     def _counted(self, name: str, do: Callable[..., Any], *given: Any) -> Any:
-        """Do something with the book, and count what it writes as caused by a client."""
+        """Run a function of the book, and count the bytes that it writes for a client."""
         before = self.book.journal.end
         found = do(*given)
         self.gate.write(name, self.book.journal.end - before)
         return found
 
     def _settle(self, name: str, arrived: Arrived, want_model: bool) -> tuple[Settled, Published | None]:
-        """Settle an upload and, if it is wanted, encode the newest model."""
+        """Settle an upload and, if requested, encode the newest model."""
         before = self.book.journal.end
         settled = self.book.settle(name, arrived)
         if settled.outcome != "applied":

@@ -1,4 +1,4 @@
-"""gRPC with mutual TLS around a service: requests are read within the limits of the gate, and served until the end."""
+"""Serve a service over gRPC with mutual TLS until its run ends. Requests are read within the limits of the gate."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ from personax.live.service import Service
 from personax.live.uploads import decoded
 
 _DAY = 86_400.0
-ROLES = {"Status": ("client", "operator"), "Exclude": ("operator",)}  # of other calls: clients
+ROLES = {"Status": ("client", "operator"), "Exclude": ("operator",)}  # other calls are for clients only
 
 
 def handlers(service: Service) -> grpc.GenericRpcHandler:
-    """The calls of the service, each with its refusals as status codes."""
+    """The handlers of the service's calls, which turn refusals into status codes."""
     made = {}
     for name, method in wire.METHODS.items():
         kind = ("stream" if method.many_in else "unary", "stream" if method.many_out else "unary")
@@ -35,7 +35,7 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
 
 
 def _guarded(service: Service, method: wire.Method) -> Callable[..., Any]:
-    """Read a request once its sender is admitted, and answer it; whatever fails ends with one line in the log."""
+    """Wrap a call: admit the sender, read the request, and answer it. A failure is logged in one line."""
     answer, gate = getattr(service, method.name.lower()), service.gate
 
     async def call(request: Any, context: Any) -> Any:
@@ -48,7 +48,7 @@ def _guarded(service: Service, method: wire.Method) -> Callable[..., Any]:
         except Exception as error:
             logger.error("%s failed: %s: %s", method.name, type(error).__name__, error)
             logger.debug("Traceback", exc_info=True)
-            await context.abort(grpc.StatusCode.INTERNAL, "The server failed at this request.")
+            await context.abort(grpc.StatusCode.INTERNAL, "The server failed on this request. See its log.")
 
     return call
 
@@ -65,7 +65,7 @@ async def run_service(
     opened: Callable[[int, Service], None] = lambda port, service: None,
     audit: Audit | None = None,
 ) -> None:
-    """Serve until the run is finished and its clients know it, or until `stop`; then drain and save."""
+    """Serve until the run is finished and its clients have been informed, or until `stop`; then drain and save."""
     service = Service(book, Gate(terms, revocations, audit), terms)
     server = grpc.aio.server(options=options(terms, book.recipe.up.num_bytes))
     server.add_generic_rpc_handlers((handlers(service),))

@@ -1,4 +1,4 @@
-"""Where a live run stands, as a value: what the terminal view, `personax status` and Prometheus show."""
+"""The state of a live run, as shown by the terminal view, `personax status` and Prometheus."""
 
 import json
 from collections import Counter
@@ -12,20 +12,20 @@ from personax.live.book import Book
 
 @dataclass(frozen=True)
 class ClientStanding:
-    """One client."""
+    """The state of one client."""
 
     name: str
-    seconds_ago: float | None  # since it was heard of
+    seconds_ago: float | None  # seconds since its last request
     num_applied: int
     num_refused: int
     num_late: int
-    staleness: int  # of its last update, in versions
-    numbers: dict[str, dict[str, float]]  # what it chose to report last: by score and metric
+    staleness: int  # staleness of its last update, in versions
+    numbers: dict[str, dict[str, float]]  # the numbers that it last chose to report, by score and metric
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The whole federation."""
+    """The state of the whole federation."""
 
     name: str
     algorithm: str
@@ -37,27 +37,27 @@ class Standing:
     finished: bool
     bytes_up: int
     bytes_down: int
-    refusals: dict[str, int]  # of requests, by reason
+    refusals: dict[str, int]  # refused requests by reason
     clients: tuple[ClientStanding, ...]
 
     def of_one(self, name: str) -> "Standing":
-        """What a client may see: the run, and itself."""
+        """The part that a client may see: the run, and itself."""
         return replace(self, clients=tuple(one for one in self.clients if one.name == name), refusals={})
 
     def to_json(self) -> str:
-        """As it travels."""
+        """The state as sent."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Standing":
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         return pydantic.TypeAdapter(cls).validate_json(text)
 
 
 def standing_of(
     book: Book, ago: Mapping[str, float], refusals: Counter[tuple[str, str]], bytes_up: int, bytes_down: int
 ) -> Standing:
-    """Where a server stands."""
+    """The current state of a server."""
     ledger, section = book.ledger, book.recipe.config.schedule
     clients = []
     for name, seat in sorted(ledger.seats.items(), key=lambda item: item[1].id):

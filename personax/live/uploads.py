@@ -1,4 +1,4 @@
-"""An upload on its way in: announced, collected piece by piece within limits, checked, and only then handed on."""
+"""Reception of uploads: each is announced, collected in pieces within limits, and checked before it is passed on."""
 
 import asyncio
 from math import isfinite
@@ -23,16 +23,16 @@ Code = grpc.StatusCode
 
 
 def decoded(gate: Gate, who: Identity, method: wire.Method, content: bytes) -> Any:
-    """Read a message of a client that has been admitted, or deny it."""
+    """Read a message of an admitted client, or deny it."""
     try:
         return method.coders[1](content)
-    except ValueError as error:  # of pydantic, too
-        words = f"A malformed message for {method.name}: {' '.join(str(error).split())[:200]}"
+    except ValueError as error:  # includes pydantic's errors
+        words = f"Malformed message for {method.name}: {' '.join(str(error).split())[:200]}"
         raise gate.deny(who.name, "malformed", Code.INVALID_ARGUMENT, words) from None
 
 
 async def collect(book: Book, gate: Gate, who: Identity, part: wire.MessagePart, context: Any) -> Arrived:
-    """Collect a whole upload, from its first message on."""
+    """Collect a whole upload, given its first message."""
     first = part.about
     _check_announced(book, gate, who, first)
     try:
@@ -51,14 +51,14 @@ async def collect(book: Book, gate: Gate, who: Identity, part: wire.MessagePart,
 
 
 def numbers_of(book: Book, gate: Gate, who: Identity, numbers: Any) -> dict[str, Any]:
-    """Return a report as it is kept."""
+    """Check a report, and return it as the book stores it."""
     scores = book.recipe.training.scorings
     names = {name for metrics in numbers.numbers.values() for name in metrics}
     if sum(map(len, numbers.numbers.values())) > _MOST_NUMBERS or not numbers.numbers.keys() <= scores.keys():
-        words = f"A report has up to {_MOST_NUMBERS} numbers of the scores {', '.join(scores)}."
+        words = f"A report may have at most {_MOST_NUMBERS} numbers, of the scores {', '.join(scores)}."
         raise gate.deny(who.name, "report", Code.INVALID_ARGUMENT, words)
     if not all(name.isprintable() for name in names):
-        words = "The names of metrics must be without control characters."
+        words = "The names of metrics must be without control characters. Rename them."
         raise gate.deny(who.name, "report", Code.INVALID_ARGUMENT, words)
     finite = lambda metrics: {metric[:40]: value for metric, value in metrics.items() if isfinite(value)}
     found = {score: kept for score, metrics in numbers.numbers.items() if (kept := finite(metrics))}
@@ -67,15 +67,15 @@ def numbers_of(book: Book, gate: Gate, who: Identity, numbers: Any) -> dict[str,
 
 
 def _check_announced(book: Book, gate: Gate, who: Identity, first: Any) -> None:
-    """Check what an upload announces, before any of it is kept."""
+    """Check an upload's header before storing any of its data."""
     expected, seat = book.recipe.up.num_bytes, book.ledger.seats.get(who.name)
     if seat is None:
         raise Denied(Code.FAILED_PRECONDITION, f"{who.name} has not registered. Register first.")
     if first.num_bytes > expected or not 0 < len(first.id) <= 64 or not first.id.isprintable():
-        words = f"An upload has {expected} bytes and an id of up to 64 letters, got {first.num_bytes} announced."
+        words = f"An upload must have {expected} bytes and an id of up to 64 letters, got {first.num_bytes} announced."
         raise gate.deny(who.name, "size", Code.INVALID_ARGUMENT, words)
     if first.update >= min(seat.next_update + _MOST_SKIPPED, _MOST_UPDATES):
-        words = f"The next update is {seat.next_update}, got {first.update}. Send the next."
+        words = f"The next update must be {seat.next_update}, got {first.update}. Send that one."
         raise gate.deny(who.name, "update", Code.INVALID_ARGUMENT, words)
     gate.require_room(who.name)
 
@@ -89,13 +89,13 @@ async def _pieces(gate: Gate, who: Identity, part: wire.MessagePart, context: An
     while not collector.complete and (content := await _next_piece(gate.terms, gate, who, context)) is not END:
         num += 1
         if num > most:
-            raise TooLong(f"An upload of {first.num_bytes} bytes has at most {most} pieces. Send longer ones.")
+            raise TooLong(f"An upload of {first.num_bytes} bytes may have at most {most} pieces. Send longer pieces.")
         collector.add(decoded(gate, who, wire.METHODS["Exchange"], content).data)
     return collector.content()
 
 
 async def _next_piece(terms: Terms, gate: Gate, who: Identity, context: Any) -> Any:
-    """Read the next piece of an upload; a client that stalls is disconnected."""
+    """Read the next piece of an upload; disconnect a client that stalls."""
     try:
         async with asyncio.timeout(terms.stall):
             return await context.read()

@@ -1,4 +1,4 @@
-"""How a live run goes: a table on a terminal, and numbers for Prometheus."""
+"""The state of a live run as a table on a terminal, and as metrics for Prometheus."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,11 +17,11 @@ from personax.experiment.names import printable
 from personax.experiment.summaries import headline_of
 from personax.live.standing import ClientStanding, Standing
 
-_AWAY = 60.0  # seconds without a word
+_AWAY = 60.0  # seconds without a request after which a client is shown as away
 
 
 def table_of(standing: Standing) -> Table:
-    """Where a run stands, client by client."""
+    """A table of the run's state with one row per client."""
     rate = standing.num_events / standing.seconds if standing.seconds else 0.0
     state = "finished" if standing.finished else f"{rate:.2g} updates/s"
     title = f"{standing.name}: {standing.algorithm}, {standing.mode}"
@@ -40,7 +40,7 @@ def table_of(standing: Standing) -> Table:
 
 
 def plain(text: object) -> Text:
-    """Text of a server or a client, without its control characters and without markup."""
+    """Text from a server or a client, without control characters or markup."""
     return Text(printable(text))
 
 
@@ -61,22 +61,22 @@ def _ago(seconds: float | None) -> str:
 
 
 class _ThreadedServer(ThreadingMixIn, WSGIServer):
-    """Answers each request in a thread of its own."""
+    """A server that answers each request in its own thread."""
 
     daemon_threads = True
 
 
 class _Unlogged(WSGIRequestHandler):
-    """Logs no requests."""
+    """A handler that does not log requests."""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
 class Metrics:
-    """Pages for Prometheus and for a health check on this machine, made of the standing whenever they are asked for.
+    """Pages for Prometheus and for health checks on this machine, computed from the standing on each request.
 
-    `problem` gives what keeps the server from its work, or nothing.
+    `problem` returns the reason why the server does not work, or "".
     """
 
     def __init__(self, standing: Callable[[], Standing], problem: Callable[[], str] = lambda: "") -> None:
@@ -85,7 +85,7 @@ class Metrics:
         self.registry.register(self)  # pyright: ignore[reportArgumentType]
 
     def start(self, port: int) -> tuple[Any, Any]:
-        """Serve the numbers, and at `/health` whether the server works; the server and its thread."""
+        """Serve the metrics, and the server's health at `/health`; return the HTTP server and its thread."""
         shown = make_wsgi_app(self.registry)
 
         def page(asked: dict[str, Any], begin: Callable[..., Any]) -> Any:
@@ -101,30 +101,30 @@ class Metrics:
         return server, thread
 
     def describe(self) -> list[Any]:
-        """Nothing beforehand."""
+        """Return no descriptions in advance, as Prometheus allows."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """All numbers of this moment."""
+        """Yield all current metrics."""
         now = self.standing()
-        yield GaugeMetricFamily("personax_version", "Steps of the server.", value=now.version)
-        yield GaugeMetricFamily("personax_finished", "1 when the run is finished.", value=float(now.finished))
-        yield CounterMetricFamily("personax_updates", "Uploads that were applied.", value=now.num_events)
+        yield GaugeMetricFamily("personax_version", "Number of server steps.", value=now.version)
+        yield GaugeMetricFamily("personax_finished", "1 if the run is finished.", value=float(now.finished))
+        yield CounterMetricFamily("personax_updates", "Applied uploads.", value=now.num_events)
         sent = CounterMetricFamily("personax_bytes", "Bytes of models and uploads.", labels=["direction"])
         sent.add_metric(["up"], now.bytes_up)
         sent.add_metric(["down"], now.bytes_down)
         yield sent
-        refused = CounterMetricFamily("personax_refused_requests", "Requests refused, by reason.", labels=["reason"])
+        refused = CounterMetricFamily("personax_refused_requests", "Refused requests by reason.", labels=["reason"])
         for why, num in now.refusals.items():
             refused.add_metric([why], num)
         yield refused
         yield from self._of_clients(now)
 
     def _of_clients(self, now: Standing) -> Iterator[Any]:
-        outcomes = CounterMetricFamily("personax_client_updates", "Uploads of a client.", labels=["client", "outcome"])
-        stale = GaugeMetricFamily("personax_client_staleness", "Of the last upload, in versions.", labels=["client"])
-        heard = GaugeMetricFamily("personax_client_seconds_since", "Since it was heard of.", labels=["client"])
-        numbers = GaugeMetricFamily("personax_client_score", "Reported.", labels=["client", "score", "metric"])
+        outcomes = CounterMetricFamily("personax_client_updates", "Uploads by outcome.", labels=["client", "outcome"])
+        stale = GaugeMetricFamily("personax_client_staleness", "Versions behind at last upload.", labels=["client"])
+        heard = GaugeMetricFamily("personax_client_seconds_since", "Seconds since last request.", labels=["client"])
+        numbers = GaugeMetricFamily("personax_client_score", "Reported scores.", labels=["client", "score", "metric"])
         for one in now.clients:
             for outcome in ("applied", "refused", "late"):
                 outcomes.add_metric([one.name, outcome], getattr(one, f"num_{outcome}"))

@@ -1,4 +1,4 @@
-"""One client's mathematics, compiled once: a visit, its numbers and its personal model, as the simulator has them."""
+"""The computation of one client, compiled once and equal to the simulator's: visits, numbers and personal model."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,14 +25,14 @@ Visit = Callable[[Start, int], tuple[list[Any], Personal, Any]]
 
 
 def start_of(params: Params, shared: Shared, personal: Personal, version: int) -> Start:
-    """The start of a visit. Its version has the type that it has in the simulator."""
+    """The start of a visit. Its version has the same type as in the simulator."""
     return Start(params, shared, personal, np.int32(version))  # pyright: ignore[reportArgumentType]
 
 
 def make_visit(recipe: Recipe, data: Federation) -> Visit:
-    """Make `visit(start, update)` of the one client that has this data; it compiles at its first call.
+    """Make the function `visit(start, update)` of the client with this data; it compiles on its first call.
 
-    It returns the upload as the vectors of its layout, the new personal state, and whether all of it is finite.
+    The function returns the upload as the vectors of its layout, the new personal state, and True if both are finite.
     """
     most, stream = int(data.counts.max()), run_stream(recipe.key)
     program = VisitProgram(recipe.task, most, recipe.up, recipe.uploads)
@@ -41,7 +41,7 @@ def make_visit(recipe: Recipe, data: Federation) -> Visit:
 
 
 class VisitProgram(NamedTuple):
-    """What is compiled into a visit: the task, the most samples, and what is uploaded in which layout."""
+    """The constants compiled into a visit: the task, the number of samples, and the content and layout of uploads."""
 
     task: Task
     max_count: int
@@ -53,7 +53,7 @@ class VisitProgram(NamedTuple):
 def compiled_visit(
     program: VisitProgram, algorithm: Algorithm, data: ClientData, stream: Any, start: Start, update: Any
 ) -> tuple[list[Any], Personal, Any]:
-    """One visit of a client; one program for all its visits."""
+    """Run one visit of a client; all its visits share one program."""
     task, max_count, up, uploads = program
     where = ClientRows(data.start[0], data.num_samples[0], data.ids[0], update)
     done = local_update(algorithm.objective, algorithm.local, optimized(task), data, max_count, where, start, stream)
@@ -63,7 +63,7 @@ def compiled_visit(
 
 
 def score(recipe: Recipe, data: Federation, start: Start, update: int) -> dict[str, dict[str, float]]:
-    """The client's numbers under each scoring of the recipe, by score and metric."""
+    """The client's numbers under each scoring of the recipe, by score and metric. Skip scorings of held-out clients."""
     given = {"update": update, "key": recipe.key}
     return {
         name: evaluate_client(recipe.algorithm, recipe.task, data, start, scoring, **given)
@@ -82,7 +82,7 @@ def score_one(recipe: Recipe, data: Federation, params: Params) -> dict[str, flo
 def personal_model(
     recipe: Recipe, data: Federation, params: Params, shared: Shared, personal: Personal | None
 ) -> tuple[Params, str]:
-    """The client's own model from the shared one, and how it was made; a newcomer has no personal state."""
+    """The client's personal model and a description of its making. A newcomer passes no personal state."""
     scorings = recipe.training.scorings.values()
     chosen = next((p for p in scorings if p.model not in ("global", "localized")), None)
     objective = recipe.algorithm.objective
@@ -98,5 +98,5 @@ def personal_model(
         given = {"personal": personal, "shared": shared, "id": int(data.ids[0]), "key": key}
         return personalize(recipe.algorithm, recipe.task, params, own, how, **given)
 
-    made = jax.jit(adapt)(params, shared, personal)  # one program, not one for each operation
+    made = jax.jit(adapt)(params, shared, personal)  # one program rather than one per operation
     return jax.tree.map(np.asarray, made), how.describe()

@@ -9,14 +9,14 @@
 | `Status` | `Question` | `Status` |
 | `Exclude` | `Exclusion` | `Thanks` |
 
-A message is a JSON object without the fields that have their default value; it is checked when it is read, and fields
-that this version does not know are ignored. After each `DownloadHeader` and `UploadHeader` comes a piece of safetensors
-bytes: the length of the JSON (4 bytes, little endian), the JSON with spaces at its end, and the piece. A model or an
-upload is one such message or several; the first has all fields and the first piece, the others have only pieces.
-`num_bytes` is the length of all pieces together, and `checksum` their XXH3 (64 bits), which a single message does not
+A message is a JSON object without the fields that have their default value. It is validated when it is read; unknown
+fields are ignored. Each `DownloadHeader` and `UploadHeader` is followed by a piece of safetensors
+bytes: the length of the JSON (4 bytes, little endian), the JSON padded with spaces, and the piece. A model or an upload
+consists of one or more such messages; the first has all fields and the first piece, the others only have pieces.
+`num_bytes` is the total length of all pieces, and `checksum` is their XXH3 (64 bits), which a single message does not
 need.
 
-`Exchange` stays open: a client sends an upload whenever it has one, and each is answered before the next.
+`Exchange` stays open: a client sends an upload whenever it has one, and gets the answer before sending the next.
 """
 
 import struct
@@ -32,15 +32,15 @@ from personax.live.messages import ALIGNMENT
 PROTOCOL = 4
 SERVICE = "personax.live.Federation"
 _LENGTH = struct.Struct("<I")
-_MOST_HEADER = 1 << 16  # bytes of JSON beside a piece
-_ANY_FLOAT: pydantic.ConfigDict = {"ser_json_inf_nan": "constants"}  # writes NaN and Infinity, which JSON proper lacks
+_MOST_HEADER = 1 << 16  # bytes of JSON before a piece
+_ANY_FLOAT: pydantic.ConfigDict = {"ser_json_inf_nan": "constants"}  # writes NaN and Infinity, which JSON lacks
 Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientMoments:
-    """The number of a client's samples, and for each column their sum and the sum of squared deviations."""
+    """The number of a client's samples, and the sum and the sum of squared deviations of each column."""
 
     count: Count = 0
     total: list[Finite] = field(default_factory=list)
@@ -49,10 +49,10 @@ class ClientMoments:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A client introduces itself. Its certificate identifies it.
+    """The registration of a client. Its certificate identifies it.
 
-    `schema` is the digest of the schema that its data conform to; a client that does not know it yet leaves it out.
-    `num_samples` is sent only to a server that weights by it.
+    `schema` is the digest of the schema that its data conform to, and is empty if the client does not know it yet.
+    `num_samples` is sent only to a server that weights by samples.
     """
 
     protocol: Count = 0
@@ -66,9 +66,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run, the client's number in it, and what is trained: names and numbers, no code.
+    """The run, the client's number in it, and the recipe, which has names and numbers but no code.
 
-    A client whose data conform to another schema than that of the recipe is not registered.
+    A client is not registered if its data conform to another schema than the recipe's.
     """
 
     protocol: Count = 0
@@ -82,7 +82,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for the newest model; `have` is the client's version, -1 for none. It waits that long for work."""
+    """A request for the newest model, for which `wait_seconds` may pass. `have` is the client's version (-1: none)."""
 
     run: str = ""
     have: Annotated[int, pydantic.Field(ge=-1, lt=1 << 63)] = 0
@@ -92,9 +92,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class DownloadHeader:
-    """The newest model, or that it is `unchanged`; after an upload also its outcome.
+    """The newest model, or the fact that it is `unchanged`; after an upload also its outcome.
 
-    `rollbacks` is how often the run had returned to a saved state: a version is a model only together with it.
+    `rollbacks` counts the run's returns to a saved state: only with it does a version identify a model.
     """
 
     outcome: str = ""
@@ -111,7 +111,7 @@ class DownloadHeader:
 
 @dataclass(frozen=True, slots=True)
 class UploadHeader:
-    """The update of a visit: what the objective's layout lists, and no personal state."""
+    """The update of a visit: only the arrays in the upload layout, and no personal state."""
 
     run: str = ""
     id: str = ""
@@ -141,7 +141,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Thanks:
-    """The answer to a report; it is `dropped` if the client has sent more in a day than the server keeps."""
+    """The answer to a report, which is `dropped` if the client has reached its daily limit."""
 
     finished: bool = False
     dropped: bool = False
@@ -149,35 +149,35 @@ class Thanks:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request for the standing of the run."""
+    """A request for the state of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The standing of the run as JSON: of all clients for an operator, of itself for a client."""
+    """The state of the run as JSON, with all clients for an operator and only itself for a client."""
 
     json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """An operator's request to admit no more uploads of a client, or to admit them again."""
+    """An operator's request to exclude a client's uploads, or to admit them again."""
 
     client: str = ""
     excluded: bool = True
 
 
 class MessagePart(NamedTuple):
-    """A message and, apart from it, its piece of data, which may be a list of buffers."""
+    """A message and its piece of data, which may be a list of buffers."""
 
     about: Any
     data: Any = b""
 
 
 class Method(NamedTuple):
-    """A remote call: its name, and the messages that go in and come out.
+    """A remote call: its name, and the types of its requests and answers.
 
-    A server reads a request itself, once it knows whose it is: `coders[1]` is for it to call.
+    A server decodes a request with `coders[1]` itself, once it has identified the sender.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Method(NamedTuple):
 
     @property
     def coders(self) -> tuple[Callable[..., Any], ...]:
-        """The functions that write and read the request, and that write and read the answer."""
+        """The functions that write and read the request, then those that write and read the answer."""
         return *_coder(self.takes, self.many_in), *_coder(self.gives, self.many_out)
 
 
@@ -217,20 +217,20 @@ def write(message: Any) -> bytes:
 
 
 def read(kind: type, content: bytes) -> Any:
-    """Read a message; a ValueError if it is not of this kind."""
+    """Read a message; raise a ValueError if it is not of this kind."""
     return _ADAPTERS[kind].validate_json(content)
 
 
 def pack(part: MessagePart) -> bytes:
-    """Write a message with its piece of data, which is copied once."""
+    """Write a message with its piece of data, copying the data once."""
     header = write(part.about)
-    header += b" " * (-(_LENGTH.size + len(header)) % ALIGNMENT)  # arrays that begin elsewhere are slower to read
+    header += b" " * (-(_LENGTH.size + len(header)) % ALIGNMENT)  # aligned arrays are faster to read
     buffers = part.data if isinstance(part.data, list) else [part.data]
     return b"".join([_LENGTH.pack(len(header)), header, *buffers])
 
 
 def unpack(kind: type, content: bytes) -> MessagePart:
-    """Read a message and its piece of data, which is a view of the content."""
+    """Read a message and its piece of data as a view of the content."""
     if len(content) < _LENGTH.size:
         raise ValueError(f"A message must have at least {_LENGTH.size} bytes, got {len(content)}.")
     end = _LENGTH.size + _LENGTH.unpack_from(content)[0]

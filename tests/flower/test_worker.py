@@ -71,9 +71,9 @@ def test_arrays_that_were_not_agreed_are_refused():
     arrays = to_arrays(layout, tree())
     with pytest.raises(ValueError, match="`kernel` must be float64 of shape"):
         to_tree(layout, {**arrays, "kernel": arrays["kernel"].astype(np.float32)})
-    with pytest.raises(ValueError, match="got otherwise: more"):
+    with pytest.raises(ValueError, match="unexpected: more"):
         to_tree(layout, {**arrays, "more": np.zeros(1)})
-    with pytest.raises(ValueError, match="got otherwise: count"):
+    with pytest.raises(ValueError, match="missing: count"):
         to_tree(layout, {name: array for name, array in arrays.items() if name != "count"})
     with pytest.raises(ValueError, match="`kernel` must be"):
         to_arrays(layout, {**tree(), "kernel": jnp.zeros(3)})
@@ -265,7 +265,7 @@ def test_a_nodes_file_is_read_as_the_recipe_describes_it(tmp_path, caplog):
         odd = node_with(tmp_path / "bert.csv", header, labels)
         for task in ("query", "train"):
             answer = worker.answer({**hello, "task": task, "node": odd, "id": 0, "update": 0, "version": 0}, {})[0]
-            assert "not what the recipe describes. Its worker.log" in answer["error"] and said not in answer["error"]
+            assert "do not match the recipe. See its worker.log" in answer["error"] and said not in answer["error"]
         assert said in caplog.text
 
 
@@ -415,7 +415,7 @@ def run_python(code, **env):
 @pytest.mark.parametrize("module", ["records", "client", "driver", "server"])
 def test_what_needs_flower_says_how_to_get_it(module):
     ended = run_python(f"import personax.flower.{module}")
-    assert "flwr is not installed. Say: pip install 'personax[flower]'" in ended.stderr
+    assert "flwr is not installed. Run: pip install 'personax[flower]'" in ended.stderr
 
 
 def test_the_way_to_the_worker_imports_no_jax():

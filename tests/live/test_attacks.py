@@ -176,7 +176,7 @@ def test_a_certificate_that_runs_out_is_refused_in_the_middle_of_its_connection(
     with joined(running, "anna") as connection:
         connection.fetch()
         monkeypatch.setattr(gate, "datetime", Later)
-        with pytest.raises(RefusedByServer, match="anna's certificate has run out"):
+        with pytest.raises(RefusedByServer, match="anna's certificate has expired"):
             connection.fetch()
 
 
@@ -384,7 +384,7 @@ def test_who_asks_too_often_must_wait(authority, tmp_path):
         assert slow.service.gate.refusals["mallory", "rate"] >= 1
         time.sleep(1.0)
         connection.patience = 0.0
-        with pytest.raises(Unreachable, match="more than 5 times a second"):  # uploads on one stream count, too
+        with pytest.raises(Unreachable, match="more than 5 requests a second"):  # uploads on one stream count, too
             for update in range(30):
                 connection.send(f"x-{update}", update, slow.book.version, encoded(slow))
         other = slow.connect("anna")

@@ -82,7 +82,7 @@ def test_an_operator_is_revoked_and_gets_a_new_certificate(place, tmp_path):
             operator.exclude("anna", True)
         operator.close()
         assert (
-            "no valid certificate of its operator"
+            "no valid certificate for its operator"
             in personax("certify", "revoke", "--operator", "--folder", place).output
         )
         certificates.renew(place, "operator", "operator")

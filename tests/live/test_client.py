@@ -168,7 +168,7 @@ def test_a_client_that_vanishes_comes_back_with_its_personal_state(tmp_path):
             again.send(again.train())
         with clients_of(running, tmp_path, NAMES[:1]) as (third,):
             third.enter()  # nothing is pending: nothing is sent again
-    assert "Update 1 is sent again." in told
+    assert "Sending update 1 again." in told
     uploads = [line for line in read_lines(tmp_path / "run") if line["what"] == "upload"]
     assert [line["update"] for line in uploads] == [0, 1, 2]
 

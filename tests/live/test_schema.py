@@ -278,11 +278,11 @@ def test_what_a_server_announces_is_checked(tmp_path):
     assert sample(shape=[2, 2], type="uint8", num_outputs=3) == Schema((2, 2), "uint8", classes=("0", "1", "2"))
     assert sample(shape=[2], type="int32", standardize=True).dtype == "float32"
     for given, said in (
-        ({}, "needs a `shape`, or the names of its columns"),
+        ({}, "needs a `shape` or the names of its columns"),
         ({"shape": [3], "features": ["a"]}, "cannot have 1 named columns"),
         ({"features": ["a", "a"]}, "'a' more than once"),
         ({"shape": [3], "classes": ["x", "y"], "num_outputs": 3}, "3 outputs need 3 `classes`, got 2"),
-        ({"shape": [3], "type": "uint8", "standardize": True}, "bytes are images"),
+        ({"shape": [3], "type": "uint8", "standardize": True}, "uint8 are images"),
     ):
         with pytest.raises(ConfigError, match=f"`live.sample`: .*{said}"):
             sample(**given)
