@@ -79,6 +79,7 @@ from personax.values import Static, value
 
 if TYPE_CHECKING:
     from personax.experiment.loading import load
+    from personax.experiment.pretrained import pretrained
     from personax.experiment.trained import TrainedModel
     from personax.report import plot
 
@@ -169,6 +170,7 @@ __all__ = [
     "personalize",
     "pfedme",
     "plot",
+    "pretrained",
     "regression",
     "rematerialize",
     "rounds",
@@ -187,6 +189,7 @@ __all__ = [
 _LAZY = {
     "TrainedModel": ("personax.experiment.trained", "TrainedModel"),
     "load": ("personax.experiment.loading", "load"),
+    "pretrained": ("personax.experiment.pretrained", "pretrained"),
     "plot": ("personax.report.plot", None),
 }
 

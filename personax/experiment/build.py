@@ -17,7 +17,9 @@ from personax.data.federation import Federation
 from personax.data.scaling import Scaling
 from personax.data.schema import Schema
 from personax.evaluation.scoring import COMPUTED, Scoring
-from personax.experiment.config import AlgorithmSection, Config
+from personax.experiment.config import AlgorithmSection, Config, ModelSection
+from personax.experiment.pretrained import digest_of, pretrained
+from personax.models import dual_lora, lora
 from personax.models.tasks import as_inputs, classification, regression
 from personax.schedules import Delays, Schedule, arrivals, rounds
 from personax.simulation.checks import check_model
@@ -56,11 +58,14 @@ def resolve(config: Config, *, baselines: bool) -> Config:
     if baselines:
         entries = _with_baselines(config, entries)
     scored = {name: with_scores(name, entry) for name, entry in entries.items()}
+    model = config.model
+    if model.base is not None and model.base_digest is None:
+        model = dataclasses.replace(model, base_digest=digest_of(model.base))
     names = [score for entry in scored.values() for score in entry.scores]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"Each score needs a name of its own, got `{twice[0]}` more than once. Rename one.")
-    return dataclasses.replace(config, seeds=config.seed_list, local={}, algorithms=scored)
+    return dataclasses.replace(config, seeds=config.seed_list, local={}, model=model, algorithms=scored)
 
 
 def build(config: Config) -> Study:
@@ -209,21 +214,26 @@ def outputs_of(config: Config, federation: Federation) -> Outputs:
 
 def make_task(config: Config, outputs: Outputs, target_scaling: Scaling | None = None) -> Task:
     """The model and its loss. The errors of scaled targets are measured in their original units."""
-    model = make_network(config.model.table, outputs.num)
+    return _task(config, make_network(config.model.table, outputs.num, config.model), outputs, target_scaling)
+
+
+def _task(config: Config, model: Model, outputs: Outputs, target_scaling: Scaling | None) -> Task:
     if outputs.kind == "classification":
         return classification(model, config.task.l2)
     return regression(model, config.task.l2, None if target_scaling is None else target_scaling.deviation)
 
 
 def task_of(config: Config, schema: Schema) -> Task:
-    """The model and its loss for samples of this schema."""
+    """The model and its loss for samples of this schema, without the first parameters of the model."""
     kind = "classification" if schema.classes else "regression"
-    return make_task(config, Outputs(kind, schema.num_outputs), schema.target_scaling)
+    outputs = Outputs(kind, schema.num_outputs)
+    return _task(config, make_network(config.model.table, outputs.num), outputs, schema.target_scaling)
 
 
-def make_network(table: Mapping[str, Any], num_outputs: int) -> Model:
-    """The network that a `[model]` table describes."""
-    made = MODELS.make(table, "model", num_outputs=num_outputs)
+def make_network(table: Mapping[str, Any], num_outputs: int, start: ModelSection | None = None) -> Model:
+    """The network that a `[model]` table describes; with `start`, it begins at the parameters of its file, if any."""
+    own = {name: item for name, item in table.items() if name != "lora"}
+    made = MODELS.make(own, "model", num_outputs=num_outputs)
     if not isinstance(made, Model):
         got = type(made).__name__
         raise ConfigError(f"`model` must give a personax.Model (got {got}). Use an adapter such as `px.from_flax`.")
@@ -231,7 +241,12 @@ def make_network(table: Mapping[str, Any], num_outputs: int) -> Model:
         hash(made)
     except TypeError as error:  # as it must be to compile once
         raise ConfigError(f"`model`: its functions must be hashable: {error}. Use functions, not objects.") from error
-    return made
+    if start is not None and start.base is not None:
+        made = pretrained(made, start.base, start.base_digest)
+    if "lora" not in table:
+        return made
+    adapt = dual_lora if "mix" in table["lora"] else lora
+    return call(adapt, table["lora"], "model.lora", ("model",), model=made)
 
 
 def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSection:

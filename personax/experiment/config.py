@@ -31,7 +31,7 @@ HowMany = Annotated[int, Field(ge=1, le=1000, strict=True)]
 
 @dataclass(frozen=True, config=_KNOWN)
 class Section:
-    """`[partition]` or `[model]`: a kind, and the options that stand beside it in TOML."""
+    """`[partition]`: a kind, and the options that stand beside it in TOML."""
 
     kind: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -40,6 +40,36 @@ class Section:
     def table(self) -> dict[str, Any]:
         """The section as it is written in TOML."""
         return {"kind": self.kind, **self.options}
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class LoraSection:
+    """`[model.lora]`: adapters on dense layers, see `px.lora`; with `mix` two of them, see `px.dual_lora`."""
+
+    rank: Count
+    on: str | list[str] = "*.kernel"
+    scale: Positive = 1.0
+    mix: Share | None = None
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class ModelSection:
+    """`[model]`: a kind with its options, a safetensors file with its first parameters, and adapters.
+
+    `base_digest` is the SHA-256 of the file, which a run folder records.
+    """
+
+    kind: str
+    base: str | None = None
+    base_digest: str | None = None
+    lora: LoraSection | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table that makes the network: the section without its first parameters."""
+        adapters = {} if self.lora is None else {"lora": _without_none(dataclasses.asdict(self.lora))}
+        return {"kind": self.kind, **self.options, **adapters}
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -191,7 +221,7 @@ class Config:
     data: DataSection = DataSection("digits")
     partition: Section | None = None
     split: Split = Split()
-    model: Section = Section("mlp", {"widths": [32]})
+    model: ModelSection = ModelSection("mlp", options={"widths": [32]})
     task: TaskSection = TaskSection()
     schedule: ScheduleSection = ScheduleSection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -209,7 +239,11 @@ class Config:
 STARTER = Path(__file__).with_name("default.toml")
 _CONFIG = TypeAdapter(Config)
 _SECTIONS = {"data": DATASETS, "partition": PARTITIONS, "model": MODELS}
-_OF_SECTION = {"data": ("kind", "standardize"), "partition": ("kind",), "model": ("kind",)}
+_OF_SECTION = {
+    "data": ("kind", "standardize"),
+    "partition": ("kind",),
+    "model": ("kind", "base", "base_digest", "lora"),
+}
 _OF_ENTRY = ("recipe", "scores")
 _OF_TUNE = ("search", "num_trials", "num_extensions", "share", "seed")
 _ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # what pydantic adds to places
@@ -301,11 +335,13 @@ def imports_of(config: Config) -> list[str]:
     return list(dict.fromkeys(imports_in(tomllib.loads(dump(config)))))
 
 
-def _completed(name: str, section: Section | DataSection | None) -> Section | DataSection | None:
+def _completed(
+    name: str, section: Section | DataSection | ModelSection | None
+) -> Section | DataSection | ModelSection | None:
     """A section with the defaults of its kind, its options checked. What is imported is checked when it is built."""
     if section is None or section.kind == "import":
         return section
-    parameters = _SECTIONS[name].parameters(section.table, name)
+    parameters = _SECTIONS[name].parameters({"kind": section.kind, **section.options}, name)
     known = {*parameters, *(("test_each",) if "num_each" in parameters else ())}  # for a published test set
     known |= set(_OF_SECTION[name]) - {"kind"}
     check_names(name, section.options, known)

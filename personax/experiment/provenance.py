@@ -70,6 +70,7 @@ def provenance_of(config: Config, name: str, data: dict[str, str]) -> Provenance
     kept["schedule"] = {key: item for key, item in kept["schedule"].items() if key != "num_rounds"}
     if config.data.kind != "import":
         kept["data"] = {key: item for key, item in kept["data"].items() if key != "path"}  # its content is digested
+    kept["model"] = {key: item for key, item in kept["model"].items() if key != "base"}  # likewise
     settings = dict(_flat({**kept, "algorithms": {name: table["algorithms"][name]}}))
     return Provenance(config.schedule.num_rounds, settings, data)
 

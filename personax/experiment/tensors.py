@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,6 +36,12 @@ def read_tensors(content: bytes) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file. The library's own reader for NumPy does not know bfloat16."""
     found = safetensors.deserialize(content)
     return {name: np.frombuffer(a["data"], DTYPES[a["dtype"]]).reshape(a["shape"]) for name, a in found}
+
+
+def read_header(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """The shapes of the arrays in a safetensors file by their names, and its metadata."""
+    with safetensors.safe_open(path, "numpy") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def write_tensors(arrays: dict[str, np.ndarray], about: Mapping[str, str]) -> bytes:
