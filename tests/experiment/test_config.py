@@ -146,7 +146,10 @@ def test_the_options_of_an_algorithm_stand_beside_its_recipe():
             "`partition` has no setting `num_shards`. Did you mean `num_shards_each`? There are: num_clients,",
         ),
         (with_section("model", kind="mlp", width=[3]), "`model` has no setting `width`. Did you mean `widths`?"),
-        (with_section("model", kind="cnn2", widths=[3]), "`model` has no setting `widths`. There are: base, base_digest, dropout, init, lora."),
+        (
+            with_section("model", kind="cnn2", widths=[3]),
+            "`model` has no setting `widths`. There are: base, base_digest, dropout, init, lora.",
+        ),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_nearest(table, said):
