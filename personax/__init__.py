@@ -66,7 +66,7 @@ from personax.objectives import (
     Visit,
     objective,
 )
-from personax.schedules import Schedule, arrivals, delays, rounds, uniform_arrivals
+from personax.schedules import Schedule, arrivals, delays, rounds, traces, uniform_arrivals
 from personax.server import Server, asynchronous, buffered, discounts, synchronous
 from personax.simulation.averages import RandomIterate, WeightedAverage
 from personax.simulation.execution import Execution, Monitor
@@ -74,6 +74,7 @@ from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import simulate
 from personax.simulation.speed import explain_speed
 from personax.simulation.stream import Stream
+from personax.simulation.work import work_of
 from personax.typing import Batch, Batches, Clock, LossFn, Model, Params, Task
 from personax.values import Static, value
 
@@ -180,9 +181,11 @@ __all__ = [
     "step_sizes",
     "synchronous",
     "theory",
+    "traces",
     "uniform_arrivals",
     "value",
     "values",
+    "work_of",
 ]
 
 

@@ -51,6 +51,12 @@ class HostStream(IntEnum):
     SUBSETS = 2**31 + 26  # samples whose distance is measured
     INSPECTED_CLIENTS = 2**31 + 30  # clients that `inspect` measures
     TRIALS = 2**31 + 34  # combinations of options that a random search tries
+    DEVICES = 2**31 + 40  # the device of each client (client id)
+    GENERATED_DEVICES = 2**31 + 41  # speeds, bandwidths and availability of devices without a trace
+    ONLINE_COHORTS = 2**31 + 42  # members of a round that are drawn among clients online (round)
+    NEXT_CLIENTS = 2**31 + 43  # the next client of a server with a limited number of clients at work
+    VISIT_DELAYS = 2**31 + 44  # delays of single visits (client, update)
+    CONTROL = 2**31 + 45  # decisions of controllers (event)
     LIVE_COHORTS = 2**31 + 64  # members of a live round (server version, journal entry)
     SYNTHETIC = 2**31 + 100  # model and samples of a synthetic client (client)
 
@@ -69,7 +75,7 @@ def typed_key(key: Array) -> Array:
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
-def run_stream(key: Array, stream: RunStream = RunStream.BATCHES) -> Array:
+def run_stream(key: Array, stream: IntEnum = RunStream.BATCHES) -> Array:
     """Derive a stream from a run's key. It is always threefry, whose bits `vmap` does not change."""
     words = jax.random.key_data(key)
     own = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
@@ -117,3 +123,11 @@ def host_generator(key: Array, stream: int | None = None, *indices: int) -> np.r
         raise ValueError(f"Splits and schedules take a single key (got {len(key)}). Make one split for each key.")
     words = np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist()
     return np.random.default_rng([*words, *(() if stream is None else (int(stream), *indices))])
+
+
+def client_uniforms(key: Array, stream: HostStream, ids: np.ndarray) -> np.ndarray:
+    """Draw one uniform number in [0, 1) for each client: a function of the key, the stream and its stable id."""
+    base = run_stream(typed_key(key), stream)
+    bits = jax.vmap(lambda id: jax.random.bits(jax.random.fold_in(base, id), (2,), jnp.uint32))
+    high, low = np.asarray(bits(jnp.asarray(ids, jnp.uint32))).T.astype(np.uint64)
+    return ((high << np.uint64(21)) | (low >> np.uint64(11))).astype(float) / 2**53

@@ -21,7 +21,7 @@ from personax.experiment.config import AlgorithmSection, Config, ModelSection
 from personax.experiment.pretrained import digest_of, pretrained
 from personax.models import dual_lora, lora
 from personax.models.tasks import as_inputs, classification, regression
-from personax.schedules import Delays, Schedule, arrivals, rounds
+from personax.schedules import Delays, DeviceDelays, Schedule, VisitWork, arrivals, rounds
 from personax.simulation.checks import check_model
 from personax.typing import Array, Model, Params, Task
 from personax.values import DATASETS, DELAYS, MODELS, PARTITIONS, RECIPES, ConfigError, call, check_names
@@ -110,26 +110,37 @@ def _check_scores(training: Training, federation: Federation, params: Params) ->
         check_names(where, [scoring.model], [*kept, *COMPUTED], "model")
 
 
-def make_schedules(config: Config, algorithm: Algorithm, num_clients: int) -> list[Schedule]:
-    """One schedule for each seed: rounds, or that many single updates where the server does not wait."""
+def make_schedules(
+    config: Config, algorithm: Algorithm, num_clients: int, work: VisitWork | None = None
+) -> list[Schedule]:
+    """One schedule for each seed: rounds, or as many single updates where the server does not wait.
+
+    `work` is that of a visit, which delays of devices follow from.
+    """
     section = config.schedule
     cohort = num_clients if section.cohort_size == "all" else section.cohort_size
     if cohort > num_clients:
         raise ConfigError(
             f"`schedule.cohort_size` must be at most the {num_clients} clients that train, got {cohort}. Lower it."
         )
+    num_aggregated = section.num_aggregated or cohort
+    if num_aggregated > cohort:
+        raise ConfigError(f"`schedule.num_aggregated` must be at most the cohort's {cohort}, got {num_aggregated}.")
     made = []
     for seed in config.seed_list:
         key = jax.random.key(seed)
-        delays = DELAYS.make(section.delays, "schedule.delays", num_clients=num_clients, key=key)
-        if not isinstance(delays, Delays):
+        supplied = {"num_clients": num_clients, "key": key, **({} if work is None else {"work": work})}
+        delays = DELAYS.make(section.delays, "schedule.delays", **supplied)
+        if not isinstance(delays, Delays | DeviceDelays):
             raise ConfigError(f"`schedule.delays` must give a personax Delays (got {type(delays).__name__}).")
         if algorithm.server.is_synchronous:
-            made.append(rounds(num_clients, section.num_rounds, cohort, key=key, delays=delays))
+            waits = {"num_aggregated": num_aggregated, "aggregate": section.aggregate, "deadline": section.deadline}
+            made.append(rounds(num_clients, section.num_rounds, cohort, key=key, delays=delays, **waits))
         elif delays == Delays():
             raise ConfigError('Asynchronous algorithms need delays, got none. Set `schedule.delays = "persafl"`.')
         else:
-            made.append(arrivals(num_clients, section.num_rounds * cohort, delays=delays, key=key))
+            num, limit = section.num_rounds * num_aggregated, section.concurrency
+            made.append(arrivals(num_clients, num, delays=delays, key=key, concurrency=limit))
     return made
 
 

@@ -105,14 +105,20 @@ class TaskSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ScheduleSection:
-    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get that many single updates.
+    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get as many updates as rounds aggregate.
 
-    At most `cohort_chunk` clients train at once, where a whole cohort does not fit into the device's memory.
+    Of each cohort `num_aggregated` updates are aggregated, drawn at random or those that arrive first, and no later
+    than the `deadline`. At most `concurrency` clients of an asynchronous server are at work at the same time. At most
+    `cohort_chunk` clients train at once, where a whole cohort does not fit into the device's memory.
     """
 
     num_rounds: Count = 60
     cohort_size: Count | Literal["all"] = 10
     delays: str | dict[str, Any] = "none"
+    num_aggregated: Count | None = None
+    aggregate: Literal["random", "first"] = "random"
+    deadline: Positive | None = None
+    concurrency: Count | None = None
     cohort_chunk: Count | None = None
 
 

@@ -64,6 +64,7 @@ from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import PlannedRun, plan_run, run_plan
 from personax.simulation.speed import explain_speed
+from personax.simulation.work import work_of
 
 
 class Watch(Protocol):
@@ -105,7 +106,8 @@ def planned(config: Config, plan: Study, training: Training) -> PlannedRun:
     algorithm = training.algorithm
     how = "raise" if config.on_nonfinite == "raise" else "skip"  # a seed that diverged computes on, and is not counted
     execution = Execution(config.schedule.cohort_chunk, on_nonfinite=how, precision=config.precision)
-    schedules = make_schedules(config, algorithm, plan.federation.num_clients)
+    work = work_of(algorithm, plan.task, plan.federation)
+    schedules = make_schedules(config, algorithm, plan.federation.num_clients, work)
     tracker = tracker_of(algorithm) if _follows(config, algorithm) else None
     given = (algorithm, plan.task, plan.federation, schedules)
     return plan_run(*given, key=plan.keys, tracker=tracker, execution=execution)

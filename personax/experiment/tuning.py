@@ -22,6 +22,7 @@ from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import Snapshot
 from personax.simulation.simulate import initial_params, simulate
+from personax.simulation.work import work_of
 from personax.typing import Array, Task
 
 VALIDATION_SHARE = 0.2
@@ -200,7 +201,8 @@ def _try_all(
 def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> list[Evaluation | None]:
     """Train algorithms on a federation of `validation_of` and score each by its first scoring; None if it diverged."""
     run = (plan.task, plan.federation)
-    schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients)
+    work = lambda algorithm: work_of(algorithm, *run)
+    schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients, work(algorithm))
     execution = Execution(config.schedule.cohort_chunk, on_nonfinite="skip", precision=config.precision)
     algorithms = [training.algorithm for training in trainings]
     ends = run_all(algorithms, *run, schedules, plan.keys, execution=execution)

@@ -16,6 +16,7 @@ from personax.experiment.tuning import evaluations, validation_of
 from personax.inspection.advice import advise, starter_name
 from personax.inspection.findings import Advice, Measurements, RunSource, ShortRun, Validation
 from personax.inspection.measure import with_two_samples
+from personax.simulation.work import work_of
 
 MOST_ROUNDS, MOST_SEEDS = 60, 3  # of a short run
 FACTORS = (1, 3, 10)  # steps of 1 / L are safe, and often too short
@@ -75,6 +76,7 @@ def shortened(setting: Setting) -> Setting:
         config.schedule,
         num_rounds=min(MOST_ROUNDS, config.schedule.num_rounds),
         cohort_size=cohort if cohort == "all" or cohort <= federation.num_clients else "all",
+        num_aggregated=None,
     )
     short = replace(config, seeds=config.seed_list[:MOST_SEEDS], schedule=schedule)
     return Setting(short, plan._replace(federation=federation, keys=plan.keys[:MOST_SEEDS]))
@@ -84,7 +86,8 @@ def check(given: Setting) -> None:
     """Raise, before anything is measured, unless the algorithms of the configuration can be run."""
     config, plan = shortened(given)
     for training in plan.trainings:
-        make_schedules(config, training.algorithm, plan.federation.num_clients)
+        work = work_of(training.algorithm, plan.task, plan.federation)
+        make_schedules(config, training.algorithm, plan.federation.num_clients, work)
 
 
 def validated(

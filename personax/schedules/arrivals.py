@@ -5,19 +5,21 @@ from typing import Literal
 import numpy as np
 
 from personax.keys import HostStream, host_generator
-from personax.schedules.delays import BLOCK, Delays
+from personax.schedules.concurrency import limited_visits
 from personax.schedules.schedule import Schedule
+from personax.schedules.timing import Timing
 from personax.typing import Array
-from personax.values import require_count, require_one_of
+from personax.values import require, require_count, require_one_of
 
 
 def arrivals(
     num_clients: int,
     num_events: int,
     *,
-    delays: Delays,
+    delays: Timing,
     key: Array,
     model_at: Literal["request", "receipt"] = "request",
+    concurrency: int | None = None,
 ) -> Schedule:
     """Create a schedule of asynchronous arrivals: each client downloads, trains, uploads, and repeats.
 
@@ -25,6 +27,12 @@ def arrivals(
     takes time. With `model_at="receipt"` it receives the model as of the end of the download, which makes updates less
     stale. This is PersA-FL's reading: Omega(t) is "the timestep of the round at which client i_t has received the
     server's parameters".
+
+    `delays` are `px.delays.Delays`, or those of devices: `px.traces.generate(...).delays(work, key=key)`.
+
+    By default all clients are at work at the same time. With `concurrency` only that many are, as in FedBuff: when an
+    update arrives, the server gives the model to a client drawn uniformly among those that are online and idle. If
+    none of 64 drawn clients is, it takes the one of them that comes online next.
 
     Simultaneous events are ordered by the client's number of earlier updates, then by its position. A request or a
     receipt sees the arrivals that come before it in this order.
@@ -38,38 +46,33 @@ def arrivals(
     require_count("num_clients", num_clients)
     require_count("num_events", num_events)
     require_one_of("model_at", model_at, ("request", "receipt"))
-    clients = np.broadcast_to(np.arange(num_clients), (BLOCK, num_clients))
-    requested, received, arrived, begin = [], [], [], np.zeros(num_clients)
-    while not arrived or not _complete(np.concatenate(arrived), num_events):
-        waits = np.stack(delays.sample(key, len(arrived), clients), axis=1).reshape(-1, num_clients)
-        times = begin + np.cumsum(waits, axis=0)
-        requested.append(np.r_[begin[None], times[2:-1:3]])
-        received.append(times[::3])
-        arrived.append(times[1::3])
-        begin = times[-1]
-    update, client = np.divmod(np.arange(len(arrived) * BLOCK * num_clients), num_clients)
-    asked, had, time = (np.concatenate(parts).ravel() for parts in (requested, received, arrived))
+    require_count("concurrency", concurrency)
+    if concurrency is not None:
+        require(lambda v: v <= num_clients, "concurrency", concurrency, f"be at most the {num_clients} clients")
+        visits = limited_visits(num_clients, num_events, concurrency, delays, key)
+    else:
+        visits = delays.visits(num_clients, num_events, key)
+    client, update, (asked, had, time) = visits
     order, rest = np.split(np.lexsort((client, update, time)), [num_events])
     next_of_each = had[rest[np.unique(client[rest], return_index=True)[1]]]
+    seen = (asked if model_at == "request" else had)[order]
+    own = time[order]
     return Schedule(
         num_clients=num_clients,
         client=client[order].astype(np.int32),
-        started_at=_num_before(time[order], update[order], (asked if model_at == "request" else had)[order]),
+        started_at=_num_before(own, update[order], seen) if concurrency is None else _by_then(own, seen),
         requested=asked[order],
         received=had[order],
-        time=time[order],
+        time=own,
         aggregated=np.ones(num_events, bool),
         round_ends=np.zeros(num_events, bool),
-        pending=next_of_each[next_of_each <= time[order[-1]]],
+        pending=next_of_each[next_of_each <= own[-1]],
     )
 
 
-def _complete(arrived: np.ndarray, num_events: int) -> bool:
-    """Return True if the first `num_events` arrivals are final: no client can still report before them."""
-    return (
-        arrived.size >= num_events
-        and np.partition(arrived.ravel(), num_events - 1)[num_events - 1] <= arrived[-1].min()
-    )
+def _by_then(time: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Count the arrivals up to each request, which one of them caused."""
+    return np.minimum(np.searchsorted(time, asked, side="right"), np.arange(len(time)))
 
 
 def _num_before(time: np.ndarray, update: np.ndarray, asked: np.ndarray) -> np.ndarray:

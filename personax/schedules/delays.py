@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from personax.keys import HostStream, host_generator
+from personax.schedules.timing import IsOnline, RoundPlan, StartVisit, Times, Visits
 from personax.typing import Array
 from personax.values import DELAY_TIMES, DELAYS, require, require_count, require_nonnegative, require_positive, value
 
@@ -216,6 +217,59 @@ class Delays:
             delay.sample(rng, clients, updates) for delay in (self.download, self.compute, self.upload, self.pause)
         )
         return download, compute + upload, pause
+
+    def visits(self, num_clients: int, num_events: int, key: Array) -> Visits:
+        """Return the visits of clients that each start again after a pause, in blocks until none is missing."""
+        clients = np.broadcast_to(np.arange(num_clients), (BLOCK, num_clients))
+        requested, received, arrived, begin = [], [], [], np.zeros(num_clients)
+        while not arrived or not _complete(np.concatenate(arrived), num_events):
+            waits = np.stack(self.sample(key, len(arrived), clients), axis=1).reshape(-1, num_clients)
+            times = begin + np.cumsum(waits, axis=0)
+            requested.append(np.r_[begin[None], times[2:-1:3]])
+            received.append(times[::3])
+            arrived.append(times[1::3])
+            begin = times[-1]
+        update, client = np.divmod(np.arange(len(arrived) * BLOCK * num_clients), num_clients)
+        return Visits(
+            client, update, Times(*(np.concatenate(parts).ravel() for parts in (requested, received, arrived)))
+        )
+
+    def plan_rounds(
+        self, num_clients: int, num_rounds: int, cohort_size: int, key: Array, cohorts: np.ndarray | None
+    ) -> RoundPlan:
+        """Draw cohorts of all clients, and delays, in blocks of rounds; the first rounds may have given `cohorts`."""
+        num_drawn = -(-num_rounds // BLOCK) * BLOCK
+        given = np.zeros((0, cohort_size), int) if cohorts is None else cohorts
+        rng = host_generator(key, HostStream.COHORTS)
+        drawn = np.stack([rng.choice(num_clients, cohort_size, replace=False) for _ in range(num_drawn)])
+        members = np.concatenate([given, drawn[len(given) :]])
+        blocks = [self.sample(key, block, who) for block, who in enumerate(np.split(members, num_drawn // BLOCK))]
+        download, rest = (np.concatenate([times[i] for times in blocks]) for i in (0, 1))
+
+        def times(round: int, clients: np.ndarray, begin: float) -> Times:
+            requested = np.full(len(clients), begin)
+            return Times(requested, begin + download[round], begin + (download[round] + rest[round]))
+
+        return RoundPlan(lambda round, begin: members[round], times)
+
+    def visit_starter(self, key: Array) -> tuple[IsOnline, StartVisit]:
+        """Return functions of single clients, which are always online: the times of a visit from a time on."""
+
+        def start(client: int, update: int, time: float) -> tuple[float, float, float]:
+            rng = host_generator(key, HostStream.VISIT_DELAYS, client, update)
+            draw = lambda delay: float(delay.sample(rng, np.array([client]), np.array([update]))[0])
+            received = time + draw(self.download)
+            return time, received, received + (draw(self.compute) + draw(self.upload))
+
+        return lambda client, time: True, start
+
+
+def _complete(arrived: np.ndarray, num_events: int) -> bool:
+    """Return True if the first `num_events` arrivals are final: no client can still report before them."""
+    return (
+        arrived.size >= num_events
+        and np.partition(arrived.ravel(), num_events - 1)[num_events - 1] <= arrived[-1].min()
+    )
 
 
 @DELAYS.register("persafl")

@@ -5,6 +5,7 @@ client requested its model; the staleness in server versions depends on the serv
 parameters, so a schedule is a table that is computed before the run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from personax.values import optional_import
 from personax.values.notebook import html_table
+
+_COLUMNS = ("client", "started_at", "requested", "received", "time", "aggregated", "round_ends", "reported")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +31,10 @@ class Schedule:
         aggregated: False for clients that train without being aggregated (pFedMe).
         round_ends: True at the last event of each round; False everywhere in a schedule of arrivals.
         pending: the times at which clients received models whose updates arrive after the last event.
+        reported: False for members of a cohort that the server did not wait for: their visit changes nothing. By
+            default all have reported.
+        with_cohorts: makes the same rounds with other cohorts in the first of them, [rounds, cohort]; None for
+            arrivals.
 
     >>> import numpy as np, personax as px
     >>> column = lambda *numbers: np.array(numbers)
@@ -54,9 +61,21 @@ class Schedule:
     aggregated: np.ndarray
     round_ends: np.ndarray
     pending: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    reported: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    with_cohorts: "Callable[[np.ndarray], Schedule] | None" = None
 
     def __post_init__(self) -> None:
-        arrays = (self.started_at, self.requested, self.received, self.time, self.aggregated, self.round_ends)
+        if not len(self.reported):
+            object.__setattr__(self, "reported", np.ones(len(self.client), bool))
+        arrays = (
+            self.started_at,
+            self.requested,
+            self.received,
+            self.time,
+            self.aggregated,
+            self.round_ends,
+            self.reported,
+        )
         if not len(self.client) or any(len(array) != len(self.client) for array in arrays):
             raise ValueError(
                 f"All columns of a schedule must have one entry for each of its {len(self.client)} events."
@@ -82,10 +101,12 @@ class Schedule:
 
     def _facts(self) -> list[tuple[str, str]]:
         """Return the titles and texts of a summary."""
-        num = int(self.round_ends.sum())
         clients = f"{self.num_clients:,} clients"
         if self.has_rounds:
-            facts = [("rounds", f"{num:,}"), ("cohort", f"{self.num_events // num:,} of {clients}")]
+            num = self.num_events // self.round_size
+            facts = [("rounds", f"{num:,}"), ("cohort", f"{self.round_size:,} of {clients}")]
+            if not self.reported.all():
+                facts.append(("stopped", f"{np.mean(~self.reported):.0%} of the visits"))
         else:
             stale = self.staleness()
             facts = [("arrivals", f"{self.num_events:,} of {clients}")]
@@ -95,8 +116,7 @@ class Schedule:
 
     def to_pandas(self) -> Any:
         """Return the events as a pandas data frame, one row per event."""
-        names = ("client", "started_at", "requested", "received", "time", "aggregated", "round_ends")
-        columns = {name: getattr(self, name) for name in names}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
         return optional_import("pandas", "`to_pandas`", "pandas").DataFrame({**columns, "staleness": self.staleness()})
 
     @property
@@ -105,15 +125,19 @@ class Schedule:
         return len(self.client)
 
     @property
+    def round_size(self) -> int:
+        """The number of events in a round."""
+        return self.num_events // int(self.round_ends.sum())
+
+    @property
     def has_rounds(self) -> bool:
         """True if the events are grouped into rounds."""
         return bool(self.round_ends.any())
 
     def begins_with(self, shorter: "Schedule") -> bool:
         """Return True if the first events are those of another schedule."""
-        columns = ("client", "started_at", "requested", "received", "time", "aggregated", "round_ends")
         same = lambda name: np.array_equal(getattr(self, name)[: shorter.num_events], getattr(shorter, name))
-        return self.num_clients == shorter.num_clients and all(map(same, columns))
+        return self.num_clients == shorter.num_clients and all(map(same, _COLUMNS))
 
     def updates(self) -> np.ndarray:
         """Count, for each event, the earlier events of the same client."""
@@ -133,7 +157,7 @@ class Schedule:
         """Return the clients of the round that ends with the `num_events`-th event; before any, of the first round."""
         if not self.has_rounds:
             raise ValueError("A schedule of arrivals has no rounds and therefore no cohort. Score all clients.")
-        size = self.num_events // int(self.round_ends.sum())
+        size = self.round_size
         last = max(num_events, size)
         return np.sort(self.client[last - size : last])
 
@@ -143,7 +167,7 @@ class Schedule:
         By default the server steps at the end of each round, or at each event if there are no rounds.
         """
         if buffer_size is None:
-            buffer_size = self.num_events // int(self.round_ends.sum()) if self.has_rounds else 1
+            buffer_size = self.round_size if self.has_rounds else 1
         return np.arange(self.num_events) // buffer_size - self.started_at // buffer_size
 
     def active_share(self, times: np.ndarray) -> np.ndarray:

@@ -17,7 +17,6 @@ from personax.fast.passes import optimized
 from personax.fast.precision import Precision, products_in
 from personax.keys import typed_key
 from personax.schedules import Schedule
-from personax.server import ServerState
 from personax.simulation.averages import Tracker
 from personax.simulation.checks import check_model, check_run
 from personax.simulation.engine import Program, SimulationRun, initial_params, initialize, replicate
@@ -27,6 +26,7 @@ from personax.simulation.speed import gradient_program
 from personax.simulation.store import Kept, Store, kept_shapes
 from personax.simulation.stream import Stream, Streamed, block_sizes
 from personax.simulation.waves import WavePlan, best_width, plan_arrivals, plan_rounds, stack, widen
+from personax.simulation.work import bytes_per_event
 from personax.typing import Array, Params, Task
 
 
@@ -167,7 +167,7 @@ def run_plan(
             raise _fault_error(snap(state, wave), run)
         if observe:
             history.append(observe(snap(state, wave)))
-    up, down = _bytes(run.algorithm, state.server, run.program.has_seeds)
+    up, down = bytes_per_event(run.algorithm, state.server, run.program.has_seeds)
     arrived = np.arange(schedules[0].num_events) < _num_arrived(plan, wave)[:, None]
     sent, received = np.stack([s.aggregated for s in schedules]) * arrived * up, arrived * down
     return Result(snap(state, wave), history, seedless(sent), seedless(received))
@@ -299,11 +299,3 @@ def _fault_error(snapshot: Snapshot, run: SimulationRun) -> NonFiniteUpdate:
         "`Execution(on_nonfinite='skip')` skips such updates.",
         fault,
     )
-
-
-def _bytes(algorithm: Algorithm, server: ServerState, has_seeds: bool) -> tuple[int, int]:
-    """Bytes that one event moves up and down."""
-    if not algorithm.objective.federated:
-        return 0, 0
-    size = lambda tree: sum(leaf.nbytes // (len(leaf) if has_seeds else 1) for leaf in jax.tree.leaves(tree))
-    return size((server.pending, server.pending_extra)), size((server.params, server.shared))

@@ -56,12 +56,14 @@ class _Order(NamedTuple):
 
 
 def plan_rounds(schedule: Schedule) -> WavePlan:
-    """One wave for each round: every member starts from the current model, and arrives at once."""
+    """One wave for each round: every member starts from the current model, and all that report arrive at once."""
     num_rounds = int(schedule.round_ends.sum())
     size = schedule.num_events // num_rounds
     wave, column = np.divmod(np.arange(schedule.num_events), size)
     waves = _table(schedule, _Order(wave, column, wave), size, size)
-    return WavePlan(waves._replace(take=np.broadcast_to(np.arange(size), waves.client.shape)), num_rounds, 0, 0)
+    take = np.broadcast_to(np.arange(size), waves.client.shape)
+    valid = schedule.reported.reshape(waves.client.shape)
+    return WavePlan(waves._replace(take=take, valid=valid), num_rounds, 0, 0)
 
 
 def plan_arrivals(schedule: Schedule, width: int, ahead: bool = True) -> WavePlan:

@@ -620,6 +620,35 @@ def test_rounds_for_servers_that_wait_and_as_many_updates_for_others():
         assert made.has_rounds and not others.has_rounds and made.num_events == others.num_events == 12
 
 
+def test_schedules_of_devices_deadlines_and_limited_arrivals(tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text("device,samples_per_second,upload,download\nslow,1,10,10\nfast,8,80,80\n")
+    section = {
+        "num_rounds": 4,
+        "cohort_size": 3,
+        "delays": {"kind": "traces", "devices": str(path)},
+        "num_aggregated": 2,
+        "aggregate": "first",
+        "deadline": 30.0,
+        "concurrency": 3,
+    }
+    config, key = config_of({"A": SYNC}, seeds=[3], schedule=section), jax.random.key(3)
+    work = px.traces.VisitWork(np.full(6, 4.0), 40.0, 80.0)
+    delays = px.traces.read(path).delays(work, key=key)
+    options = {"num_aggregated": 2, "aggregate": "first", "deadline": 30.0}
+    for algorithm, wanted in (
+        (px.fedavg(lr=0.1, num_steps=1), px.rounds(6, 4, 3, key=key, delays=delays, **options)),
+        (px.fedasync(lr=0.1, num_steps=1), px.arrivals(6, 8, key=key, delays=delays, concurrency=3)),
+    ):
+        (made,) = make_schedules(config, algorithm, 6, work)
+        assert made.begins_with(wanted) and wanted.begins_with(made)
+    generated = {**section, "delays": {"kind": "devices", "num_devices": 20, "always_online": True}}
+    (made,) = make_schedules(config_of({"A": SYNC}, seeds=[3], schedule=generated), algorithm, 6, work)
+    assert made.num_events == 8 and made.time.min() > 0
+    with refused("`schedule.num_aggregated` must be at most the cohort's 3, got 4"):
+        make_schedules(config_of({"A": SYNC}, schedule={**section, "num_aggregated": 4}), algorithm, 6, work)
+
+
 def test_all_clients_as_a_cohort_and_rounds_without_delays():
     config = config_of({"A": SYNC}, seeds=1, schedule={"num_rounds": 2, "cohort_size": "all"})
     (made,) = make_schedules(config, px.fedavg(lr=0.1, num_steps=1), 5)

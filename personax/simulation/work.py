@@ -1,0 +1,48 @@
+"""The work of a visit: what the delays of device traces are computed from."""
+
+import jax
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.client.local import first_extra
+from personax.data.federation import Federation
+from personax.schedules import VisitWork
+from personax.server import ServerState
+from personax.simulation.engine import initial_params
+from personax.typing import PyTree, Task
+
+
+def work_of(algorithm: Algorithm, task: Task, federation: Federation) -> VisitWork:
+    """Return the samples that each client processes in a visit, and the bytes that it uploads and downloads.
+
+    Samples are counted once for each gradient of a local step, of which `objective.gradients_per_step()` states the
+    approximate number. Bytes are those of the arrays that are exchanged, without any compression or protocol.
+
+    >>> work = px.work_of(algorithm, task, fed)  # doctest: +SKIP
+    >>> delays = px.traces.generate(1000, key=key).delays(work, key=key)  # doctest: +SKIP
+    """
+    local, counts = algorithm.local, federation.counts
+    steps = np.broadcast_to(local.steps_of(counts), counts.shape)
+    samples = steps * local.size_of("outer")
+    if local.num_epochs is not None and local.sampling == "shuffled":
+        samples = local.num_epochs * counts  # the last batch of an epoch is smaller
+
+    def first_state(key: jax.Array) -> ServerState:
+        objective, params = algorithm.objective, initial_params(task, federation, key=key)
+        return algorithm.server.init(objective, params, first_extra(objective, params, objective.init_personal(params)))
+
+    up, down = bytes_per_event(algorithm, jax.eval_shape(first_state, jax.random.key(0)), has_seeds=False)
+    return VisitWork(samples * float(algorithm.objective.gradients_per_step()), float(up), float(down), federation.ids)
+
+
+def bytes_per_event(algorithm: Algorithm, server: ServerState, has_seeds: bool) -> tuple[int, int]:
+    """Return the bytes that one event moves up and down."""
+    if not algorithm.objective.federated:
+        return 0, 0
+    pending, sent = (server.pending, server.pending_extra), (server.params, server.shared)
+    return _size(pending, has_seeds), _size(sent, has_seeds)
+
+
+def _size(tree: PyTree, has_seeds: bool) -> int:
+    leaves = jax.tree.leaves(tree)
+    return sum(leaf.size * leaf.dtype.itemsize // (len(leaf) if has_seeds else 1) for leaf in leaves)
