@@ -57,6 +57,7 @@ class VisitWork:
 class Devices:
     """Devices: samples that each processes per second, bytes per second up and down, and availability.
 
+    >>> import jax
     >>> phones = Devices(np.array([10.0, 40.0]), upload=np.array([1e5, 1e6]), download=np.array([1e6, 1e7]))
     >>> phones.delays(VisitWork(np.array([20.0, 20.0]), 4e5, 4e5), key=jax.random.key(0), assign="in_order").compute
     array([2. , 0.5])
@@ -142,6 +143,7 @@ def generate(
       FLGo's simulator, which has one such draw per round. A device that would never be online is online in the hour
       that is most likely. With None, devices are always online.
 
+    >>> import jax
     >>> generate(100, key=jax.random.key(0)).num_devices
     100
     """
