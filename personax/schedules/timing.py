@@ -39,7 +39,7 @@ IsOnline = Callable[[int, float], bool]
 
 
 class Timing(Protocol):
-    """What `arrivals` and `rounds` ask for. `px.delays.Delays` and the delays of traces answer it."""
+    """The questions of `arrivals` and `rounds`. `px.delays.Delays` and the delays of traces answer it."""
 
     def visits(self, num_clients: int, num_events: int, key: Array) -> Visits: ...
     def plan_rounds(
