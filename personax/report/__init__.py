@@ -1,6 +1,6 @@
-"""The report of a run, or of several, for people: one HTML file with everything in it.
+"""HTML reports of runs, reproductions and inspections, each a single self-contained file.
 
-What draws is imported when a page is written: a run does not wait for it to start.
+Plotting libraries are imported only when a page is written, so that runs start fast.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ __all__ = ["claims_text", "verdict", "write_inspection", "write_report", "write_
 
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
-    """Write the report of run folders to one HTML file, which needs no network; its path.
+    """Write the report of run folders to one HTML file that needs no network, and return its path.
 
-    Runs made apart are shown side by side: each has its own baselines, and nothing is paired between them. The file
-    appears whole or not at all.
+    Separate runs are shown side by side: each has its own baselines, and nothing is paired between them. The file
+    is written atomically.
     """
     from personax.report.page import render
     from personax.report.runs import read_runs
@@ -27,7 +27,7 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
 
 
 def verdict(folder: Path) -> str:
-    """The sentences that the report of a run folder begins with; empty if there is nothing to compare."""
+    """Return the opening sentences of a run folder's report; empty if there is nothing to compare."""
     from personax.report import words
     from personax.report.runs import read_runs, scores_of
 
@@ -36,7 +36,7 @@ def verdict(folder: Path) -> str:
 
 
 def write_reproduction(record: ReproductionRecord, path: Path) -> Path:
-    """Write the page of a reproduction to one HTML file; its path."""
+    """Write the page of a reproduction to one HTML file and return its path."""
     from personax.report import reproduction
 
     write_atomically(path, reproduction.render(record).encode())
@@ -44,14 +44,14 @@ def write_reproduction(record: ReproductionRecord, path: Path) -> Path:
 
 
 def claims_text(record: ReproductionRecord) -> str:
-    """The claims of a reproduction with their verdicts and effects, a line each."""
+    """Return the claims of a reproduction with their verdicts and effects, one per line."""
     from personax.report.comparison import claim_lines
 
     return "\n".join(claim_lines(record.claims))
 
 
 def write_inspection(found: Inspection, path: Path) -> Path:
-    """Write the page of an inspection to one HTML file; its path."""
+    """Write the page of an inspection to one HTML file and return its path."""
     from personax.report import inspection
 
     write_atomically(path, inspection.render(found).encode())

@@ -1,4 +1,4 @@
-"""Figures as text: the numbers of a view as a small table, and one sentence for those who cannot see it."""
+"""Text alternatives for figures: a small table of the numbers and a one-sentence summary for screen readers."""
 
 from collections.abc import Sequence
 from html import unescape
@@ -11,25 +11,25 @@ HEADS = ("", "first", "lowest", "highest", "last")
 
 
 class ViewNumbers(NamedTuple):
-    """The numbers of a view: for each line or group of bars where it begins, its extremes, and where it ends."""
+    """The numbers of a view: the start, the extremes and the end of each line or group of bars."""
 
     caption: str
     rows: list[list[str]]
 
 
 class Point(NamedTuple):
-    """A number of a line, and where it is."""
+    """A point of a line: its value and its position."""
 
     y: float
     x: float
-    name: str  # of x
+    name: str  # label of x
 
     def __str__(self) -> str:
         return f"{_shown(self.y)} at {self.name}"
 
 
 def numbers_of(view: go.Figure) -> ViewNumbers:
-    """The numbers of a view; lines without any are left out."""
+    """Return the numbers of a view, without empty lines."""
     layout: Any = view.layout
     across, up = (_title(axis) for axis in (layout.xaxis, layout.yaxis))
     rows = []
@@ -40,7 +40,7 @@ def numbers_of(view: go.Figure) -> ViewNumbers:
 
 
 def sentence(view: go.Figure) -> str:
-    """The ends of the lines of a view in one sentence, or the extremes of bars and points; empty without numbers."""
+    """Summarize the ends of lines, or the extremes of bars and points, in one sentence; empty without numbers."""
     found = _lines(view)
     if not found:
         return ""
@@ -48,16 +48,14 @@ def sentence(view: go.Figure) -> str:
     tops = {name: points[-1] if along else max(points) for name, points in found}
     best, last = max(tops, key=lambda name: tops[name]), min(tops, key=lambda name: tops[name])
     if not along:
-        return f"The highest number is {tops[best]}" + (f", of {best}." if len(tops) > 1 else ".")
+        return f"The highest value is {tops[best]}" + (f" ({best})." if len(tops) > 1 else ".")
     if len(tops) == 1:
-        return f"The last number is {tops[best]}."
-    return (
-        f"At the end the highest is {best} with {_shown(tops[best].y)}, the lowest {last} with {_shown(tops[last].y)}."
-    )
+        return f"The last value is {tops[best]}."
+    return f"At the end, the highest is {best} ({_shown(tops[best].y)}) and the lowest {last} ({_shown(tops[last].y)})."
 
 
 def _lines(view: go.Figure) -> list[tuple[str, list[Point]]]:
-    """The finite points of each trace by its name; bands have none."""
+    """Return the finite points of each trace with its name, without bands."""
     layout: Any = view.layout
     axis, found = layout.xaxis, []
     names = dict(zip(_list(axis.tickvals), map(unescape, _list(axis.ticktext)), strict=False))

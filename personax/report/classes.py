@@ -1,4 +1,4 @@
-"""The section of results class by class: of every run that has classes, a figure and a table."""
+"""The section with results per class: a figure and a table for every run that has classes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,17 +11,17 @@ from personax.report.runs import ReportedRun, Score
 from personax.report.traces import dots, figure, text
 from personax.report.words import number
 
-MOST_OPEN = 12  # classes of a table that is not folded
+MOST_OPEN = 12  # tables with more classes are folded
 WORDS = (
-    "Recall is the share of a class's test samples that are recognized, precision the share of the predictions of a "
-    "class that are right: over the test samples of all clients together, averaged over seeds. The means over clients "
-    "above weight the classes differently."
+    "Recall is the share of a class's test samples that are predicted correctly; precision is the share of the "
+    "predictions of a class that are correct. Both pool the test samples of all clients and are averaged over seeds. "
+    "The means over clients above weight the classes differently."
 )
 Measured = tuple[Score, ClassesRecord]
 
 
 def figures(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:
-    """Recall and precision of each class, a figure for each run that has classes."""
+    """Draw recall and precision per class, one figure for each run that has classes."""
     for at, (run, found) in enumerate(_of_runs(runs, scores)):
         names = run.record.federation.schema.classes
         views = []
@@ -33,12 +33,12 @@ def figures(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Fi
             ticks = {"tickvals": list(range(len(names))), "ticktext": list(map(text, names))}
             views.append(view.update_xaxes(range=[-0.5, len(names) - 0.5], **ticks))
         title = "Recall and precision" + (f" of {run.label}" if len(runs) > 1 else "")
-        alt = f"Recall of each of {len(names)} classes, points for each of {len(found)} scores."
+        alt = f"Recall of {len(names)} classes, with points for {len(found)} scores."
         yield Figure(f"classes-{at}", title, WORDS, alt, views, {"measure": ["recall", "precision"]})
 
 
 def tables(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Block]:
-    """The classes of each run as a table of recalls; the CSV has the precisions, too."""
+    """Tabulate the recall per class of each run; the CSV also has the precision."""
     for run, found in _of_runs(runs, scores):
         names = run.record.federation.schema.classes
         heads = [TableCell("Class"), TableCell("test samples"), *(TableCell(score.label) for score, _ in found)]
@@ -54,7 +54,7 @@ def tables(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Blo
 
 
 def _weakest(names: Sequence[str], found: Sequence[Measured]) -> str:
-    """The class with the lowest recall of each score, in one sentence."""
+    """Name the class with the lowest recall for each score, in one sentence."""
     said = []
     for score, record in found:
         share = _means(record.recall)
@@ -65,7 +65,7 @@ def _weakest(names: Sequence[str], found: Sequence[Measured]) -> str:
 
 
 def _of_runs(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[tuple[ReportedRun, list[Measured]]]:
-    """The scores of each run that have results by class."""
+    """Yield the scores of each run that have results per class."""
     for run in runs:
         found = [(score, score.record.classes) for score in scores if score.run is run]
         kept = [(score, record) for score, record in found if record is not None]
@@ -74,7 +74,7 @@ def _of_runs(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[t
 
 
 def _means(of_classes: Sequence[Sequence[float]]) -> np.ndarray:
-    """The mean of each class over the seeds that have a number; NaN without any."""
+    """Average each class over the seeds that have a value; NaN if none has."""
     shares = np.asarray(of_classes, float)
     known = np.isfinite(shares)
     total = np.where(known, shares, 0).sum(axis=1)

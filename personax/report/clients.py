@@ -1,4 +1,4 @@
-"""Single clients at the end of a run: their numbers in order, and their differences to a baseline."""
+"""Per-client results at the end of a run: sorted values, and differences from a baseline."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,9 +10,9 @@ MOST_POINTS = 200
 
 
 class Sorted(NamedTuple):
-    """Numbers of clients in ascending order: at `at[j]` % of the clients, client `names[j]` has `values[j]`.
+    """Values of clients in ascending order: at `at[j]` % of the clients, client `names[j]` has `values[j]`.
 
-    These are enough points to draw; `below` and `above` are the shares of all clients on either side of zero.
+    Only the points that a figure needs are kept; `below` and `above` are the shares of clients on either side of 0.
     """
 
     at: np.ndarray
@@ -24,21 +24,21 @@ class Sorted(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """The rows of `clients.parquet` of one score: one for each client and seed.
+    """The rows of `clients.parquet` for one score, one for each client and seed.
 
-    The rows of a seed that diverged have no numbers.
+    The rows of a seed that diverged have no values.
     """
 
     rows: pa.Table
 
     def numbers(self, column: str) -> np.ndarray | None:
-        """A column, NaN where it is empty; None where there is nothing at all."""
+        """Return a column with NaN for empty entries, or None if it is missing or empty."""
         if column not in self.rows.column_names or self.rows[column].null_count == len(self.rows):
             return None
         return self.rows[column].to_numpy()
 
     def sorted(self, metric: str, most: int = MOST_POINTS) -> Sorted | None:
-        """Each client's mean over seeds, in ascending order, as at most this many points."""
+        """Sort each client's mean over seeds in ascending order, thinned to `most` points."""
         values = self.numbers(metric)
         if values is None:
             return None
@@ -46,7 +46,7 @@ class Clients:
         return self._sorted(here, values[here], most)
 
     def sorted_change(self, other: "Clients", metric: str, most: int = MOST_POINTS) -> Sorted | None:
-        """Each client's mean difference to another score over the seeds that both have, in ascending order."""
+        """Sort each client's mean difference from another score, over the seeds that both have."""
         mine, theirs = self.numbers(metric), other.numbers(metric)
         if mine is None or theirs is None:
             return None
@@ -56,15 +56,15 @@ class Clients:
         return self._sorted(here, mine[here] - theirs[there], most) if len(here) else None
 
     def _has_numbers(self, metric: str) -> np.ndarray:
-        """True for the rows whose seed did not diverge."""
+        """Return True for the rows whose seed did not diverge."""
         return self.rows[metric].is_valid().to_numpy()
 
     def _keys(self) -> np.ndarray:
-        """One complex number for each pair of a client and a seed."""
+        """Encode each pair of client and seed as one complex number."""
         return self.rows["client"].to_numpy() + 1j * self.rows["seed"].to_numpy()
 
     def _sorted(self, rows: np.ndarray, values: np.ndarray, most: int) -> Sorted:
-        """Average over the rows of each client and sort; NaN comes last."""
+        """Average over the rows of each client and sort, NaN last."""
         client = self.rows["client"].to_numpy()[rows]
         _, first, place = np.unique(client, return_index=True, return_inverse=True)
         means = np.bincount(place, values) / np.bincount(place)
@@ -76,5 +76,5 @@ class Clients:
 
 
 def thinned(num: int, most: int = MOST_POINTS) -> np.ndarray:
-    """Positions to draw of `num`: all of few, evenly chosen ones of many, always both ends."""
+    """Return the positions to draw out of `num`: at most `most`, evenly spaced, including both ends."""
     return np.unique(np.linspace(0, num - 1, min(num, most)).round().astype(int))

@@ -1,4 +1,4 @@
-"""A reproduction as plain tables: the paper's numbers beside ours, and its claims with their effects."""
+"""Plain tables of a reproduction: the paper's numbers beside ours, and its claims with their effects."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -31,7 +31,7 @@ SUFFIXES = (
     ": validation loss",
     ": validation accuracy",
     ": alpha times curvature",
-)  # of rows: their measure, once more
+)  # suffixes of rows that repeat the measure
 MARKS: dict[str, str] = {
     "holds": "✔",
     "holds in part": "◐",
@@ -42,12 +42,12 @@ MARKS: dict[str, str] = {
     "not finite": "∞",
 }
 POINTS = ("accuracy", "active_share")
-MOST_COLUMNS = 6  # settings beside each other; of more, each is a row
+MOST_COLUMNS = 6  # with more settings than this, each setting is a row
 FLAG = " (!)"
 
 
 class NumberTable(NamedTuple):
-    """Heads and rows of text; `notes` explain the flags in it."""
+    """A table as text; `notes` explain its flags."""
 
     caption: str
     scoring: str
@@ -57,14 +57,14 @@ class NumberTable(NamedTuple):
 
 
 def reading_groups(record: ReproductionRecord) -> list[list[ReadingRecord]]:
-    """The readings that share tables: all, if each is one setting; otherwise each is a group of its own."""
+    """Group the readings that share tables: all together if each is one setting, otherwise each alone."""
     settings = Counter((reading, metric) for reading, metric, _ in {(c.reading, c.metric, c.row) for c in record.cells})
     alone = any(num > 1 for num in settings.values())
     return [[reading] for reading in record.readings] if alone else [list(record.readings)]
 
 
 def reading_words(reading: ReadingRecord) -> str:
-    """A reading, its source, and why it does not count."""
+    """Describe a reading: its words, its source, and why it does not count if it is excluded."""
     left_out = f" Not counted in the verdicts: {reading.excluded}." if reading.excluded else ""
     return f"{reading.words} Source: {reading.source}.{left_out}"
 
@@ -72,7 +72,7 @@ def reading_words(reading: ReadingRecord) -> str:
 def tables_of(
     record: ReproductionRecord, readings: Sequence[ReadingRecord], first: bool = True
 ) -> Iterator[NumberTable]:
-    """The tables of readings, one for each measure: by the first way to score, or by each of the others."""
+    """Yield the tables of readings, one per measure, for the first scoring or for each of the others."""
     mine = {reading.name for reading in readings}
     cells = [cell for cell in record.cells if cell.reading in mine]
     names = dict.fromkeys(one.name for cell in cells for one in cell.scorings if (one is cell.scorings[0]) == first)
@@ -84,12 +84,12 @@ def tables_of(
 
 
 def _scored(cell: CellRecord, scoring: str) -> ScoringRecord | None:
-    """A cell by one way to score; the first one without a name."""
+    """Return a cell under one scoring; the first scoring if the name is empty."""
     return next((one for one in cell.scorings if one.name == scoring or not scoring), None)
 
 
 def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTable:
-    """A row for each method and a column for each setting; the reverse where the paper's numbers differ by setting."""
+    """Make a row per method and a column per setting, or the reverse if the paper's numbers differ by setting."""
     settings = list(dict.fromkeys(cell.row for cell in cells))
     columns = list(dict.fromkeys(cell.column for cell in sorted(cells, key=lambda cell: cell.is_baseline)))
     readings = {cell.reading for cell in cells}
@@ -97,7 +97,7 @@ def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTabl
     at = {(cell.row, cell.column): cell for cell in cells}
     papers = {column: {at[row, column].paper for row in settings if (row, column) in at} for column in columns}
     flags = [one.flag for cell in cells if not cell.is_baseline and (one := _scored(cell, scoring))]
-    flagged = len(set(flags)) > 1  # of one flag for all, the note is enough
+    flagged = len(set(flags)) > 1  # if all share one flag, the note is enough
     names = [cell.scorings[0].name for cell in cells if not cell.is_baseline]
     words = scoring or (names[0] if len(set(names)) == 1 and names[0] != "ours" else "")
     caption = ", ".join(filter(None, (MEASURES.get(metric, metric), words)))
@@ -130,7 +130,7 @@ def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTabl
 
 
 def _short(row: str, readings: Collection[str]) -> str:
-    """A row without its measure, which is in the caption, and without its reading where there is no other."""
+    """Shorten the name of a row: the caption has the measure, and a single reading needs no name."""
     short = next((row.removesuffix(suffix) for suffix in SUFFIXES if row.endswith(suffix)), row)
     return short.removesuffix(f"; {next(iter(readings))}") if len(readings) == 1 else short
 
@@ -150,12 +150,12 @@ def _paper(cell: CellRecord | None, with_interval: bool) -> str:
 
 
 def scorings_of(record: ReproductionRecord) -> list[str]:
-    """Each way to score, with the words that describe it."""
+    """Return each scoring with its description."""
     return list(dict.fromkeys(f"{one.name}: {one.words}" for of in record.cells for one in of.scorings))
 
 
 def mark(verdict: Verdict | str) -> str:
-    """A verdict with its sign.
+    """Return a verdict with its sign.
 
     >>> mark("holds in part")
     '◐ in part'
@@ -164,7 +164,7 @@ def mark(verdict: Verdict | str) -> str:
 
 
 def rounded(number: float, metric: str) -> str:
-    """A number in a sentence: accuracies with one digit, losses with three.
+    """Format a number for a sentence: accuracies with one digit, losses with three.
 
     >>> rounded(92.13, "accuracy"), rounded(0.15449, "loss")
     ('92.1', '0.154')
@@ -173,9 +173,9 @@ def rounded(number: float, metric: str) -> str:
 
 
 def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
-    """The size of a difference: positive in the direction of the claim, in points of accuracy or as a loss.
+    """Format the size of a difference, positive in the direction of the claim, in points of accuracy or as a loss.
 
-    It is a mean over comparisons; their range is added where there are several.
+    The size is the mean over comparisons, followed by their range if there are several.
     """
     if effect is None:
         return ""
@@ -186,15 +186,17 @@ def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
     fine = abs(found.mean) < 0.1 or (found.half or 1.0) < 0.05
     digits = (2 if fine else 1) if points else (3 if abs(found.mean) >= 0.05 else 4)
     signed = lambda number: f"{number:+.{digits}f}".replace("-", MINUS)
-    half = f" ± {found.half:.{digits}f}" if found.half else ""  # the seeds of an active share have one schedule
+    half = (
+        f" ± {found.half:.{digits}f}" if found.half else ""
+    )  # the seeds share one schedule, so an active share has no spread
     ends = f" (of {effect.num_contrasts}: {signed(effect.least)} to {signed(effect.most)})"
     return f"{signed(found.mean)}{half}{unit}{ends if ranged and effect.num_contrasts > 1 else ''}"
 
 
 def verdicts_by_reading(record: ReproductionRecord, scoring: str = "") -> NumberTable | None:
-    """A row for each claim and a column for each reading: the sign of the verdict and the effect.
+    """Tabulate the sign of the verdict and the effect, with a row per claim and a column per reading.
 
-    By the first way to score, or by a given one; None where there is a single reading and no other way to score.
+    Uses the first scoring unless one is given. Returns None for a single reading without further scorings.
     """
     if not scoring and len(record.readings) == 1:
         return None
@@ -212,14 +214,14 @@ def verdicts_by_reading(record: ReproductionRecord, scoring: str = "") -> Number
 
 
 def claim_lines(claims: Sequence[ClaimRecord]) -> Iterator[str]:
-    """A line for each claim: its verdict, its words, the effect and the reason."""
+    """Yield a line for each claim: its verdict, its words, the effect and the reason."""
     for claim in claims:
         found = "; ".join(filter(None, (effect_shown(claim.effect), claim.reason)))
         yield f"{mark(claim.verdict):16}{claim.words} ({claim.place}){': ' if found else ''}{found}"
 
 
 def comparisons(claim: ClaimRecord) -> Iterator[tuple[str, str, str]]:
-    """Every comparison of a claim: its words, the paired difference, the verdict."""
+    """Yield every comparison of a claim: its words, the paired difference and the verdict."""
     readings, scorings = ({getattr(one, of) for one in claim.judged} for of in ("reading", "scoring"))
     for judged in claim.judged:
         several = (judged.reading if len(readings) > 1 else "", judged.scoring if len(scorings) > 1 else "")

@@ -1,6 +1,6 @@
-"""A page as plain values, and its HTML: one file that asks the network for nothing.
+"""Pages as plain values, rendered to a single HTML file that makes no network requests.
 
-The templates in `templates/` escape every value; what a page holds is therefore text, never markup.
+The templates in `templates/` escape every value, so a page's content is always text, never markup.
 """
 
 import base64
@@ -19,9 +19,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from personax.experiment.folders import readable_slug
 from personax.report.alternatives import HEADS, numbers_of, sentence
 from personax.report.figures import Figure
-from personax.report.runs import GREYS, PALETTE
+from personax.report.runs import GRAYS, PALETTE
 
-FORMULA = ("=", "+", "-", "@", "\t")  # how a text begins that a spreadsheet would run
+FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet evaluates text that begins with one of these
 SCRIPTS = ("numbers.js", "marks.js", "chart.js", "page.js")
 FOLDER = Path(__file__).with_name("templates")
 TEMPLATES = Environment(
@@ -35,7 +35,7 @@ TEMPLATES.filters["file_name"] = readable_slug
 
 
 class Swatch(NamedTuple):
-    """A sample of a line: its style, and its colours on light and on dark pages."""
+    """A sample of a line: its style, and its colors on light and dark pages."""
 
     line: str
     light: str
@@ -43,9 +43,9 @@ class Swatch(NamedTuple):
 
 
 class TableCell(NamedTuple):
-    """A cell of a table: its text, a class of the style sheet, small lines below it, a warning.
+    """A table cell: its text, its CSS class, small lines below it and a warning.
 
-    `mark` is "better" or "worse" where that is certain; `share` is drawn as a bar.
+    `mark` is "better" or "worse" if the difference is clear; `share` is drawn as a bar.
     """
 
     text: str
@@ -58,7 +58,7 @@ class TableCell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table with its name."""
+    """A named table row."""
 
     name: TableCell
     cells: Sequence[TableCell]
@@ -66,16 +66,16 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows that belong together, with a title where there are several groups."""
+    """Rows that belong together, with a title if there are several groups."""
 
     rows: Sequence[Row]
     title: TableCell | None = None
 
 
 class Table(NamedTuple):
-    """A table; `over` are titles above its columns, but for the first two and the last, each with its width.
+    """A table; `over` has titles that span several columns, with their widths, excluding the first two and the last.
 
-    `data` is what its CSV has, with a row of titles first: by default the texts of the cells.
+    `data` holds the rows of its CSV, titles first; by default the texts of the cells.
     """
 
     caption: str
@@ -87,7 +87,7 @@ class Table(NamedTuple):
 
     @property
     def csv(self) -> str:
-        """The address of the table as CSV: the text itself, so that a page needs no other file."""
+        """Return the table as a CSV data URL, so that the page needs no other file."""
         return f"data:text/csv;charset=utf-8,{quote(csv_of(self.data or self._texts()))}"
 
     def _texts(self) -> list[list[str]]:
@@ -101,28 +101,28 @@ class Table(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names and values in a row."""
+    """Names with values, shown in a row."""
 
     values: Mapping[str, str]
     macro = "facts"
 
 
 class Bullets(NamedTuple):
-    """A list of texts, each with a key before it, or an empty one."""
+    """A list of texts, each preceded by a key, which may be empty."""
 
     items: Sequence[tuple[str, str]]
     macro = "bullets"
 
 
 class Subtitle(NamedTuple):
-    """A title within a section."""
+    """A heading within a section."""
 
     text: str
     macro = "subtitle"
 
 
 class Paragraph(NamedTuple):
-    """A paragraph of a class of the style sheet; `start` is emphasized."""
+    """A paragraph with a CSS class; `start` is emphasized."""
 
     text: str
     kind: str = ""
@@ -131,7 +131,7 @@ class Paragraph(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """The notes that help to read the table of results: those that apply."""
+    """The notes that apply to a table of results."""
 
     several_seeds: bool
     baselines: bool
@@ -142,7 +142,7 @@ class Notes(NamedTuple):
 
 
 class Preformatted(NamedTuple):
-    """Text as it is; lines that are too long may continue indented."""
+    """Preformatted text; with `hanging`, long lines wrap with an indent."""
 
     text: str
     hanging: bool = False
@@ -150,7 +150,7 @@ class Preformatted(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A drawing as SVG, shown as an image: nothing in it can be a script of the page."""
+    """An SVG drawing, embedded as an image so that it cannot run scripts in the page."""
 
     svg: str
     alt: str
@@ -158,12 +158,12 @@ class Picture(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The drawing as an address that holds it."""
+        """Return the drawing as a data URL."""
         return f"data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()}"
 
 
 class Folded(NamedTuple):
-    """A block that is hidden until its summary is clicked."""
+    """A block that stays hidden until its summary is clicked."""
 
     summary: str
     block: Table | Preformatted
@@ -174,7 +174,7 @@ Block = Table | Facts | Bullets | Subtitle | Paragraph | Notes | Preformatted | 
 
 
 class PageSection(NamedTuple):
-    """A section: its anchor, its title, its blocks, and the figures behind them."""
+    """A section: its anchor, its title, its blocks, and the figures after them."""
 
     anchor: str
     title: str
@@ -183,7 +183,7 @@ class PageSection(NamedTuple):
 
 
 def document(name: str, about: Block, sections: Sequence[PageSection], source: str, follow: float = 0) -> str:
-    """The HTML of a page; one with `follow` asks its server for new numbers, at intervals of `follow` seconds."""
+    """Render a page as HTML; with `follow`, it polls its server for new numbers every `follow` seconds."""
     drawn = [figure for section in sections for figure in section.figures]
     script = "".join((FOLDER / part).read_text(encoding="utf-8") for part in SCRIPTS)
     page = TEMPLATES.get_template("page.html.jinja")
@@ -194,19 +194,19 @@ def document(name: str, about: Block, sections: Sequence[PageSection], source: s
 
 
 def alt_of(figure: Figure) -> str:
-    """The words for those who cannot see a figure: what it shows, and how it ends."""
+    """Return the alternative text of a figure: its description and a summary of its last values."""
     return f"{figure.alt} {sentence(figure.views[0])}".strip()
 
 
 def numbers_table(figure: Figure) -> Table:
-    """The numbers of a figure's first view: its text alternative."""
+    """Tabulate the numbers of a figure's first view."""
     found = numbers_of(figure.views[0])
     rows = [Row(TableCell(first), [TableCell(cell) for cell in rest]) for first, *rest in found.rows]
     return table(found.caption, HEADS, rows)
 
 
 def csv_of(rows: Sequence[Sequence[object]]) -> str:
-    """Rows as CSV. A text that a spreadsheet would run gets an apostrophe before it."""
+    """Format rows as CSV, with an apostrophe before any text that a spreadsheet would evaluate."""
     file = io.StringIO()
     quoted = lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
     csv.writer(file).writerows([[quoted(cell) for cell in row] for row in rows])
@@ -214,23 +214,23 @@ def csv_of(rows: Sequence[Sequence[object]]) -> str:
 
 
 def _flat(cell: TableCell) -> str:
-    """The text of a cell with what is below it."""
+    """Return the text of a cell including the lines below it."""
     return "; ".join(part for part in (cell.text, *cell.small, cell.flag) if part).replace("\xa0", " ")
 
 
 def bullets(lines: Sequence[str]) -> Bullets:
-    """A list of texts without keys."""
+    """Make a list of texts without keys."""
     return Bullets([("", line) for line in lines])
 
 
 def table(caption: str, heads: Sequence[str], rows: Sequence[Row], kind: str = "") -> Table:
-    """A table of a single group; `kind` is the class of its titles."""
+    """Make a table with a single group; `kind` is the CSS class of its titles."""
     return Table(caption, [TableCell(head, kind) for head in heads], [Group(rows)])
 
 
 def _as_json(drawn: Sequence[Figure]) -> str:
-    """The figures for the script; no character in it can end its element."""
+    """Serialize figures for the script, escaped so that no character can close its element."""
     view = lambda one: {**one.to_plotly_json(), "numbers": numbers_of(one)._asdict()}
     described = [{"name": figure.name, "views": [view(one) for one in figure.views]} for figure in drawn]
-    content = {"figures": described, "colors": [*PALETTE, *GREYS.values()]}
+    content = {"figures": described, "colors": [*PALETTE, *GRAYS.values()]}
     return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""The figure of a reproduction: curves where the training was followed, otherwise a trend over settings, or dots."""
+"""The figure of a reproduction: curves if training was recorded, otherwise a trend over settings, or dots."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,23 +12,23 @@ from personax.report.svg import Dot, DotPanel, Line, LinePanel, draw
 from personax.report.words import is_share
 from personax.reproduce.outcome import CellRecord, CurveRecord, ReproductionRecord, shown
 
-# Rows that differ by a setting which is the figure's horizontal axis: what it is called, how to find it in the row.
+# Experiments whose horizontal axis is a setting: the axis title, and a pattern that finds the setting in a row's name.
 TRENDS = {
     "apfl-figure1": ("classes of each client", r"(?P<at>[^:]+?)( classes)?: (?P<panel>.+)"),
     "apfl-figure6": ("epochs of the new client", r"(?P<data>.+), (?P<at>\d) epochs?: (?P<panel>.+)"),
 }
-ALONG = {"fallah-appendix": "seconds"}  # the axis of curves, where it is not virtual time or rounds
+ALONG = {"fallah-appendix": "seconds"}  # the axis of curves, if it is not virtual time or rounds
 AXES = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds of training, all seeds together"}
-WIDE = 20  # from this ratio on, losses are drawn on a logarithmic axis
-HUGE = 100.0  # losses above it are written, not drawn
+WIDE = 20  # at this ratio or above, losses are drawn on a logarithmic axis
+HUGE = 100.0  # larger losses are written, not drawn
 MOST_PANELS = 16
-MOST_POINTS = 1000  # of all lines together, so that a figure stays light
+MOST_POINTS = 1000  # in all lines together, to keep the file small
 NOT_DRAWN = ("step_times_curvature",)
-EARLY = 0.1  # the share of the training that the height of curves is not scaled to
+EARLY = 0.1  # the first share of training, which is ignored when the height is scaled
 
 
 def figure_of(record: ReproductionRecord) -> str:
-    """The figure as SVG: the readings that count, or all where none does."""
+    """Draw the figure as SVG, with the readings that count, or all if none does."""
     left_out = {reading.name for reading in record.readings if reading.excluded}
     drawn = [cell for cell in record.cells if cell.metric not in NOT_DRAWN]
     counted = [cell for cell in drawn if cell.reading not in left_out]
@@ -37,22 +37,25 @@ def figure_of(record: ReproductionRecord) -> str:
 
 def _figure(record: ReproductionRecord) -> str:
     followed = any(cell.curve is not None for cell in record.cells)
-    words = "Means over clients and seeds; bands are 95 % intervals over seeds."
+    words = "Means over clients and seeds, with 95 % bands over seeds."
     if followed:
         panels = list(_curve_panels(record))
     elif record.name in TRENDS and all(re.fullmatch(TRENDS[record.name][1], cell.row) for cell in record.cells):
         panels = list(_trends(record))
     else:
-        panels, words = list(_dot_panels(record)), "Dots: ours, with 95 % intervals over seeds. Diamonds: the paper's."
+        panels, words = (
+            list(_dot_panels(record)),
+            "Dots: our numbers with 95 % intervals over seeds. Diamonds: the paper's numbers.",
+        )
     if followed and any(cell.paper is not None for cell in record.cells):
-        words += " Diamonds: the paper's numbers at the end."
+        words += " Diamonds: the paper's final numbers."
     if len(panels) > MOST_PANELS:
-        words = f"The first {MOST_PANELS} of {len(panels)} settings; the tables have all. {words}"
+        words = f"The first {MOST_PANELS} of {len(panels)} settings (see the tables for all). {words}"
     return draw(f"{record.source}: {record.title}", panels[:MOST_PANELS], words)
 
 
 def _curve_panels(record: ReproductionRecord) -> Iterator[LinePanel]:
-    """A panel for each row that was followed along its training; what needs no training as level lines."""
+    """Yield a panel for each row with a training curve; methods without training are level lines."""
     most = max(9, MOST_POINTS // sum(cell.curve is not None for cell in record.cells))
     for row, every in _rows(record.cells):
         cells = [cell for cell in every if cell.curve is not None]
@@ -75,12 +78,12 @@ def _curve(cell: CellRecord, curve: CurveRecord, along: str, most: int) -> Line:
 
 
 def _trends(record: ReproductionRecord) -> Iterator[LinePanel]:
-    """A panel for each measure, over the settings in the order of the rows."""
+    """Yield a panel for each measure, over the settings in the order of the rows."""
     across, pattern = TRENDS[record.name]
     found: dict[str, dict[str, list[CellRecord]]] = {}
     for row, cells in _rows(record.cells):
         match = re.fullmatch(pattern, row)
-        assert match is not None  # as the caller checked
+        assert match is not None  # the caller checked this
         title = ": ".join(filter(None, (match.groupdict().get("data"), match["panel"])))
         found.setdefault(title, {})[match["at"]] = cells
     for title, settings in found.items():
@@ -101,7 +104,7 @@ def _line(name: str, x: Sequence[float], of_seeds: Sequence[Sequence[float]], pa
 
 
 def _ends(found: Interval, metric: str) -> tuple[float, float] | None:
-    """The ends of an interval within what the metric can be."""
+    """Clip an interval to the range of the metric."""
     if found.low is None or found.high is None:
         return None
     return max(found.low, 0.0), min(found.high, _most(metric))
@@ -112,7 +115,7 @@ def _most(metric: str) -> float:
 
 
 def _dot_panels(record: ReproductionRecord) -> Iterator[DotPanel]:
-    """A panel for each row."""
+    """Yield a panel for each row."""
     for row, cells in _rows(record.cells):
         metric, dots = cells[0].metric, [_dot(cell) for cell in sorted(cells, key=lambda cell: cell.is_baseline)]
         numbers = [number for dot in dots for number in (dot.value, dot.paper) if number is not None and not dot.words]
@@ -135,6 +138,6 @@ def _spans_decades(numbers: Sequence[float]) -> bool:
 
 
 def _rows(cells: Sequence[CellRecord]) -> Iterator[tuple[str, list[CellRecord]]]:
-    """The cells by row: those named (a), (b), ... in this order, others as they come."""
+    """Group cells by row: (a), (b), ... in alphabetical order, the others in the given order."""
     for row in sorted(dict.fromkeys(cell.row for cell in cells), key=lambda row: row[:3] if row[0] == "(" else ""):
         yield row, [cell for cell in cells if cell.row == row]

@@ -22,17 +22,17 @@ AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
     "virtual time": ("virtual time", lambda e: float(np.mean(e.time))),
     "seconds": ("wall-clock seconds", lambda e: e.seconds),
 }
-WHY_LOGARITHMIC = "The time is logarithmic, and begins after 0, where some runs end much earlier than others."
+WHY_LOGARITHMIC = "The time axis is logarithmic if some runs are much shorter than others; it then omits time 0."
 MOST_BARS = 40
-LEAST_POINTS, ALL_POINTS = 60, 2400  # of one score, and about those of all scores together in a figure of clients
+LEAST_POINTS, ALL_POINTS = 60, 2400  # points of one score at least, and about those of all scores in a client figure
 IN_ORDER, IN_FULL = "share of clients, %", [-1, 101]
 
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A figure with its words. `choices` are what its selectors offer, `views` one for each combination of them.
+    """A figure with its text. `choices` are the options of its selectors, with one view for each combination.
 
-    `alt` names what is drawn, for those who cannot see it; the page adds the numbers.
+    `alt` describes the figure for screen readers; the page adds the numbers.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Figure:
 
 
 class Drawn(Protocol):
-    """The facts of a score that its curves need: a run that has not ended has no more."""
+    """The part of a score that its curves need; a running experiment has no more than this."""
 
     @property
     def label(self) -> str: ...
@@ -59,7 +59,7 @@ class Drawn(Protocol):
 
 
 class CurveView(NamedTuple):
-    """Curves of one metric against one axis; `outside` are those outside the part that it opens at, if it does."""
+    """Curves of one metric along one axis; `outside` names those outside the initial zoom, if there is one."""
 
     drawn: go.Figure
     outside: list[str] | None
@@ -67,29 +67,29 @@ class CurveView(NamedTuple):
 
 
 def learning_curves(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
-    """Means over clients along the runs, with bands over seeds; they open at the part where methods differ."""
+    """Draw means over clients during training, with bands over seeds, zoomed to the part where methods differ."""
     views = [_curves(scores, metric, axis) for metric, axis in product(metrics, AXES)]
     words = (
-        "Mean over clients. Lines are means over seeds, bands their 95 % t-intervals; one seed has no band. Rounds of "
-        "asynchronous algorithms are updates divided by the cohort's size. Virtual time is the simulated clock, "
-        "averaged over seeds. Wall-clock seconds are those of all seeds together, compilation left out."
+        "Mean over clients. Lines are means over seeds, bands their 95 % t-intervals; a single seed has no band. One "
+        "round of an asynchronous algorithm is a cohort's worth of updates. Virtual time is the simulated clock, "
+        "averaged over seeds. Wall-clock seconds cover all seeds together, without compilation."
     )
     if any(view.logarithmic for view in views):
         words += f" {WHY_LOGARITHMIC}"
     if any(view.outside is not None for view in views):
-        words += " The figure opens at the last third of the curves, where methods differ; Show all has the rest."
+        words += " The figure is zoomed to the last third of the curves; `Show all` shows the rest."
     outside = dict.fromkeys(name for view in views for name in view.outside or ())
     if outside:
-        words += f" Far outside of that in at least one view: {', '.join(outside)}."
+        words += f" Far outside this part in at least one view: {', '.join(outside)}."
     if any(score.diverged for score in scores):
-        words += " Seeds that diverged are left out; if all did, the line is of those that diverged last."
-    alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} against rounds, virtual time or seconds."
+        words += " Seeds that diverged are left out; if all diverged, the line shows those that lasted longest."
+    alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} over rounds, virtual time or seconds."
     choices = {"metric": list(metrics), "against": list(AXES)}
     return Figure("curves", "Learning curves", words, alt, [view.drawn for view in views], choices)
 
 
 def _curves(scores: Sequence[Drawn], metric: str, axis: str) -> CurveView:
-    """The curves of one metric."""
+    """Draw the curves of one metric."""
     (title, at), traces = AXES[axis], []
     for score in scores:
         texts = [e for e in score.record.evaluations if metric in e.mean]
@@ -106,7 +106,7 @@ def _curves(scores: Sequence[Drawn], metric: str, axis: str) -> CurveView:
 
 
 def _shorten(view: go.Figure, lines: Sequence[Any]) -> bool:
-    """Make the time axis logarithmic if it would otherwise hide short runs, such as asynchronous ones."""
+    """Make the time axis logarithmic if a linear one would hide short runs, such as asynchronous ones."""
     logarithmic = is_logarithmic([line.x[-1] or 0.0 for line in lines])
     if logarithmic:
         layout: Any = view.layout
@@ -115,7 +115,7 @@ def _shorten(view: go.Figure, lines: Sequence[Any]) -> bool:
 
 
 def distribution(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
-    """The numbers of single clients, sorted."""
+    """Draw the sorted values of single clients."""
     views = []
     for metric in metrics:
         having = ((score, score.clients) for score in scores)
@@ -123,15 +123,15 @@ def distribution(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
         traces = [sorted_line(score.look, score.label, numbers, metric) for score, numbers in found if numbers]
         views.append(figure(traces, IN_ORDER, f"{metric}{_percent(metric)}").update_xaxes(range=IN_FULL))
     words = (
-        "Each client's mean over seeds at the end of the run, in ascending order: at 10 %, a tenth of the clients are "
-        "at or below the curve."
+        "Each client's mean over seeds at the end of the run, in ascending order: a tenth of the clients are at or "
+        "below the value at 10 %."
     )
     alt = f"Sorted {metrics[0]} of every client, one curve for each of {_many(scores)}."
     return Figure("clients", "How clients differ", words, alt, views, {"metric": list(metrics)})
 
 
 def deciles(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
-    """The spread of the clients along the runs, one score at a time."""
+    """Draw the spread of the clients during training, one score at a time."""
     views = []
     for metric, score in product(metrics, scores):
         found = [one for one in score.record.evaluations if metric in one.mean]
@@ -140,14 +140,14 @@ def deciles(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
         numbers = {name: [getattr(one, end)[metric] for one in found] for name, end in ends.items()}
         traces = spread_lines(score.look, score.label, [one.round for one in found], numbers, metric) if found else []
         views.append(figure(traces, "round", f"{metric}{_percent(metric)}"))
-    words = "The mean over clients, and the means of the tenth of the clients at either end; averaged over seeds."
-    alt = f"The mean, the worst and the best tenth of the clients against rounds, for {_many(scores)}."
+    words = "The mean over all clients, the worst tenth and the best tenth, averaged over seeds."
+    alt = f"Means over all clients, the worst tenth and the best tenth over rounds, for {_many(scores)}."
     choices = {"metric": list(metrics), "score": [score.label for score in scores]}
     return Figure("deciles", "How far apart clients are", words, alt, views, choices)
 
 
 def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
-    """What each client gains or loses against the baselines of its run; None where there are none."""
+    """Draw each client's gain or loss against the baselines of its run; None without baselines."""
     found: dict[tuple[str, str], list[tuple[Score, Sorted]]] = {}
     for metric, role, score in product(metrics, ("global", "local"), scores):
         pairs = _change(score, role, scores, metric)
@@ -174,15 +174,15 @@ def changes(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
         "score": ["all scores", *(score.label for score in shown)],
     }
     words = (
-        "Each client's difference to the baseline of its run, on the same seeds and averaged over them, in ascending "
-        "order. Choose one score to see its clients one by one."
+        "Each client's difference from the baseline, averaged over the same seeds, in ascending order. Choose one "
+        "score to see its clients individually."
     )
-    alt = f"Sorted change of {metrics[0]} of every client against {ROLES[roles[0]]}, for {_many(shown)}."
+    alt = f"Sorted change of each client's {metrics[0]} against {ROLES[roles[0]]}, for {_many(shown)}."
     return Figure("changes", "Who gains and who loses", words, alt, views, choices)
 
 
 def mixing(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:
-    """The personal number of each algorithm that shows one (APFL's mixing weight): at the end, and along the run."""
+    """Draw the personal number that an algorithm shows (APFL's mixing weight), at the end and during training."""
     at_end, along = [], []
     for label, score in _of_algorithms(runs, scores):
         weights = score.clients.numbers("personal_number")
@@ -201,18 +201,18 @@ def mixing(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Fig
         yield Figure("mix", "Mixing weights at the end", words, "Histogram of the clients' mixing weights.", [view])
     if along:
         view = figure(along, "round", "mean mixing weight")
-        words = "Mean over clients; the band is the 95 % t-interval over seeds."
-        alt = "Mean mixing weight over clients against rounds."
-        yield Figure("mix-curve", "Mixing weights along the run", words, alt, [view])
+        words = "Mean over clients, with a 95 % t-interval over seeds."
+        alt = "Mean mixing weight of the clients over rounds."
+        yield Figure("mix-curve", "Mixing weights during training", words, alt, [view])
 
 
 def activity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:
-    """How stale updates were and how many clients were at work, of the first seed."""
+    """Draw the staleness of updates and the share of active clients, for the first seed."""
     of_algorithms = list(_of_algorithms(runs, scores))
     stale = _staleness([(label, score) for label, score in of_algorithms if score.algorithm.staleness.get("count")])
     if stale:
         view = figure(stale, "staleness, in versions of the shared model", "updates, %", rangemode="tozero")
-        words = "How many versions the shared model had moved on when an update arrived; first seed."
+        words = "The number of versions by which the shared model advanced before an update arrived; first seed."
         yield Figure("staleness", "Staleness", words, "Histogram of the staleness of updates.", [view])
     alike: dict[tuple[float, ...], list[tuple[str, Score]]] = {}
     for label, score in of_algorithms:
@@ -222,13 +222,13 @@ def activity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[F
     if alike:
         lines = list(map(_active, alike.values()))
         view = figure(lines, "virtual time", "active clients, %", rangemode="tozero")
-        words = "The share of clients at work along the run; first seed. Algorithms on one schedule share a line."
+        words = "The share of clients that are training; first seed. Algorithms with the same schedule share a line."
         words += f" {WHY_LOGARITHMIC}" if _shorten(view, lines) else ""
-        yield Figure("active", "Active clients", words, "Share of active clients against virtual time.", [view])
+        yield Figure("active", "Active clients", words, "Share of active clients over virtual time.", [view])
 
 
 def _staleness(found: Sequence[tuple[str, Score]]) -> list[go.Bar]:
-    """Shares of updates by staleness, of ranges of it where it goes far."""
+    """Draw the share of updates by staleness, in ranges if staleness is large."""
     largest = max((max(score.algorithm.staleness["staleness"]) for _, score in found), default=0)
     width = largest // MOST_BARS + 1
     made = []
@@ -243,7 +243,7 @@ def _staleness(found: Sequence[tuple[str, Score]]) -> list[go.Bar]:
 
 
 def _active(alike: Sequence[tuple[str, Score]]) -> go.Scatter:
-    """The active clients of algorithms that ran on one schedule."""
+    """Draw the active clients of algorithms with the same schedule."""
     label, score = alike[0]
     time, part = (np.asarray(score.algorithm.active[name]) for name in ("time", "share"))
     at, more = thinned(len(time)), f" and {len(alike) - 1} more" if len(alike) > 1 else ""
@@ -251,7 +251,7 @@ def _active(alike: Sequence[tuple[str, Score]]) -> go.Scatter:
 
 
 def stationarity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Figure | None:
-    """Squared gradient norms along the runs, with the theorems' bounds; None where they were not measured."""
+    """Draw squared gradient norms during training with the theorems' bounds; None if they were not measured."""
     traces, texts = [], []
     for label, score in _of_algorithms(runs, scores):
         bound = score.algorithm.bound
@@ -269,17 +269,17 @@ def stationarity(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Figure
     if not traces:
         return None
     words = (
-        "The squared norm of the gradient of the clients' mean objective: at the server's models, and dotted at "
-        "an iterate between them drawn at random in each round (Fallah Remark 4.7), which is what the theorems bound "
-        f"on average. {' '.join(texts)}"
+        "The squared gradient norm of the clients' mean objective, at the server's models (solid) and at an iterate "
+        "drawn at random in each round (dotted), whose average the theorems bound (Fallah Remark 4.7). "
+        f"{' '.join(texts)}"
     )
-    alt = "Squared gradient norms against rounds, on a logarithmic scale."
+    alt = "Squared gradient norms over rounds, on a logarithmic scale."
     drawn = figure(traces, "round", "squared gradient norm", type="log")
     return Figure("stationarity", "Stationarity", words, alt, [drawn])
 
 
 def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
-    """Clients that no training saw, against the number of adaptation steps; None where there are none."""
+    """Draw the scores of held-out clients over adaptation steps; None without held-out clients."""
     having = [(score, score.record.newcomers) for score in scores if score.record.newcomers is not None]
     metrics = [metric for metric in metrics if any(metric in record.mean for _, record in having)]
     if not metrics:
@@ -296,12 +296,12 @@ def newcomers(scores: Sequence[Score], metrics: Sequence[str]) -> Figure | None:
     for score, record in having:
         texts.setdefault(record.words.rstrip("."), []).append(score.label)
     words = " ".join(f"{' · '.join(who)}: {what}." for what, who in texts.items())
-    alt = f"Mean {metrics[0]} of held-out clients against adaptation steps, for {_many([s for s, _ in having])}."
+    alt = f"Mean {metrics[0]} of held-out clients over adaptation steps, for {_many([s for s, _ in having])}."
     return Figure("newcomers", "New clients", words, alt, views, {"metric": metrics})
 
 
 def _change(score: Score, role: str, scores: Sequence[Score], metric: str) -> Sorted | None:
-    """The change of a score's clients against a baseline of the same run, if both score the same clients."""
+    """Return the change of a score's clients from a baseline of the same run, if both score the same clients."""
     other = next((s for s in scores if s.run is score.run and s.role == role and s.group == score.group), None)
     return (
         None if other is None or other is score else score.clients.sorted_change(other.clients, metric, _points(scores))
@@ -309,12 +309,12 @@ def _change(score: Score, role: str, scores: Sequence[Score], metric: str) -> So
 
 
 def _points(scores: Sequence[Drawn]) -> int:
-    """The number of clients that are drawn of each score: fewer of many scores, which keeps a page small."""
+    """Return the number of clients to draw per score, which falls with the number of scores to keep pages small."""
     return min(MOST_POINTS, max(LEAST_POINTS, ALL_POINTS // len(scores)))
 
 
 def _of_algorithms(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[tuple[str, Score]]:
-    """Each algorithm's label and its first score, whose look stands for it."""
+    """Yield each algorithm's label and its first score, whose look represents the algorithm."""
     for label, _, algorithm in algorithm_labels(runs):
         first = next((score for score in scores if score.algorithm is algorithm), None)
         if first is not None:

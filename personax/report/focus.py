@@ -1,4 +1,4 @@
-"""The part of the curves that a figure opens at, where methods differ, and a time axis on which all are visible."""
+"""The initial zoom of learning curves, where methods differ, and a time axis on which all of them are visible."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,15 +7,15 @@ import numpy as np
 
 from personax.evaluation.scores import higher_is_better
 
-LATER = 1 / 3  # the share of a curve, from its end, that a figure opens at
-MARGIN = 0.2  # of that part's height, above and below it
-GAIN = 0.6  # a figure opens zoomed if less than this share of the whole height remains
-FAR = 3.0  # a curve whose gap to the others is this many times their own range is left outside
-TIMES_APART = 4.0  # the time axis is logarithmic if one curve is this many times as long as another
+LATER = 1 / 3  # the last share of each curve, which sets the zoom
+MARGIN = 0.2  # above and below, as a share of that part's height
+GAIN = 0.6  # zoom only if the part is less than this share of the whole height
+FAR = 3.0  # leave out a curve whose gap to the others is this many times their own range
+TIMES_APART = 4.0  # use a logarithmic time axis if one curve is this many times as long as another
 
 
 class Focus(NamedTuple):
-    """The range of an axis, and the names of the curves that end outside of it."""
+    """The range of an axis, and the names of the curves that end outside it."""
 
     low: float
     high: float
@@ -23,10 +23,10 @@ class Focus(NamedTuple):
 
 
 def focus(curves: Sequence[Any], metric: str) -> Focus | None:
-    """The range of the last third of the curves; None if it is not much less than all of it.
+    """Find the range of the last third of the curves; None if that is not much less than the whole range.
 
-    `curves` are traces with names. Those that end far behind the others are left outside, so that the others are
-    distinguishable; at least three stay.
+    `curves` are named traces. Those that end far behind the rest are left outside, so that the rest can be told
+    apart; at least three stay.
     """
     parts = {curve.name: (np.asarray(curve.x, float), np.asarray(curve.y, float)) for curve in curves}
     whole = np.concatenate([y[np.isfinite(y)] for _, y in parts.values()]) if parts else np.zeros(0)
@@ -45,18 +45,18 @@ def focus(curves: Sequence[Any], metric: str) -> Focus | None:
 
 
 def is_logarithmic(ends: Sequence[float]) -> bool:
-    """Return True if some curves are so much shorter than others that a linear time axis would hide them."""
+    """Return True if some curves are too short to be visible on a linear time axis."""
     positive = [end for end in ends if end > 0]
     return len(positive) > 1 and max(positive) > TIMES_APART * min(positive)
 
 
 def _later(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The finite numbers of the last part of a curve."""
+    """Return the finite values of the last part of a curve."""
     return y[np.isfinite(y) & (x >= x[-1] - LATER * (x[-1] - x[0]))]
 
 
 def _gap(later: dict[str, np.ndarray], order: Sequence[str], sign: int) -> float:
-    """The distance from the end of the worst curve to that of the next."""
+    """Return the distance between the ends of the worst curve and the second-worst."""
     return sign * (later[order[1]][-1] - later[order[0]][-1])
 
 

@@ -1,6 +1,6 @@
-"""A run while it trains, as a page: how far each algorithm is, its curves, and its clients.
+"""The page of a run in progress: the progress of each algorithm, its curves and its clients.
 
-`read_simulated` reads what a simulation has written so far. A live run has a reader of its own in `personax.live`.
+`read_simulated` reads what a simulation has written so far. Live runs have their own reader in `personax.live`.
 """
 
 import json
@@ -24,7 +24,7 @@ from personax.report.figures import deciles, distribution, learning_curves
 from personax.report.runs import Look, Looks
 from personax.report.words import seconds, unit
 
-QUIET = 60.0  # seconds without an evaluation, after which the page mentions it
+QUIET = 60.0  # seconds without an evaluation before the page says so
 
 
 class Progress(NamedTuple):
@@ -39,14 +39,14 @@ class Progress(NamedTuple):
 
     @property
     def left(self) -> str:
-        """An estimate of the training that is left, in words."""
+        """Return an estimate of the remaining training time, in words."""
         if self.state == "finished" or not self.done or self.done >= self.total:
             return "–"
         return seconds(self.spent / self.done * (self.total - self.done))
 
 
 class FollowedScore(NamedTuple):
-    """A score of a run that has not ended, with what figures need of it; its clients are there at the end."""
+    """A score of a run in progress, as figures need it; its clients are known once the algorithm ends."""
 
     label: str
     look: Look
@@ -56,11 +56,11 @@ class FollowedScore(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A run as it stands."""
+    """The current state of a run."""
 
     name: str
     facts: dict[str, str]
-    unit: str  # of progress: rounds, or updates
+    unit: str  # of progress: rounds or updates
     progress: Sequence[Progress]
     scores: Sequence[FollowedScore]
     note: str = ""
@@ -68,7 +68,7 @@ class Followed(NamedTuple):
 
 
 def render(run: Followed, follow: float) -> str:
-    """The page, which asks for a new one at intervals of `follow` seconds."""
+    """Render the page, which reloads its numbers every `follow` seconds."""
     scores = [score for score in run.scores if score.record.evaluations]
     metrics = list(dict.fromkeys(metric for score in scores for metric in score.record.evaluations[-1].mean))
     metrics = [] if not metrics else list(dict.fromkeys([headline_of(metrics), *metrics]))
@@ -82,11 +82,11 @@ def render(run: Followed, follow: float) -> str:
     if drawn or run.clients is not None:
         blocks = [] if run.clients is None else [run.clients]
         sections.append(PageSection("clients", "Clients", blocks, drawn))
-    return document(run.name, Facts(run.facts), sections, "the files of a run that it follows", follow)
+    return document(run.name, Facts(run.facts), sections, "the files of a run in progress", follow)
 
 
 def _progress(run: Followed) -> Table:
-    heads = ("Algorithm", "", run.unit, "training", "left, about", "latest")
+    heads = ("Algorithm", "", run.unit, "training", "time left (estimate)", "latest")
     rows = []
     for one in run.progress:
         share = min(one.done / one.total, 1.0) if one.total else 0.0
@@ -98,11 +98,11 @@ def _progress(run: Followed) -> Table:
             TableCell(one.latest or "–"),
         ]
         rows.append(Row(TableCell(one.name, small=[one.state]), cells))
-    return table("The algorithms of the run, in the order in which they are trained", heads, rows)
+    return table("The algorithms of the run, in training order", heads, rows)
 
 
 def read_simulated(root: Path) -> Followed:
-    """A simulated run as its folder has it now."""
+    """Read the current state of a simulated run from its folder."""
     folder = Folder(root)
     config = read_config(folder)
     histories = _histories(folder)
@@ -128,14 +128,14 @@ def read_simulated(root: Path) -> Followed:
 
 
 def read_config(folder: Folder) -> dict[str, Any]:
-    """The configuration of a run as plain tables: nothing in it is imported or built."""
+    """Read the configuration of a run as plain tables, without importing or building anything."""
     if not folder.config.exists():
-        raise ValueError(f"{folder.root} has no run: there is no config.toml. Give the folder of a run.")
+        raise ValueError(f"No run in {folder.root}: config.toml not found. Give the folder of a run.")
     return tomllib.loads(folder.config.read_text(encoding="utf-8"))
 
 
 def latest_of(histories: dict[str, list[EvaluationRecord]]) -> str:
-    """The last numbers of an algorithm by its headline metric, for people."""
+    """Format the latest values of an algorithm's headline metric."""
     shown = []
     for evaluations in histories.values():
         last = evaluations[-1].mean
@@ -152,7 +152,7 @@ def _progress_of(name: str, state: str, total: int, histories: dict[str, list[Ev
 
 
 def _histories(folder: Folder) -> dict[str, dict[str, list[EvaluationRecord]]]:
-    """The evaluations so far, by algorithm and score; a line that is being written does not count."""
+    """Read the evaluations so far, by algorithm and score, without a line that is still being written."""
     found: dict[str, dict[str, list[EvaluationRecord]]] = {}
     if folder.metrics.exists():
         with folder.metrics.open(encoding="utf-8") as file:
@@ -165,7 +165,7 @@ def _histories(folder: Folder) -> dict[str, dict[str, list[EvaluationRecord]]]:
 
 
 def _clients_of(folder: Folder, algorithm: str, score: str) -> Clients | None:
-    """The numbers of the clients of an algorithm that has ended."""
+    """Read the clients' values of a finished algorithm."""
     try:
         rows = pq.read_table(folder.part_clients(algorithm)).filter(pc.field("score") == score)
     except (pa.ArrowException, OSError):
@@ -174,14 +174,14 @@ def _clients_of(folder: Folder, algorithm: str, score: str) -> Clients | None:
 
 
 def _note(folder: Folder, state: str) -> str:
-    """A note about a run that has ended, or that seems to have stopped."""
+    """Return a note if the run has ended or seems to have stopped."""
     if state == "finished":
-        return f"The run is finished: `personax report {folder.root}` writes its report."
+        return f"The run is finished. To write its report, run `personax report {folder.root}`."
     changed = folder.metrics.stat().st_mtime if folder.metrics.exists() else folder.config.stat().st_mtime
     quiet = time.time() - changed
     if quiet < QUIET:
         return ""
     return (
-        f"There has been no evaluation for {seconds(quiet)}. If the run was interrupted, continue it: "
-        f"personax resume {folder.root}"
+        f"There has been no evaluation for {seconds(quiet)}. If the run was interrupted, resume it with "
+        f"`personax resume {folder.root}`."
     )

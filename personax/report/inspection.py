@@ -1,4 +1,4 @@
-"""The page of an inspection: how much clients differ, the constants, the limits, the advice."""
+"""The page of an inspection: client heterogeneity, the papers' constants, their limits and advice."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,12 +12,12 @@ from personax.report.runs import PALETTE
 from personax.report.traces import figure
 from personax.report.words import moment, number, seconds
 
-CONSTANTS = ("constant", "largest found", "error", "what")
-BIASES = ("Hessian", "share of the gradient's norm")
+CONSTANTS = ("constant", "largest found", "error", "meaning")
+BIASES = ("Hessian", "bias relative to the gradient norm")
 
 
 def render(found: Inspection) -> str:
-    """The whole page."""
+    """Render the page."""
     measured, advice = found.measured, found.advice
     constants = [
         (f"{one.name} ({one.symbol})", f"{one.value:.4g}", f"{one.error:.2g}", one.words) for one in measured.constants
@@ -27,8 +27,8 @@ def render(found: Inspection) -> str:
     sections = [
         PageSection("advice", "Advice", [bullets([advice.summary, *advice.why])]),
         *_validation(advice.validation),
-        PageSection("sure", "How sure this is", [bullets(advice.sure)]),
-        PageSection("starter", "A configuration to start with", [Preformatted(advice.starter)]),
+        PageSection("sure", "How certain this is", [bullets(advice.sure)]),
+        PageSection("starter", "A starting configuration", [Preformatted(advice.starter)]),
         PageSection("clients", "Clients", figures=[_clients(found)]),
         PageSection(
             "limits",
@@ -46,11 +46,11 @@ def render(found: Inspection) -> str:
         **found.machine,
         "personax": found.personax,
     }
-    return document(f"Inspection of {found.name}", Facts(facts), sections, "the inspection.json beside it")
+    return document(f"Inspection of {found.name}", Facts(facts), sections, "the inspection.json next to it")
 
 
 def _validation(found: Validation | None) -> list[PageSection]:
-    """The section on short runs, if there were any."""
+    """Return the section on short runs, if there were any."""
     if found is None:
         return []
     rows = [(run.algorithm, run.source, number(run.score, found.metric), _listed(run.options)) for run in found.runs]
@@ -63,23 +63,23 @@ def _listed(options: Mapping[str, object]) -> str:
 
 
 def _clients(found: Inspection) -> Figure:
-    """Each client's best mixing weight against how far its labels are from the average client's."""
+    """Draw each client's best mixing weight over the distance of its labels from the average client's."""
     clients = found.measured.clients
     labelled = all(client.distance is not None for client in clients)
     x = [client.distance if labelled else client.num_samples for client in clients]
-    along = "distance of its labels from the average client's (total variation)" if labelled else "samples"
+    along = "total variation distance between the client's labels and the average client's" if labelled else "samples"
     marks = {"color": PALETTE[0][0], "size": 9, "opacity": 0.7}
     facts = [f"client {client.id}, {client.num_samples} samples" for client in clients]
     dots = go.Scatter(x=x, y=[client.mix for client in clients], mode="markers", marker=marks, text=facts)
     words = (
-        "Each dot is a client: the weight of a model of its own, mixed with the shared one, that is best on data kept "
-        "from both."
+        "Each dot is a client: the best weight of its own model in a mixture with the shared one, measured on data "
+        "that neither has seen."
     )
     return Figure("mixes", "Clients", words, words, [figure([dots], along, "best mixing weight")])
 
 
 def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table whose last column is words, if it has several."""
+    """Make a table whose last column is text, if it has several columns."""
     kinds = ["", *[""] * (len(heads) - 2), "text" if len(heads) > 2 else ""]
     cells = [[TableCell(one, kind) for one, kind in zip(row, kinds, strict=True)] for row in rows]
     titles = [TableCell(one, kind) for one, kind in zip(heads, kinds, strict=True)]

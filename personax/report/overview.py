@@ -1,4 +1,4 @@
-"""The claims of the papers over all experiments that test them, with the texts of `papers.toml` and their numbers."""
+"""The papers' claims across all experiments that test them, with the texts of `papers.toml` and their numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ UNRUN = "not run yet"
 
 
 class OverviewRow(NamedTuple):
-    """A claim as the overview has it."""
+    """A claim as a row of the overview."""
 
     words: str
     places: str
@@ -29,12 +29,12 @@ class OverviewRow(NamedTuple):
 
     @property
     def sign(self) -> str:
-        """The sign of the verdict."""
+        """Return the sign of the verdict."""
         return MARKS[self.verdict]
 
 
 def overview_rows(papers: Mapping[str, Paper], records: Records) -> dict[str, list[OverviewRow]]:
-    """The claims of each paper; all texts that no longer fit the records are reported together."""
+    """Return the claims of each paper, and report all texts that contradict the records together."""
     rows: dict[str, list[OverviewRow]] = {key: [] for key in papers}
     errors = []
     for key, paper in papers.items():
@@ -49,7 +49,7 @@ def overview_rows(papers: Mapping[str, Paper], records: Records) -> dict[str, li
 
 
 def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
-    """A claim over all experiments that test it."""
+    """Judge a claim across all experiments that test it."""
     names = [test.partition(": ")[0] for test in claim.tests]
     experiments = [EXPERIMENTS[name](False) for name in names]
     places = [experiment.source.split(", ")[1] for experiment in experiments]
@@ -63,8 +63,8 @@ def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
     verdict = over_experiments([one.verdict for one in found])
     if verdict != claim.expected:
         raise ValueError(
-            f"papers.toml: the records now give {verdict!r} for {claim.words!r}, and its sentence was written for "
-            f"{claim.expected!r}. Rewrite the sentence, then set `expected`."
+            f"papers.toml: the records give {verdict!r} for {claim.words!r}, but the sentence about it expects "
+            f"{claim.expected!r}. Rewrite the sentence, then update `expected`."
         )
     effects = [effect_shown(one.effect, ranged=len(found) == 1) for one in found]
     texts = [
@@ -76,7 +76,7 @@ def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
 
 
 def _judged(test: str, records: Records) -> ClaimRecord | None:
-    """The claim of a record that an entry of `tests` names; None if it was not run."""
+    """Return the recorded claim that an entry of `tests` names; None if it was not run."""
     name, _, words = test.partition(": ")
     if words not in {claim.words for claim in EXPERIMENTS[name](False).claims}:
         raise ValueError(f"papers.toml: {name} has no claim {words!r}. Copy its words from personax/reproduce.")
@@ -84,18 +84,18 @@ def _judged(test: str, records: Records) -> ClaimRecord | None:
 
 
 def over_experiments(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict for several experiments; those in which nothing can be tested do not count beside others."""
+    """Combine the verdicts of several experiments, ignoring `not testable` unless there is nothing else."""
     return overall([one for one in verdicts if one != "not testable"] or verdicts)
 
 
 def with_numbers(paper: Paper, records: Records) -> Paper:
-    """A paper with the numbers of the records in its summary and findings."""
+    """Fill the summary and findings of a paper with numbers from the records."""
     findings = [filled(text, records) for text in paper.findings]
     return replace(paper, summary=filled(paper.summary, records), findings=findings)
 
 
 def filled(text: str, records: Records) -> str:
-    """A text of `papers.toml` with its numbers from the records.
+    """Fill a text of `papers.toml` with numbers from the records.
 
     `{{ ours("fallah-table1", "MNIST, 4 steps, 0.01", "FedAvg + update") }}` is the mean of a cell, `paper(...)` the
     paper's number there, and `effect("fallah-table1", "words of a claim")` the size of a claim's difference.

@@ -1,4 +1,4 @@
-"""The page of a report: the sections about one run or several."""
+"""The page of a report on one or several runs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ from personax.report.words import facts, verdict
 
 
 def render(runs: Sequence[ReportedRun]) -> str:
-    """The whole page."""
+    """Render the page."""
     scores = scores_of(runs)
     metrics = list(
         dict.fromkeys([run.record.headline for run in runs] + [m for run in runs for m in run.record.metrics])
@@ -34,7 +34,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
 
 
 def _sections(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequence[str]) -> Iterator[PageSection]:
-    """The sections in order, without those whose figures have nothing to draw."""
+    """Yield the sections in order, without those whose figures are empty."""
 
     def drawn(anchor: str, title: str, *made: Figure | None) -> Iterator[PageSection]:
         found = [figure for figure in made if figure is not None]
@@ -48,11 +48,11 @@ def _sections(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Seq
         yield PageSection("tuning", "Tuning", tuned, list(tuning.figures(runs, scores)))
     yield from drawn("curves", "Learning curves", figures.learning_curves(scores, metrics))
     yield from drawn(
-        "clients", "Client by client", figures.distribution(scores, metrics), figures.changes(scores, metrics)
+        "clients", "Results per client", figures.distribution(scores, metrics), figures.changes(scores, metrics)
     )
     by_class = list(classes.figures(runs, scores))
     if by_class:
-        yield PageSection("classes", "Class by class", list(classes.tables(runs, scores)), by_class)
+        yield PageSection("classes", "Results per class", list(classes.tables(runs, scores)), by_class)
     yield from drawn("mixing", "Mixing weights", *figures.mixing(runs, scores))
     yield from drawn("activity", "Staleness and activity", *figures.activity(runs, scores))
     yield from drawn("stationarity", "Stationarity", figures.stationarity(runs, scores))
@@ -66,7 +66,7 @@ def _sections(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Seq
 
 
 def _results(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequence[str]) -> Iterator[Block]:
-    """What was found in words, the table of each headline metric, the other metrics folded away."""
+    """Yield the findings in words, the headline tables, and the other metrics folded."""
     for run in runs:
         facts = verdict(run, [score for score in scores if score.run is run], run.record.headline)
         if facts:
@@ -79,7 +79,7 @@ def _results(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequ
     yield tables.notes(runs, scores)
     for metric in metrics:
         if metric not in headlines and any(score.row(metric) is not None for score in scores):
-            yield Folded(f"The same by {metric}", tables.headline(runs, scores, metric))
+            yield Folded(f"The same table for {metric}", tables.headline(runs, scores, metric))
 
 
 def _federation(run: ReportedRun, with_name: bool) -> list[Block]:
@@ -95,7 +95,7 @@ def _federation(run: ReportedRun, with_name: bool) -> list[Block]:
 
 
 def _citations(runs: Sequence[ReportedRun]) -> Block:
-    """The keys of BibTeX entries and what each stands for."""
+    """List the keys of BibTeX entries with what each is cited for."""
     cited: dict[str, dict[str, None]] = {}
     for label, _, algorithm in algorithm_labels(runs):
         for key in algorithm.citations:

@@ -1,7 +1,7 @@
-"""Reproductions as pages of Markdown with figures: `python -m personax.report.papers docs/results docs`.
+"""Markdown pages of the reproductions, with figures: `python -m personax.report.papers docs/results docs`.
 
-It reads the records that `personax reproduce` wrote and writes `reproduction.md`, the overview, and in `reproduction/`
-a page for each paper and a figure for each experiment.
+Reads the records that `personax reproduce` wrote. Writes the overview, `reproduction.md`, and in `reproduction/` a
+page for each paper and a figure for each experiment.
 """
 
 import sys
@@ -28,7 +28,7 @@ from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import REPRODUCTION, ReproductionRecord
 from personax.reproduce.papers import FINDINGS, PAPERS, Paper, paper_of
 
-LONGEST = 26  # characters of a cell that is kept on one line
+LONGEST = 26  # cells with at most this many characters stay on one line
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -40,7 +40,7 @@ TEMPLATES = Environment(
 
 
 def pages(records: Sequence[ReproductionRecord]) -> dict[str, str]:
-    """All files by their path below the folder of documents."""
+    """Return all files by their path relative to the docs folder."""
     experiments = {name: make(False) for name, make in EXPERIMENTS.items()}
     by_name = {record.name: record for record in records if not experiments[record.name].unavailable}
     papers = {key: with_numbers(paper, by_name) for key, paper in PAPERS.items()}
@@ -59,18 +59,18 @@ def pages(records: Sequence[ReproductionRecord]) -> dict[str, str]:
 
 
 def paper_page(paper: Paper, rows: Sequence[OverviewRow], records: Sequence[ReproductionRecord]) -> str:
-    """The page of a paper: findings, claims, and a section for each experiment."""
+    """Render the page of a paper: findings, claims, and a section for each experiment."""
     template = TEMPLATES.get_template("paper.md.jinja")
     return template.render(paper=paper, rows=rows, records=records)
 
 
 def section(record: ReproductionRecord) -> str:
-    """An experiment: its figure, its tables, what was found, the choices, every comparison."""
+    """Render the section of an experiment: its figure, tables, findings, choices and comparisons."""
     return TEMPLATES.get_template("experiment.md.jinja").render(record=record, findings=FINDINGS.get(record.name, ()))
 
 
 def number_table(table: NumberTable) -> str:
-    """A table of numbers with its caption above and its notes below."""
+    """Render a table of numbers with its caption above and its notes below."""
     head = [f"| {' | '.join(map(cell, table.heads))} |", "|---|" + "---:|" * (len(table.heads) - 1)]
     unbroken = lambda words: words if len(words) > LONGEST else words.replace(" ", NO_BREAK)
     lines = [f"| {' | '.join(unbroken(cell(words)) for words in row)} |" for row in table.rows]
@@ -79,7 +79,7 @@ def number_table(table: NumberTable) -> str:
 
 
 def cell(words: str) -> str:
-    r"""Words as a cell of a table.
+    r"""Escape text for a cell of a Markdown table.
 
     >>> print(cell("|v| < 1"))
     \|v\| &lt; 1
@@ -93,7 +93,7 @@ def _heading(record: ReproductionRecord) -> str:
 
 
 def _tables(record: ReproductionRecord) -> list[tuple[list[tuple[str, str]], list[NumberTable]]]:
-    """Each group of readings, in words where there are several, with its tables."""
+    """Return each group of readings with its tables, and the readings' descriptions if there are several."""
     several = len(record.readings) > 1
     return [
         ([(one.name, reading_words(one)) for one in group] if several else [], list(tables_of(record, group)))
@@ -113,7 +113,7 @@ def _other_scorings(record: ReproductionRecord) -> list[tuple[str, list[NumberTa
 
 
 def _how(record: ReproductionRecord) -> str:
-    """The command, size, date, machine and precision of a record."""
+    """Format the command, size, date, machine and precision of a record."""
     machine = f"{record.machine['device']}, jax {record.machine['jax']}"
     return (
         f"<sub>`{record.command}`: {record.length}, {len(record.seeds)} seeds, {record.started[:10]}, {machine}, "
@@ -137,12 +137,12 @@ TEMPLATES.globals.update(
 
 
 def read_records(folder: Path) -> list[ReproductionRecord]:
-    """The committed records."""
+    """Read the committed records."""
     return [REPRODUCTION.validate_json(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
 
 
 def write_pages(results: Path, docs: Path) -> None:
-    """Write all pages and figures, and remove figures that no record has."""
+    """Write all pages and figures, and remove figures without a record."""
     made = pages(read_records(results))
     (docs / "reproduction").mkdir(exist_ok=True)
     for path in (docs / "reproduction").glob("*.svg"):

@@ -1,6 +1,6 @@
-"""The figures of the report for notebooks, `px.plot`: from run folders, or from a `Comparison` in memory.
+"""Figures for notebooks, `px.plot`, drawn from run folders or from a `Comparison` in memory.
 
-Each function returns a Plotly figure, one view of what the report shows with selectors.
+Each function returns a Plotly figure: one view of a figure that the report shows with selectors.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from personax.experiment.results import client_rows
 from personax.experiment.summaries import evaluation_record, headline_of, score_record
 from personax.report import figures
 from personax.report.clients import Clients
-from personax.report.runs import GREYS, PALETTE, SYMBOLS, Look, Score, read_runs, scores_of
+from personax.report.runs import GRAYS, PALETTE, SYMBOLS, Look, Score, read_runs, scores_of
 from personax.report.words import ROLES
 from personax.values import require_one_of, unknown_name
 
@@ -23,7 +23,7 @@ __all__ = ["clients", "curves", "gains", "staleness"]
 
 
 def curves(*runs: Path | str, metric: str | None = None, against: str = "rounds") -> go.Figure:
-    """Learning curves of run folders: means over clients against "rounds", "virtual time" or "seconds".
+    """Plot learning curves of run folders: means over clients against "rounds", "virtual time" or "seconds".
 
     >>> px.plot.curves("runs/people", against="seconds").show()  # doctest: +SKIP
     """
@@ -32,7 +32,7 @@ def curves(*runs: Path | str, metric: str | None = None, against: str = "rounds"
 
 
 def clients(*runs: Path | str | Comparison, metric: str | None = None) -> go.Figure:
-    """The numbers of single clients in ascending order, one curve for each score.
+    """Plot the values of single clients in ascending order, one curve per score.
 
     >>> px.plot.clients("runs/people", metric="loss").show()  # doctest: +SKIP
     """
@@ -42,34 +42,34 @@ def clients(*runs: Path | str | Comparison, metric: str | None = None) -> go.Fig
 def gains(
     *runs: Path | str | Comparison, metric: str | None = None, against: str | None = None, score: str | None = None
 ) -> go.Figure:
-    """Gains and losses of each client against the shared model ("global") or against local training ("local").
+    """Plot each client's gain or loss against the shared model ("global") or local training ("local").
 
-    With a `score` there is a bar for each of its clients. By default `against` is "global" where there is one.
+    With `score`, each of its clients is a bar. By default, `against` is "global" if that baseline exists.
 
     >>> px.plot.gains("runs/people", against="local", score="APFL").show()  # doctest: +SKIP
     """
     found = figures.changes(*_given(runs, metric))
     if found is None:
-        raise ValueError("There is no baseline to compare with. Give runs of `personax compare`, which has both.")
+        raise ValueError("No baseline to compare with. Give runs of `personax compare`, which trains both baselines.")
     if against is not None:
         require_one_of("against", against, tuple(ROLES))
     return _view(found, against=None if against is None else ROLES[against], score=score)
 
 
 def staleness(*runs: Path | str) -> go.Figure:
-    """The staleness of the updates of asynchronous algorithms, in versions of the shared model.
+    """Plot the staleness of asynchronous updates, in versions of the shared model.
 
     >>> px.plot.staleness("runs/people").show()  # doctest: +SKIP
     """
     read = read_runs([Path(run) for run in runs])
     found = next((one for one in figures.activity(read, scores_of(read)) if one.name == "staleness"), None)
     if found is None:
-        raise ValueError("No algorithm of these runs is asynchronous, so no update was stale. Give other runs.")
+        raise ValueError("No algorithm of these runs is asynchronous. Give runs with an asynchronous algorithm.")
     return _view(found)
 
 
 def _given(runs: Sequence[Path | str | Comparison], metric: str | None) -> tuple[list[Score], list[str]]:
-    """The scores of run folders, or of one comparison, and the metric that was asked for, or the headline."""
+    """Return the scores of run folders or of one comparison, and the requested or headline metric."""
     compared = [run for run in runs if isinstance(run, Comparison)]
     if compared and len(runs) > 1:
         raise ValueError("Give run folders, or one comparison.")
@@ -84,24 +84,24 @@ def _given(runs: Sequence[Path | str | Comparison], metric: str | None) -> tuple
 
 
 def _of_comparison(comparison: Comparison) -> list[Score]:
-    """The scores of a comparison as those of a run folder look to figures of clients."""
+    """Convert the scores of a comparison to the form that client figures read."""
     made = []
     for at, (name, found) in enumerate(comparison.evaluations.items()):
         role = {comparison.local: "local", comparison.shared: "global"}.get(name, "")
-        colour = GREYS[role][0] if role else PALETTE[at % len(PALETTE)][0]
-        look = Look(colour, "dash" if role else "solid", SYMBOLS[at % len(SYMBOLS)])
+        color = GRAYS[role][0] if role else PALETTE[at % len(PALETTE)][0]
+        look = Look(color, "dash" if role else "solid", SYMBOLS[at % len(SYMBOLS)])
         names = [f"client {one}" for one in found.clients.ravel().tolist()]
         seeds = range(found.clients.size // found.clients.shape[-1])
         rows = client_rows((comparison.algorithms.get(name, name), name), seeds, found, names)
         record = score_record(name, found.scoring, [evaluation_record(found, 0, 0.0)], None)
-        run: Any = comparison  # the figures of clients only compare whose scores they are, and look at no algorithm
+        run: Any = comparison  # client figures only check that scores belong to the same run
         algorithm: Any = None
         made.append(Score(name, name, run, algorithm, record, Clients(rows), role, look))
     return made
 
 
 def _view(found: figures.Figure, **chosen: str | None) -> go.Figure:
-    """The view of a figure that these choices select; the first choice where None or nothing is given."""
+    """Return the view that these choices select, using the first option where none is given."""
     at = []
     for name, offered in found.choices.items():
         wanted = chosen.get(name) or offered[0]

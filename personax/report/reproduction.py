@@ -1,4 +1,4 @@
-"""The page of a reproduction: its figure, the paper's numbers beside ours, the claims judged, the curves."""
+"""The page of a reproduction: its figure, the paper's numbers beside ours, the verdicts and the curves."""
 
 from collections.abc import Iterator, Sequence
 
@@ -40,7 +40,7 @@ from personax.reproduce.outcome import CellRecord, CurveRecord, ReproductionReco
 
 
 def render(record: ReproductionRecord) -> str:
-    """The whole page."""
+    """Render the page."""
     drawn = _curves(record)
     quick = [Paragraph("Quick: fewer rounds and seeds than the paper. Not a reproduction.", "verdict")]
     drawing = Picture(figure_of(record), f"{record.source}: {record.title}")
@@ -49,8 +49,8 @@ def render(record: ReproductionRecord) -> str:
         PageSection("results", "The paper's numbers and ours", results),
         PageSection("claims", "The paper's claims", list(_claims(record))),
         *([PageSection("curves", "Curves", figures=drawn)] if drawn else []),
-        PageSection("choices", "What the paper does not say, and what was chosen", [bullets(record.choices)]),
-        PageSection("protocols", "What each way to score measures", [bullets(scorings_of(record))]),
+        PageSection("choices", "What the paper leaves open, and our choices", [bullets(record.choices)]),
+        PageSection("protocols", "What each scoring measures", [bullets(scorings_of(record))]),
         PageSection("data", "Data", [bullets([f"{name}: {origin}" for name, origin in record.data.items()])]),
     ]
     facts = {
@@ -67,14 +67,14 @@ def render(record: ReproductionRecord) -> str:
 
 
 def _tables(record: ReproductionRecord) -> Iterator[Block]:
-    """The tables, by the first way to score; by the others they are folded away."""
+    """Yield the tables for the first scoring, and folded tables for the others."""
     for group in reading_groups(record):
         if len(record.readings) > 1:
             yield Bullets([(reading.name, reading_words(reading)) for reading in group])
         for found in tables_of(record, group):
             yield _as_block(found)
         for found in tables_of(record, group, first=False):
-            yield Folded(f"The same by another way to score: {found.scoring}", _as_block(found))
+            yield Folded(f"The same tables with another scoring: {found.scoring}", _as_block(found))
 
 
 def _as_block(found: NumberTable) -> Table:
@@ -83,7 +83,7 @@ def _as_block(found: NumberTable) -> Table:
 
 
 def _claims(record: ReproductionRecord) -> Iterator[Block]:
-    """The claims with their effects, and each comparison behind them folded away."""
+    """Yield the claims with their effects, and the folded comparisons behind them."""
     claims = record.claims
     texts = [(mark(claim.verdict), effect_shown(claim.effect), claim.reason) for claim in claims]
     rows = [
@@ -108,7 +108,7 @@ ALONG = {"rounds": "rounds", "times": "virtual time", "seconds": "seconds"}
 
 
 def _curves(record: ReproductionRecord) -> list[Figure]:
-    """Each row along its training, where it was followed; the paper's end points as lines."""
+    """Draw the training curve of each row that has one, with the paper's final numbers as lines."""
     followed = [cell for cell in record.cells if cell.curve is not None]
     rows = dict.fromkeys(cell.row for cell in followed)
     return [_row_figure(at, row, [cell for cell in followed if cell.row == row]) for at, row in enumerate(rows)]
@@ -121,8 +121,8 @@ def _row_figure(at: int, row: str, cells: Sequence[CellRecord]) -> Figure:
         along = {"times": along["times"], **along}
     views = [_view(cells, name, words) for name, words in along.items()]
     facts = (
-        "Mean over clients; bands are 95 % t-intervals over seeds. Seconds are those of training all seeds together on "
-        "the machine above. Thin lines are the paper's numbers at the end."
+        "Mean over clients; bands are 95 % t-intervals over seeds. Seconds cover the training of all seeds together on "
+        "the machine above. Thin lines are the paper's final numbers."
     )
     return Figure(f"curves-{at}", row, facts, facts, views, {"against": list(along.values())})
 

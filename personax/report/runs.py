@@ -1,4 +1,4 @@
-"""Run folders as a report shows them: labels that distinguish runs, and a style for each score."""
+"""Run folders as reports show them: unique labels for runs, and a style for each score."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from personax.experiment.divergence import describe
 from personax.experiment.records import AlgorithmRecord, RunRecord, ScoreRecord, read_results
 from personax.report.clients import Clients
 
-# Distinguishable in normal vision and with the common forms of color blindness, also from the two grays
+# Distinguishable from each other and from the two grays, in normal vision and with common forms of color blindness
 # (tests/report/test_colors.py). The second of a pair is for dark pages.
 PALETTE = (
     ("#0b62c4", "#5aa9ff"),
@@ -28,37 +28,37 @@ PALETTE = (
     ("#143b00", "#627600"),
     ("#140089", "#ffff4e"),
 )
-GREYS = {"local": ("#6b7280", "#9aa3af"), "global": ("#1c2128", "#f4f6f8")}
+GRAYS = {"local": ("#6b7280", "#9aa3af"), "global": ("#1c2128", "#f4f6f8")}
 DASHES = {"local": ("dash", "longdash"), "global": ("dot", "dashdot"), "": ("solid", "dashdot", "longdash")}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon", "star")
 NEEDED = ("algorithm", "score", "seed", "client", "name")
 
 
 class Look(NamedTuple):
-    """How a score is drawn, the same in every figure."""
+    """The style of a score, the same in every figure."""
 
-    colour: str
+    color: str
     dash: str
     symbol: str
 
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One run folder, as it was given."""
+    """A run folder, read for a report."""
 
     folder: Path
     label: str
     record: RunRecord
     config: str
     clients: pa.Table
-    is_live: bool  # on real machines, so that it cannot be run again
+    is_live: bool  # trained on real machines, so it cannot be rerun
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One score of one algorithm of a run, by its name in the run and by its label among all that are shown.
+    """One score of one algorithm of a run; `label` distinguishes it from all other scores shown.
 
-    `role` is "local" or "global" where it is one of the run's baselines.
+    `role` is "local" or "global" if it is one of the run's baselines.
     """
 
     name: str
@@ -71,40 +71,40 @@ class Score:
     look: Look
 
     def row(self, metric: str) -> ScoreRow | None:
-        """Its row in the table of a metric."""
+        """Return its row in the table of a metric."""
         mine = (self.algorithm.name, self.record.name, metric)
         return next((row for row in self.run.record.table if (row.algorithm, row.score, row.metric) == mine), None)
 
     def num_lost(self, metric: str) -> int:
-        """The number of seeds that have no finite mean of a metric, because they diverged."""
+        """Return the number of seeds without a finite mean of a metric, because they diverged."""
         row = self.row(metric)
         return 0 if row is None else row.num_lost
 
     @property
     def diverged(self) -> str:
-        """The round, client and seed at which the algorithm diverged; empty if it did not."""
+        """Return the round, client and seed at which the algorithm diverged; empty if it did not."""
         return describe(self.algorithm.divergences) if self.algorithm.divergences else ""
 
     @property
     def group(self) -> str:
-        """Whose data is scored: only scores of the same clients can be compared."""
+        """Return the group of clients whose data is scored; only scores of the same group are compared."""
         return str(self.record.scoring.get("clients", "all"))
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
-    """Read run folders; where several have one name, the folder's name or a number tells them apart."""
+    """Read run folders, and add the folder's name or a number to labels that would be equal."""
     if not folders:
-        raise ValueError("A report needs at least one run folder, got none.")
+        raise ValueError("No run folder given. Give at least one.")
     twice = [folder for folder, num in Counter(folder.resolve() for folder in folders).items() if num > 1]
     if twice:
-        raise ValueError(f"{twice[0]} is given twice. Give each run folder once.")
+        raise ValueError(f"Run folder given twice: {twice[0]}. Give each one once.")
     runs = [_read(folder) for folder in folders]
     labels = _distinct([run.label for run in runs], [folder.resolve().name for folder in folders])
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
 def scores_of(runs: Sequence[ReportedRun]) -> list[Score]:
-    """The scores of all runs, in order, with labels that tell them apart."""
+    """Return the scores of all runs, in order, with unique labels."""
     found = [
         (run, algorithm, score) for run in runs for algorithm in run.record.algorithms for score in algorithm.scores
     ]
@@ -121,7 +121,7 @@ def scores_of(runs: Sequence[ReportedRun]) -> list[Score]:
 
 
 def algorithm_labels(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, ReportedRun, AlgorithmRecord]]:
-    """Every algorithm, with a label that tells it from those of other runs."""
+    """Yield every algorithm with a label that is unique across runs."""
     num = Counter(algorithm.name for run in runs for algorithm in run.record.algorithms)
     for run in runs:
         for algorithm in run.record.algorithms:
@@ -129,16 +129,16 @@ def algorithm_labels(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, Reporte
 
 
 class Looks:
-    """Hands out looks: greys to baselines, the palette to the others; dashes change when the colours are used up."""
+    """An allocator of looks: grays for baselines, then the palette, with new dashes once colors run out."""
 
     def __init__(self) -> None:
         self.num = {"local": count(), "global": count(), "": count()}
 
     def next(self, role: str) -> Look:
-        """The look of the next score of a role."""
+        """Return the look of the next score of a role."""
         at, dashes = next(self.num[role]), DASHES[role]
         if role:
-            return Look(GREYS[role][0], dashes[at % len(dashes)], f"{SYMBOLS[at % len(SYMBOLS)]}-open")
+            return Look(GRAYS[role][0], dashes[at % len(dashes)], f"{SYMBOLS[at % len(SYMBOLS)]}-open")
         return Look(PALETTE[at % len(PALETTE)][0], dashes[at // len(PALETTE) % len(dashes)], SYMBOLS[at % len(SYMBOLS)])
 
 
@@ -148,19 +148,19 @@ def _read(folder: Path) -> ReportedRun:
     config, clients = folder / "config.toml", folder / "clients.parquet"
     for path in (config, clients):
         if not path.exists():
-            raise ValueError(f"{folder} has no {path.name}. {remedy}")
+            raise ValueError(f"File not found: {path}. {remedy}")
     try:
         text = config.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{config} is not UTF-8 text: {error.reason}. Run it again.") from None
+        raise ValueError(f"{config} is not UTF-8 text: {error.reason}. Rerun the experiment.") from None
     try:
         table = pq.read_table(clients, read_dictionary=["algorithm", "score", "name"])
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{clients} cannot be read: {reason} Run it again, or copy the file again.") from None
+        raise ValueError(f"Cannot read {clients}: {reason} Copy the file again, or rerun the experiment.") from None
     missing = [name for name in (*NEEDED, record.headline) if name not in table.column_names]
     if missing:
-        raise ValueError(f"{clients} is not what a run writes: it has no column {missing[0]!r}. Run it again.")
+        raise ValueError(f"Missing column {missing[0]!r} in {clients}. Rerun the experiment.")
     return ReportedRun(folder, record.name, record, text, table, (folder / "live.json").exists())
 
 
@@ -179,7 +179,7 @@ def _clients_of(run: ReportedRun, algorithm: str, score: str) -> Clients:
     rows = run.clients.filter((pc.field("algorithm") == algorithm) & (pc.field("score") == score))
     if not len(rows):
         raise ValueError(
-            f"The clients.parquet of run {run.label!r} has no rows for score {score!r} of algorithm {algorithm!r}, "
-            "which its results.json has. The two are not of one run: run it again."
+            f"No rows for score {score!r} of algorithm {algorithm!r} in the clients.parquet of run {run.label!r}, "
+            "although its results.json lists it. The two files are from different runs: rerun the experiment."
         )
     return Clients(rows)

@@ -1,4 +1,4 @@
-"""A page on this machine alone, made again for each request: read only, without any other address."""
+"""A read-only local web server for one page, rendered anew for each request."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -16,10 +16,10 @@ HEADERS = {
 
 
 def page_server(render: Callable[[], str], port: int = 0) -> ThreadingHTTPServer:
-    """A server of one page on the loopback interface; port 0 is any free one.
+    """Return a server of one page on the loopback interface; port 0 picks a free port.
 
-    It answers GET requests for `/` that name this machine as their host, so that no page of another site can read it
-    by making its own name point here.
+    It answers only GET requests for `/` whose Host header names this machine, which prevents DNS rebinding: another
+    site cannot read the page by pointing its own name here.
     """
     turn = Lock()
 
@@ -29,15 +29,15 @@ def page_server(render: Callable[[], str], port: int = 0) -> ThreadingHTTPServer
         def do_GET(self) -> None:
             known = {f"{name}:{server.server_port}" for name in (HOST, "localhost")}
             if self.headers.get("Host") not in known:
-                self._answer(HTTPStatus.FORBIDDEN, "This page is for this machine alone.")
+                self._answer(HTTPStatus.FORBIDDEN, "This page is available on this machine only.")
             elif self.path != "/":
-                self._answer(HTTPStatus.NOT_FOUND, "There is one page here: /")
+                self._answer(HTTPStatus.NOT_FOUND, "Not found. The only page is /.")
             else:
                 try:
-                    with turn:  # what follows a run reads on from where it stopped
+                    with turn:  # the renderer keeps its reading position between requests
                         page = render()
                     self._answer(HTTPStatus.OK, page)
-                except Exception as error:  # a file may be unreadable for a moment; the page keeps its last numbers
+                except Exception as error:  # a file may be briefly unreadable; the page then keeps its last numbers
                     self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
 
         def _answer(self, status: HTTPStatus, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The next steps after a run, as commands: those that make its findings firmer, and those that use its models."""
+"""Suggested commands after a run: to make its findings more certain, and to use its models."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,53 +10,55 @@ from personax.report.document import Bullets
 from personax.report.runs import ReportedRun, Score
 
 ENOUGH_SEEDS = 3
-STILL_LEARNING = 0.05  # of a curve's whole gain, if it is made in the last quarter
-Step = tuple[str, str]  # a command, or none, and what it is for
+STILL_LEARNING = 0.05  # the share of a curve's total gain that the last quarter must exceed
+Step = tuple[str, str]  # a command, which may be empty, and its purpose
 
 
 def steps(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Bullets:
-    """The next steps for all runs."""
+    """List the next steps for all runs."""
     found = [step for run in runs for step in _of_run(run, [score for score in scores if score.run is run])]
     first = shlex.quote(str(runs[0].folder))
     if len(runs) == 1:
-        found.append((f"personax report {first} OTHER_RUN --out both.html", "Show this run beside another one."))
-    return Bullets([*dict.fromkeys(found), (f"personax cite {first}", "BibTeX for what the run used.")])
+        found.append((f"personax report {first} OTHER_RUN --out both.html", "Show this run beside another."))
+    return Bullets(
+        [*dict.fromkeys(found), (f"personax cite {first}", "Print BibTeX entries for everything that the run used.")]
+    )
 
 
 def _of_run(run: ReportedRun, scores: Sequence[Score]) -> Iterator[Step]:
-    """The steps that the numbers of a run suggest."""
+    """Yield the steps that the numbers of a run suggest."""
     if not run.is_live:
         yield from _firmer(run, scores)
     able = [score for score in scores if not score.record.flag and score.algorithm.bytes_up]
     if able:
-        words = "A personal model for a client that was not in training, from its own samples."
+        words = "Make a personal model for a new client from its own samples."
         yield f"personax personalize {shlex.quote(str(run.folder))} --data NEW.csv", words
 
 
 def _firmer(run: ReportedRun, scores: Sequence[Score]) -> Iterator[Step]:
-    """More seeds, more rounds, other options: what the numbers of a simulated run ask for."""
+    """Yield steps for a simulated run: more seeds, more rounds, other options."""
     folder = shlex.quote(str(run.folder))
     config = shlex.quote(str(run.folder / "config.toml"))
     for algorithm in (one for one in run.record.algorithms if one.divergences):
         again = f"personax resume {folder} --fresh {shlex.quote(algorithm.name)}"
-        yield again, f"Train {algorithm.name}, which diverged, again; give it a smaller step size in config.toml first."
+        yield again, f"Retrain {algorithm.name}, which diverged. Reduce its step size in config.toml first."
     num = len(run.record.seeds)
     if num < ENOUGH_SEEDS:
-        lacks = "One seed has no interval." if num == 1 else f"The intervals of {num} seeds are wide."
-        yield f"personax compare {config} --set seeds=5", f"{lacks} Run five."
+        lacks = "A single seed has no interval." if num == 1 else f"Intervals over {num} seeds are wide."
+        yield f"personax compare {config} --set seeds=5", f"{lacks} Run five seeds."
     learning = [score.label for score in scores if _still_learns(score, run.record.headline)]
     if learning:
-        why = f"{', '.join(learning)} still improved in the last quarter of the run."
-        yield f"personax resume {folder}", f"{why} Raise schedule.num_rounds in config.toml first: the run continues."
+        why = f"{', '.join(learning)} still improved in the last quarter."
+        yield f"personax resume {folder}", f"{why} Increase schedule.num_rounds in config.toml, then resume."
     if run.record.tuning is None:
-        words = "Tune the step sizes on validation data: the options of this run are those that were given."
+        words = "Tune the step sizes on validation data; this run was not tuned."
         yield f"personax compare {config} --tune", words
-    words = "Measure how much the clients differ, what the theorems allow, and where to start."
+    words = "Measure how much clients differ and which settings the theorems allow, and get a starting configuration."
     yield f"personax inspect {config}", words
 
 
 def _still_learns(score: Score, metric: str) -> bool:
-    """Return True if the last quarter of a curve gained much of its height, beyond the noise of its seeds."""
+    """Return True if the last quarter of a curve still improved noticeably, beyond the noise over seeds."""
     points = [(one.round, one.mean[metric]) for one in score.record.evaluations if metric in one.mean]
     if len(points) < 5 or not np.isfinite([of_seeds for _, of_seeds in points]).all():
         return False

@@ -1,4 +1,4 @@
-"""Small figures as SVG: panels of lines or of dots in a grid, with one legend. Light enough to be committed."""
+"""Small SVG figures that can be committed: a grid of panels with lines or dots, and one legend."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,16 +10,16 @@ from personax.report.runs import PALETTE
 
 PANEL_WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400, 190, 58, 14, 34, 44
 PLOT_WIDTH = PANEL_WIDTH - LEFT - RIGHT
-NAMES_WIDTH, DOT_STEP = 168, 20  # of a panel of dots: its names, and from one dot to the next
-NARROW = 4.0  # a band that is nowhere higher is hardly wider than its line
-LEGEND_STEP, CHARACTER = 20, 6.3  # the height of a line of the legend, the width of a character
+NAMES_WIDTH, DOT_STEP = 168, 20  # in a panel of dots: the width of names, the distance between dots
+NARROW = 4.0  # bands no higher than this are not visible behind their line
+LEGEND_STEP, CHARACTER = 20, 6.3  # the height of a legend row, the width of a character
 COLORS = tuple(light for light, _ in PALETTE)
-DASHES = ("", "6 3", "2 2")  # when the colors are used up
+DASHES = ("", "6 3", "2 2")  # the next one is used once the colors run out
 GRID, INK, PALE = "#ddd", "#222", "#666"
 
 
 class Line(NamedTuple):
-    """A line with its band, and the number that a paper gives for its end."""
+    """A line with its band, and the paper's number for its end."""
 
     name: str
     x: Sequence[float]
@@ -30,9 +30,9 @@ class Line(NamedTuple):
 
 
 class LinePanel(NamedTuple):
-    """Lines over a common axis; `ticks` names places on it where its numbers are not the point.
+    """Lines over a common axis; `ticks` label positions by name instead of by number.
 
-    The height is scaled to what comes after `begin`, so that a first rise does not flatten all that follows.
+    The height is scaled to the points after `begin`, so that an initial jump does not flatten the rest.
     """
 
     title: str
@@ -45,7 +45,7 @@ class LinePanel(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A number with its interval, and the paper's; with `words` in its place where it cannot be drawn."""
+    """A number with its interval and the paper's number; `words` replace it if it cannot be drawn."""
 
     name: str
     value: float
@@ -56,7 +56,7 @@ class Dot(NamedTuple):
 
 
 class DotPanel(NamedTuple):
-    """Named numbers, one below the other."""
+    """Named numbers in a column."""
 
     title: str
     across: str
@@ -65,14 +65,14 @@ class DotPanel(NamedTuple):
 
 
 class PlotAxis(NamedTuple):
-    """The place of every number on an axis, and the numbers that are marked."""
+    """A map from numbers to positions on an axis, and its ticks."""
 
     place: Callable[[float], float]
     ticks: list[float]
 
 
 def draw(title: str, panels: Sequence[LinePanel | DotPanel], words: str) -> str:
-    """One picture: the panels two abreast, below them the legend and what the marks mean."""
+    """Draw the panels in two columns, with the legend and an explanation of the marks below."""
     names = list(dict.fromkeys(line.name for panel in panels if isinstance(panel, LinePanel) for line in panel.lines))
     styles = {name: _style(at) for at, name in enumerate(names)}
     abreast = min(2, len(panels))
@@ -94,18 +94,18 @@ def draw(title: str, panels: Sequence[LinePanel | DotPanel], words: str) -> str:
 
 
 def _fitting(title: str, width: float) -> int:
-    """The size at which a title is no wider than the picture."""
+    """Return the largest font size at which a title fits the width."""
     return min(14, int(1.7 * width / max(len(title), 1)))
 
 
 def height_of(panel: LinePanel | DotPanel) -> float:
-    """The height of a panel with its titles."""
+    """Return the height of a panel with its titles."""
     inside = PLOT_HEIGHT if isinstance(panel, LinePanel) else DOT_STEP * len(panel.dots) + 6
     return TOP + inside + BOTTOM
 
 
 def head(width: float, height: float, more: str = "") -> list[str]:
-    """The opening of a picture on white."""
+    """Open an SVG element with a white background."""
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" font-family="sans-serif"{more}>',
         f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
@@ -113,29 +113,29 @@ def head(width: float, height: float, more: str = "") -> list[str]:
 
 
 def text(x: float, y: float, words: str, anchor: str, size: int = 11, color: str = INK) -> str:
-    """Words at a place: `anchor` is "start", "middle" or "end"."""
+    """Return a text element; `anchor` is "start", "middle" or "end"."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{color}"'
     return f"<text {place}>{escape(words)}</text>"
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, color: str = GRID, more: str = "") -> str:
-    """A straight line."""
+    """Return a straight line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"{more}/>'
 
 
 def polyline(points: Sequence[tuple[float, float]], color: str, more: str = "") -> str:
-    """A line through places."""
+    """Return a line through points."""
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"{more}/>'
 
 
 def circle(x: float, y: float, color: str, radius: float = 3) -> str:
-    """A dot."""
+    """Return a dot."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{color}"/>'
 
 
 def decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten within a range; its ends where there are none.
+    """Return 1, 2 and 5 times powers of ten within a range, or its ends if there are none.
 
     >>> decades(0.9, 30)
     [1.0, 2.0, 5.0, 10.0, 20.0]
@@ -146,7 +146,7 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def axis(values: Sequence[float], begin: float, end: float, log: bool = False) -> PlotAxis:
-    """An axis that has room for all values, with round numbers as its marks.
+    """Return an axis that covers all values, with round numbers as ticks.
 
     >>> axis([0.0, 1.0], 0, 105).ticks
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -161,7 +161,7 @@ def axis(values: Sequence[float], begin: float, end: float, log: bool = False) -
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """Four to nine multiples of 1, 2 or 5 times a power of ten."""
+    """Return four to nine multiples of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
     step = max((part * power for part in (1, 2, 5) if (high - low) / (part * power) >= 4), default=power)
     digits = max(0, -math.floor(math.log10(step)))
@@ -169,13 +169,13 @@ def _round_numbers(low: float, high: float) -> list[float]:
 
 
 def _thinned(marks: list[float]) -> list[float]:
-    """Powers of ten alone where there are many decades."""
+    """Keep only powers of ten if there are many decades."""
     powers = [mark for mark in marks if f"{mark:e}".startswith("1.0")]
     return marks if len(marks) <= 8 or len(powers) < 2 else powers
 
 
 def short(number: float) -> str:
-    """A number in a few characters.
+    """Format a number in a few characters.
 
     >>> short(0.05), short(1000), short(25_000), short(3e6)
     ('0.05', '1000', '25 k', '3 M')
@@ -186,7 +186,7 @@ def short(number: float) -> str:
 
 
 def _style(at: int) -> tuple[str, str]:
-    """The color and the dashes of the line at a place in the legend."""
+    """Return the color and dashes of a line by its position in the legend."""
     return COLORS[at % len(COLORS)], DASHES[at // len(COLORS) % len(DASHES)]
 
 
@@ -213,7 +213,7 @@ def _grid(lines: Sequence[str]) -> str:
 
 
 def _heights(panel: LinePanel) -> Iterator[float]:
-    """The numbers that the axis has room for."""
+    """Yield the values that the axis must cover."""
     for line in panel.lines:
         shown = [at for at, x in enumerate(line.x) if x >= panel.begin]
         for numbers in (line.y,) if panel.log else (line.y, line.low, line.high):
@@ -222,7 +222,7 @@ def _heights(panel: LinePanel) -> Iterator[float]:
 
 
 def _line(line: Line, across: PlotAxis, up: PlotAxis, color: str, dash: str) -> Iterator[str]:
-    """A line with its band behind it, without the points that are not finite."""
+    """Draw a line with its band behind it, without nonfinite points."""
     seen = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
     known = [
         (x, low, high)
@@ -279,7 +279,7 @@ def _titles(title: str, across: str, middle: float, bottom: float) -> Iterator[s
 
 
 def _legend(styles: Mapping[str, tuple[str, str]], width: float, top: float) -> tuple[list[str], float]:
-    """The names of the lines with a sample of each, as many in a row as fit; where what follows begins."""
+    """Draw the legend, with as many entries per row as fit, and return it with the position below it."""
     sizes = [40 + CHARACTER * len(name) for name in styles]
     rows: list[list[int]] = [[]]
     for at, size in enumerate(sizes):

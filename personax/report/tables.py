@@ -8,21 +8,21 @@ from personax.evaluation.scores import Interval, ScoreRow, higher_is_better
 from personax.experiment.records import ScoreRecord
 from personax.report import words
 from personax.report.document import Group, Notes, Paragraph, Row, Swatch, Table, TableCell, table
-from personax.report.runs import GREYS, PALETTE, ReportedRun, Score, algorithm_labels
+from personax.report.runs import GRAYS, PALETTE, ReportedRun, Score, algorithm_labels
 from personax.report.words import ROLES, number
 
-DARK = dict([*PALETTE, *GREYS.values()])
+DARK = dict([*PALETTE, *GRAYS.values()])
 THAN = {"local": "alone", "global": "with the global model"}
 NO_BREAK = "\N{NO-BREAK SPACE}"
 COST = Paragraph(
-    "Times are of all seeds together, updates and bytes of each seed. Dropped updates were too stale, skipped ones not "
-    "finite.",
+    "Times cover all seeds together; updates and bytes are per seed. Dropped updates were too stale, skipped updates "
+    "were not finite.",
     "words",
 )
 
 
 def headline(runs: Sequence[ReportedRun], scores: Sequence[Score], metric: str) -> Table:
-    """One row for each score: the mean with its interval, the spread, the comparison with the baselines."""
+    """Make the headline table: each score's mean with interval, spread, and comparison with the baselines."""
     roles = [role for role in ROLES if any(score.role == role for score in scores)]
     groups = []
     for run in runs:
@@ -39,7 +39,7 @@ def headline(runs: Sequence[ReportedRun], scores: Sequence[Score], metric: str) 
     over = [(f"across clients{percent}", 3)]
     titles = ["standard deviation", "worst decile", "best decile"]
     if roles:
-        over += [(f"difference to{points}", len(roles)), ("clients better off than", len(roles))]
+        over += [(f"difference from{points}", len(roles)), ("clients better off than", len(roles))]
         titles += [ROLES[role] for role in roles] + [THAN[role] for role in roles]
     titles = ["Score", f"mean {metric}{percent.replace(' ', NO_BREAK)}", *titles, f"best round{percent}"]
     heads, shown = [TableCell(title) for title in titles], [score for score in scores if score.row(metric) is not None]
@@ -47,7 +47,7 @@ def headline(runs: Sequence[ReportedRun], scores: Sequence[Score], metric: str) 
 
 
 def notes(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Notes:
-    """The notes on how to read the headline table."""
+    """Select the notes that explain the headline table."""
     return Notes(
         several_seeds=any(len(run.record.seeds) > 1 for run in runs),
         baselines=any(score.role for score in scores),
@@ -58,16 +58,16 @@ def notes(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Notes:
 
 
 def scorings(scores: Sequence[Score]) -> Table:
-    """What each score measured, in words."""
+    """Describe what each score measured."""
     rows = [
         Row(_name(score, [_recipe(score)]), [TableCell(_without_note(score.record), "text", flag=score.record.flag)])
         for score in scores
     ]
-    return table("The scoring of every score", ("Score and algorithm", "What is scored"), rows, "text")
+    return table("What every score measures", ("Score and algorithm", "What is scored"), rows, "text")
 
 
 def cost(runs: Sequence[ReportedRun]) -> Table:
-    """Time and traffic of each algorithm."""
+    """Tabulate the time and traffic of each algorithm."""
     titles = ("Algorithm", "Rounds", "Updates", "Compile", "Train", "Evaluate", "Sent up", "Sent down")
     rows = []
     for label, _, algorithm in algorithm_labels(runs):
@@ -76,11 +76,11 @@ def cost(runs: Sequence[ReportedRun]) -> Table:
         lost = [_range(algorithm.num_dropped), _range(algorithm.num_skipped)]
         cells = [f"{algorithm.num_rounds:,}", f"{algorithm.num_events:,}", *spent, *moved, *lost]
         rows.append(Row(TableCell(label, small=[algorithm.mode]), [TableCell(cell) for cell in cells]))
-    return table("Time and bytes of every algorithm", (*titles, "Dropped", "Skipped"), rows)
+    return table("Time and traffic of every algorithm", (*titles, "Dropped", "Skipped"), rows)
 
 
 def facts(runs: Sequence[ReportedRun]) -> Table:
-    """When, where and with what several runs were made."""
+    """Tabulate the date, machine and versions of several runs."""
     notes = [words.facts(run.record) for run in runs]
     titles = list(dict.fromkeys(title for one in notes for title in one))
     rows = [
@@ -91,7 +91,7 @@ def facts(runs: Sequence[ReportedRun]) -> Table:
 
 
 def _full_numbers(scores: Sequence[Score], metric: str) -> list[Sequence[object]]:
-    """The rows of a metric with all their digits and with the ends of the intervals: for the CSV."""
+    """Return the rows of a metric at full precision with interval ends, for the CSV."""
     found = [(score.run.label, score.row(metric)) for score in scores]
     rows = [{"run": label, **_flattened(asdict(row))} for label, row in found if row is not None]
     titles = list(dict.fromkeys(title for row in rows for title in row))
@@ -99,7 +99,7 @@ def _full_numbers(scores: Sequence[Score], metric: str) -> list[Sequence[object]
 
 
 def _flattened(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the parts of its intervals side by side: `mean`, `mean_low`, `mean_high`, `mean_num_seeds`, ..."""
+    """Flatten the intervals of a row into `mean`, `mean_low`, `mean_high`, `mean_num_seeds`, ..."""
     flat = {}
     for name, value in row.items():
         parts = value if isinstance(value, dict) else {"mean": value}
@@ -125,7 +125,7 @@ def _headline_row(score: Score, metric: str, roles: Sequence[str], is_best: bool
 
 
 def _mean(score: Score, row: ScoreRow, metric: str) -> str:
-    """The mean with its interval, or that all seeds diverged."""
+    """Format the mean with its interval, or report that all seeds diverged."""
     diverged = score.diverged and not row.mean.num_seeds
     return "diverged" if diverged else _with_interval(number(row.mean, metric))
 
@@ -151,7 +151,7 @@ def _difference(row: ScoreRow, role: str, metric: str, is_itself: bool) -> Table
 
 
 def _clear(change: Interval, metric: str) -> str:
-    """The mark of a difference: "better" or "worse" where its interval excludes zero."""
+    """Return "better" or "worse" if the interval of a difference excludes zero, otherwise an empty string."""
     better, worse = ("better", "worse") if higher_is_better(metric) else ("worse", "better")
     return better if change.is_above(0) else worse if change.is_below(0) else ""
 
@@ -159,16 +159,16 @@ def _clear(change: Interval, metric: str) -> str:
 def _name(score: Score, small: Sequence[str], flag: str = "") -> TableCell:
     look = score.look
     line = "dotted" if score.role else "solid" if look.dash == "solid" else "dashed"
-    return TableCell(score.label, "drawn", small, flag, swatch=Swatch(line, look.colour, DARK[look.colour]))
+    return TableCell(score.label, "drawn", small, flag, swatch=Swatch(line, look.color, DARK[look.color]))
 
 
 def _with_interval(text: str) -> str:
-    """A number with its interval, which may stand below it where the table is narrow."""
+    """Let the interval of a number wrap to the next line in a narrow table."""
     return text.replace("± ", f"±{NO_BREAK}")
 
 
 def _without_note(score: ScoreRecord) -> str:
-    """The words of a scoring; its warning is shown beside them."""
+    """Return the description of a scoring without its warning, which is shown separately."""
     return score.words.replace(f" NOTE: {score.flag}.", "") if score.flag else score.words
 
 

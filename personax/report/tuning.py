@@ -1,4 +1,4 @@
-"""The section about tuning: what was tried, how it scored on validation data, and what was chosen."""
+"""The section on tuning: the trials, their validation scores, and the chosen options."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +10,16 @@ import plotly.graph_objects as go
 from personax.experiment.records import TrialRecord, TunedAlgorithm, TuningRecord
 from personax.report.document import Block, Folded, Group, Paragraph, Row, Table, TableCell, table
 from personax.report.figures import Figure
-from personax.report.runs import GREYS, Look, ReportedRun, Score
+from personax.report.runs import GRAYS, Look, ReportedRun, Score
 from personax.report.traces import dots, figure
 from personax.report.words import is_share, number, unit
 
-CHOSEN = Look(GREYS["global"][0], "solid", "circle-open")
-LOGARITHMIC = 8.0  # values of an option this many times apart have a logarithmic axis
+CHOSEN = Look(GRAYS["global"][0], "solid", "circle-open")
+LOGARITHMIC = 8.0  # use a logarithmic axis if an option's values span at least this factor
 
 
 def blocks(runs: Sequence[ReportedRun]) -> Iterator[Block]:
-    """The words, the choices and all trials of each run that was tuned."""
+    """Yield the description, the chosen options and all trials of each tuned run."""
     for run in runs:
         if run.record.tuning is not None:
             yield from _of_run(run.label if len(runs) > 1 else "", run.record.tuning)
@@ -28,14 +28,14 @@ def blocks(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 def _of_run(label: str, record: TuningRecord) -> Iterator[Block]:
     seeds = ", ".join(map(str, record.seeds))
     words = (
-        f"Each choice was trained without {100 * record.share:.0f} % of every client's training data, and scored on "
-        f"that: validation data, split with seed {record.seed}. The test data was not looked at. Scores are means over "
-        f"the seeds {seeds}."
+        f"Each trial left out {100 * record.share:.0f} % of every client's training data and was scored on it "
+        f"(validation data, split with seed {record.seed}); test data was not used. Scores are means over the "
+        f"seeds {seeds}."
     )
     yield Paragraph(words, "words", f"{label}." if label else "")
     rows = [_choice(one) for one in record.algorithms]
     heads = [TableCell(head, "text") for head in ("Algorithm", "chosen", "score", "before", "score", "tried")]
-    yield Table("The options that were chosen", heads, [Group(rows)], data=_full_numbers(record))
+    yield Table("The chosen options", heads, [Group(rows)], data=_full_numbers(record))
     for one in record.algorithms:
         yield from (Paragraph(warning, "flag") for warning in one.warnings)
     for one in record.algorithms:
@@ -43,7 +43,7 @@ def _of_run(label: str, record: TuningRecord) -> Iterator[Block]:
 
 
 def _choice(one: TunedAlgorithm) -> Row:
-    """The options that were chosen for an algorithm, beside those that it had."""
+    """Make the row of an algorithm: its chosen options beside its original ones."""
     some = f" of {one.num_combinations}" if len(one.trials) < one.num_combinations else ""  # a grid may be extended
     tried = f"{len(one.trials)}{some}, {one.search}"
     cells = [
@@ -57,7 +57,7 @@ def _choice(one: TunedAlgorithm) -> Row:
 
 
 def _trials(one: TunedAlgorithm) -> Table:
-    """Everything that was tried, in order."""
+    """Tabulate all trials in order."""
     names = list(dict.fromkeys(name for trial in one.trials for name in trial.options))
     rows = []
     for trial in one.trials:
@@ -71,7 +71,7 @@ def _trials(one: TunedAlgorithm) -> Table:
 
 
 def figures(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Figure]:
-    """The validation scores against the values of each option that is a number, for each run that was tuned."""
+    """Draw the validation scores over the values of each numeric option, for each tuned run."""
     for at, run in enumerate(runs):
         record = run.record.tuning
         if record is None:
@@ -82,14 +82,14 @@ def figures(runs: Sequence[ReportedRun], scores: Sequence[Score]) -> Iterator[Fi
         views = {name: _view(name, tried, looks) for name in names}
         shown = {name: view for name, view in views.items() if view is not None}
         if shown:
-            words = "Each point is a choice of options, scored on validation data; those that were chosen have a ring."
-            alt = "Validation scores against the values of the options that were tried."
+            words = "Each point is a trial, scored on validation data; rings mark the chosen trials."
+            alt = "Validation scores over the values of the options."
             title = "Validation scores" + (f" of {run.label}" if len(runs) > 1 else "")
             yield Figure(f"tuning-{at}", title, words, alt, list(shown.values()), {"option": list(shown)})
 
 
 def _view(name: str, tried: Sequence[TunedAlgorithm], looks: Mapping[str, Look]) -> go.Figure | None:
-    """The scores against one option; None if it takes no numbers, or only one."""
+    """Draw the scores over one option; None if it has fewer than two numeric values."""
     traces, chosen, values = [], dict[str, tuple[float, float]](), []
     for one in tried:
         points = [(trial, at) for trial in one.trials if (at := _place(trial, name, one.metric)) is not None]
@@ -112,7 +112,7 @@ def _view(name: str, tried: Sequence[TunedAlgorithm], looks: Mapping[str, Look])
 
 
 def _place(trial: TrialRecord, name: str, metric: str) -> tuple[float, float] | None:
-    """The place of a trial in the figure: none if it diverged, or if the option is no number."""
+    """Return the position of a trial in the figure; None if it diverged or the option is not a number."""
     value = trial.options.get(name)
     if trial.score is None or isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
@@ -134,7 +134,7 @@ def _value(value: Any) -> str:
 
 
 def _full_numbers(record: TuningRecord) -> list[list[object]]:
-    """Every trial of every algorithm, for the CSV."""
+    """Return all trials of all algorithms, for the CSV."""
     rows: list[list[object]] = [["algorithm", "metric", "options", "score", "of_seeds", "chosen"]]
     for one in record.algorithms:
         for trial in one.trials:

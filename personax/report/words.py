@@ -1,4 +1,4 @@
-"""Numbers and findings in words."""
+"""Formatting of numbers and findings for people."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,12 +13,12 @@ ROLES = {"local": "local training", "global": "the global model"}
 
 
 def unit(metric: str) -> str:
-    """What stands behind a number of a metric."""
+    """Return the unit to append to a number of a metric."""
     return " %" if is_share(metric) else ""
 
 
 def number(value: Interval | float | None, metric: str, signed: bool = False) -> str:
-    """A number of a metric for people, with half its interval where it has one; a dash for none."""
+    """Format a value of a metric, with half its interval if it has one; a dash if there is no value."""
     if value is None:
         return "–"
     mean = value.mean if isinstance(value, Interval) else value
@@ -31,7 +31,7 @@ def number(value: Interval | float | None, metric: str, signed: bool = False) ->
 
 
 def _rounded(value: Interval | float) -> str:
-    """Three digits of a number; of a mean those that half its interval, in two digits, supports.
+    """Round a number to three digits, or a mean to the precision that its interval supports.
 
     >>> _rounded(0.3), _rounded(1638.712), _rounded(Interval(0.638712, 0.5915, 0.6859, 3))
     ('0.300', '1639', '0.639 ± 0.047')
@@ -46,7 +46,7 @@ def _rounded(value: Interval | float) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share of clients in %."""
+    """Format a share of clients in %."""
     return "–" if value is None else "not finite" if not isfinite(value) else f"{100 * value:.0f} %"
 
 
@@ -61,7 +61,7 @@ def rounds(numbers: Sequence[int]) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time for people.
+    """Format a duration.
 
     >>> seconds(0.25), seconds(75), seconds(7500)
     ('0.25 s', '75.0 s', '2.1 h')
@@ -76,7 +76,7 @@ def seconds(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes.
 
     >>> size(0), size(1536), size(3.2e9)
     ('0 B', '1.54 kB', '3.2 GB')
@@ -89,7 +89,7 @@ def size(num_bytes: float) -> str:
 
 
 def moment(iso: str) -> str:
-    """A time stamp for people; as it is where it is none.
+    """Format an ISO time stamp; other text is returned unchanged.
 
     >>> moment("2026-03-05T14:07:31+00:00")
     '5 March 2026, 14:07 UTC'
@@ -103,25 +103,25 @@ def moment(iso: str) -> str:
 
 
 def facts(record: RunRecord) -> dict[str, str]:
-    """When, where and with what a run was made."""
+    """Return the date, machine and versions of a run."""
     seeds = ", ".join(map(str, record.seeds))
     return {"started": moment(record.started), **record.machine, "personax": record.personax, "seeds": seeds}
 
 
 def best_score(scores: Sequence[Score], metric: str) -> Score | None:
-    """The best mean of one run, among scores of the same clients without a flag or lost seeds; none of a single one."""
+    """Return the best score of a run among comparable ones without flags or lost seeds; None if only one remains."""
     baseline = next((score for score in scores if score.role), scores[0])
     ranked = _ranked(scores, metric, baseline.group)
     return ranked[0][0] if len(ranked) > 1 else None
 
 
 def verdict(run: ReportedRun, scores: Sequence[Score], metric: str) -> str:
-    """What the table says in one or two sentences, no more than its numbers carry."""
+    """Summarize the table in one or two sentences, without claiming more than its numbers support."""
     best = best_score(scores, metric)
     if best is None:
         return ""
     if len(run.record.seeds) == 1:
-        return "One seed: there are no intervals, so the order of the scores is no finding."
+        return "With one seed there are no intervals, so the order of the scores is not a finding."
     row = best.row(metric)
     assert row is not None
     order, side = ("highest", "above") if higher_is_better(metric) else ("lowest", "below")
@@ -140,14 +140,14 @@ def _ranked(scores: Sequence[Score], metric: str, group: str) -> list[tuple[Scor
 
 
 def _against(best: Score, other: Score, metric: str, side: str) -> str:
-    """How the interval of the best lies to that of a baseline or of the runner-up; nothing if they cannot compare."""
+    """Compare the interval of the best score with another's; empty if the two are not comparable."""
     mine, theirs = best.row(metric), other.row(metric)
     if mine is None or theirs is None or other.group != best.group or theirs.mean.low is None:
         return ""
     overlap = _overlap(mine.mean, theirs.mean)
     where = "overlaps" if overlap else f"lies {side}"
     if not other.role:
-        chance = ", so that their order may be chance" if overlap else ""
+        chance = ", so their order may be due to chance" if overlap else ""
         return f"{where} that of the runner-up, {other.name}{chance}"
     change = mine.over_local if other.role == "local" else mine.over_global
     if change is None:

@@ -1,4 +1,4 @@
-"""The papers' tables and figures, one command each, with the papers' own numbers beside ours."""
+"""The papers' tables and figures, each reproduced by one command, with the papers' numbers beside ours."""
 
 from collections.abc import Callable
 

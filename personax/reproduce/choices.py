@@ -1,4 +1,4 @@
-"""The choices made where a paper is silent, in words: the texts of `choices.toml`."""
+"""Descriptions of our choices where a paper is silent, read from `choices.toml`."""
 
 import tomllib
 from pathlib import Path
@@ -7,10 +7,10 @@ TEXTS = tomllib.loads(Path(__file__).with_name("choices.toml").read_text(encodin
 
 
 def choices(paper: str, *keys: str, **values: object) -> tuple[str, ...]:
-    """The texts of some keys of a paper, in the order given, with values in place of their braces.
+    """Return the texts under the given keys of a paper, in order, with `values` filled in.
 
     >>> choices("fallah", "tuned", rates=(0.1, 0.3))
-    ("Not as in the paper: the others' training step, there 0.001, is one of (0.1, 0.3).",)
+    ('Unlike the paper, which uses 0.001: the training step size of the others is one of (0.1, 0.3).',)
     """
     found = (TEXTS[paper][key] for key in keys)
     return tuple(text.format(**values) for one in found for text in ([one] if isinstance(one, str) else one))

@@ -1,8 +1,8 @@
-"""The network, loss and initialization of the public code that Fallah 2020 cites as [45], and single parts of them.
+"""The network, loss and initialization of the public code that Fallah 2020 cites as [45], whole and in parts.
 
-The paper states hidden layers of 80 and 60 with ELU, and that part of its code is adopted from [45]. Public copies of
-[45] also have ELU on the output layer, the loss `1/2 |o - onehot|^2`, kernels from N(0, 2 / n_in) and biases from
-N(0, 1).
+The paper states hidden layers of 80 and 60 units with ELU, and that its code is partly adopted from [45]. Public copies
+of [45] also apply ELU to the output layer, use the loss `1/2 |o - onehot|^2`, and draw kernels from N(0, 2 / n_in) and
+biases from N(0, 1).
 """
 
 import functools
@@ -26,7 +26,7 @@ WIDTHS, NUM_CLASSES = (80, 60), 10
 def network(
     init: Literal["cited", "glorot", "fan_in"] = "cited", output: Literal["elu", "linear"] = "elu", elu: float = 1.0
 ) -> Model:
-    """The network of [45], or one of its parts: `elu` is c in `c (exp(x) - 1)` below 0, in some copies 0.2."""
+    """Return the network of [45] or a part of it; `elu` is the c in `c (exp(x) - 1)`, 0.2 in some copies."""
     base = mlp(WIDTHS, num_outputs=NUM_CLASSES, activation="elu", init="glorot" if init == "cited" else init)
 
     def start(key: Array, x: Array) -> Params:
@@ -52,7 +52,7 @@ def network(
 
 @functools.cache
 def squared_error(model: Model) -> Task:
-    """Half the squared distance of the outputs from the one-hot label, averaged over the batch."""
+    """Return the task whose loss is half the squared distance to the one-hot label, averaged over the batch."""
     plain = classification(model)
 
     def loss(params: Params, batch: Batch) -> Scalar:
@@ -69,7 +69,7 @@ def squared_error(model: Model) -> Task:
 
 @value
 class WithoutTwo:
-    """`[g(w + r v) - g(w - r v)] / r`: the difference as section 5 prints it, twice the Hessian's product."""
+    """The difference as printed in section 5, `[g(w + r v) - g(w - r v)] / r`: twice the Hessian-vector product."""
 
     radius: Static[float]
     needs_batch = True

@@ -1,4 +1,4 @@
-"""What a reproduction is: cells with the paper's numbers, what the paper does not say, and the claims to judge."""
+"""The parts of a reproduction: cells with the paper's numbers, our choices where it is silent, and its claims."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Source = Literal["the text", "the authors' code", "the cited code", "our choice"
 
 @dataclass(frozen=True)
 class Reading:
-    """A way to fill in what a paper leaves open, such as a decay or a network, and where it comes from.
+    """One interpretation of a detail that a paper leaves open, such as a decay or a network, with its source.
 
     Claims are judged in each reading separately. With `excluded`, which states the reason, a reading is shown but does
-    not count in the overall verdict: because it comes nowhere near the paper, or because it only looks for a cause.
+    not count in the overall verdict: its numbers are far from the paper's, or it only investigates a cause.
     """
 
     name: str
@@ -32,11 +32,11 @@ class Reading:
     excluded: str = ""
 
 
-MAIN = Reading("main", "The text where it speaks, the choices listed here where it is silent.", "the text")
+MAIN = Reading("main", "The paper's text, and the choices listed here where it is silent.", "the text")
 
 
 class MakesSchedule(Interface):
-    """The schedule of one seed."""
+    """A function that makes the schedule of one seed."""
 
     def __call__(self, *, key: Array) -> Schedule: ...
 
@@ -47,10 +47,10 @@ UNTRAINED, MOST_FREQUENT = "untrained", "most frequent class"  # the columns of 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, or one curve of a figure, and what the paper says of it.
+    """One number of a table or one curve of a figure, with the paper's value.
 
-    `scorings` are the ways to score that the paper allows, by name; the first is set beside the paper's number.
-    `reading` names a reading of the experiment. A cell `at` the start scores the model before training.
+    `scorings` maps names to the scorings that the paper's text allows; the first is compared with the paper's number.
+    `reading` names a reading of the experiment. With `at="start"`, the cell scores the model before training.
     """
 
     row: str
@@ -63,17 +63,17 @@ class Cell:
 
     @property
     def is_baseline(self) -> bool:
-        """True if nothing was trained for this number."""
+        """Return True if this number needs no training."""
         return self.column in (UNTRAINED, MOST_FREQUENT)
 
 
 def baselines(
     row: str, scorings: Mapping[str, Measure], reading: str = MAIN.name, held_out: bool = False
 ) -> tuple[Cell, Cell]:
-    """The rows without training: the initial model, scored as the others are, and the most frequent class.
+    """Return the baselines without training: the initial model, and the most frequent class.
 
-    A claim about accuracies is not testable in a row where no method is above both (see `judging.judge`). Any
-    training of the row's federation and network can fill these cells.
+    A claim about accuracies is not testable in a row where no method beats both (see `judging.judge`). Any training
+    with the row's federation and network can fill these cells.
     """
     return (
         Cell(row, UNTRAINED, scorings, reading=reading, at="start"),
@@ -83,16 +83,16 @@ def baselines(
 
 @dataclass(frozen=True)
 class PaperTraining:
-    """Who is trained on what, and the cells that it fills. With `every`, the first readings are followed along it.
+    """One training and the cells that it fills. With `every`, the first scoring is recorded during training.
 
-    Of several algorithms the best on validation data, cut from the clients' training data, is run: best by the
-    first cell's first reading that does not adapt on what it scores. They are compared along the same schedule with all
-    seeds or, where that takes too long, along `search` with the first one.
+    Given several algorithms, the one with the best validation score runs. Validation data is split off the clients'
+    training data, and the score is the first cell's first scoring that does not adapt on the data it scores. The
+    candidates are compared on the full schedule with all seeds or, if that takes too long, on `search` with one seed.
     """
 
     data: str  # the name of the federation
     task: Task
-    algorithm: Algorithm | Mapping[str, Algorithm]  # one, or by name those to choose from
+    algorithm: Algorithm | Mapping[str, Algorithm]  # one, or named candidates
     schedule: MakesSchedule
     cells: tuple[Cell, ...]
     every: int | None = None
@@ -104,7 +104,7 @@ Place = tuple[str, str]  # a row and a column
 
 @dataclass(frozen=True)
 class Contrast:
-    """What a claim compares: the cells `better` with the cells `worse`, as the claim's `of` says."""
+    """A comparison of the cells `better` with the cells `worse`, by the quantity that the claim's `of` names."""
 
     name: str
     better: tuple[Place, ...]
@@ -113,13 +113,13 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Claim:
-    """An ordering or a trend that the paper states: all contrasts are above 0.
+    """An ordering or trend that the paper states; it holds if all contrasts are above 0.
 
-    `at` is the share of the training after which they are compared: 1 for the end, less for "converges faster".
-    `along="seconds"` compares after the same time of computation: that of the shortest training, times `at`.
-    `of` is what is compared: the sums of the values (losses the other way); how little they waver, the standard
-    deviation over the second half of the curve; or how little they spread, the largest less the smallest.
-    `untestable` is the reason why a claim cannot be tested whatever the numbers are; it may have no contrasts then.
+    `at` is the share of the training after which cells are compared: 1 for the end, less for "converges faster".
+    With `along="seconds"` they are compared after equal computing time: that of the shortest training, times `at`.
+    `of` is the compared quantity: the sum of the values (negated for losses); the stability, from the standard
+    deviation over the second half of the curve; or the spread, the largest value minus the smallest.
+    `untestable` gives the reason if the claim cannot be tested at all; it may then have no contrasts.
     """
 
     words: str
@@ -132,7 +132,7 @@ class Claim:
 
 
 def beats(better: str | Sequence[str], worse: str | Sequence[str], rows: Iterable[str]) -> tuple[Contrast, ...]:
-    """In each of the rows, one column is better than another; of several, each one than each other."""
+    """Return contrasts that put every `better` column above every `worse` column in each row."""
     winners, losers = ([names] if isinstance(names, str) else names for names in (better, worse))
     several = len(winners) * len(losers) > 1
     return tuple(
@@ -145,25 +145,25 @@ def beats(better: str | Sequence[str], worse: str | Sequence[str], rows: Iterabl
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or a figure of a paper, as data."""
+    """A table or figure of a paper, as data."""
 
     name: str
     source: str  # paper, table or figure, section
     title: str
-    length: str  # of a training, in words
+    length: str  # the length of a training, in words
     federations: Mapping[str, Callable[[], Federation]]
     trainings: tuple[PaperTraining, ...]
     num_seeds: int
     claims: tuple[Claim, ...]
-    choices: tuple[str, ...]  # what the paper does not say, and what was chosen
+    choices: tuple[str, ...]  # details that the paper leaves open, and our choices
     readings: tuple[Reading, ...] = (MAIN,)
     needs: tuple[str, ...] = ()  # the datasets to fetch first
-    causes_of: str = ""  # the experiment whose numbers it explains
-    unavailable: str = ""  # why no record is kept, where the data cannot be obtained
+    causes_of: str = ""  # the experiment whose numbers this one explains
+    unavailable: str = ""  # the reason why there is no record, such as unavailable data
     quick: bool = False
-    timed: bool = False  # trainings one after another, so that their times can be compared
+    timed: bool = False  # train sequentially, so that times are comparable
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The cells of all trainings."""
+        """Return the cells of all trainings."""
         return tuple(cell for training in self.trainings for cell in training.cells)

@@ -1,6 +1,6 @@
-"""Fallah 2020: Table 1 (section 5) and the comparison with ARUBA and against time (appendix I).
+"""Fallah 2020: Table 1 (section 5), and the comparison with ARUBA and over time (appendix I).
 
-Beside the appendix, the same with step sizes chosen for all. The causes of what differs are in `fallah_causes`.
+A variant of the appendix tunes the step sizes of all methods. `fallah_causes` investigates the differences.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ TASK = classification(mlp((80, 60), num_outputs=10, activation="elu"))
 NUM_CLIENTS, COHORT, LR = 50, 10, 0.001
 FEDAVG, FO, HF, EXACT = "FedAvg + update", "Per-FedAvg (FO)", "Per-FedAvg (HF)", "Per-FedAvg (exact)"
 ARUBA = "FedAvg + ARUBA"
-SCALES = (0.003, 0.01, 0.03, 0.1, 0.3)  # of ARUBA
+SCALES = (0.003, 0.01, 0.03, 0.1, 0.3)  # ARUBA's step-size scale
 RATES = (0.001, 0.003, 0.01, 0.03)
 
 # Table 1: row, data, local steps, test-time step size; test accuracy and its interval in %, FedAvg + update, FO, HF.
@@ -45,7 +45,7 @@ APPENDIX = {FO: (34.04, 0.08), ARUBA: (36.74, 0.10), HF: (43.73, 0.11)}  # CIFAR
 
 
 def _divided(load: Callable[[], Pool], num_each: int, without_first: bool = False) -> Callable[[], Federation]:
-    """The paper's split: `num_each` is its a."""
+    """Return a function that makes the paper's split, where `num_each` is its a."""
 
     def make() -> Federation:
         pool, key = load(), jax.random.key(SPLIT)
@@ -64,7 +64,7 @@ FEDERATIONS = {
 
 
 def contestants_of(num_steps: int, adapt_lr: float, lr: float = LR) -> dict[str, Algorithm]:
-    """The columns of Table 1, and the exact Hessian."""
+    """Return the columns of Table 1, and the exact Hessian."""
     local: dict[str, Any] = {"num_steps": num_steps, "batch_size": 40}
     meta = lambda hvp: per_fedavg(adapt_lr=adapt_lr, lr=lr, hvp=hvp, **local)
     return {
@@ -76,17 +76,17 @@ def contestants_of(num_steps: int, adapt_lr: float, lr: float = LR) -> dict[str,
 
 
 def readings_of(adapt_lr: float) -> dict[str, Scoring]:
-    """One step at test time: on test data, as section 5 has it, and on training data."""
+    """Return the scorings with one step at test time: on test data, as in section 5, and on training data."""
     return {"a step on test data": fallah_scoring(adapt_lr), "a step on training data": Scoring(lr=adapt_lr)}
 
 
 def num_rounds_of(quick: bool) -> int:
-    """The paper's K, or a few rounds for a trial."""
+    """Return the paper's K, or a few rounds for a quick run."""
     return 20 if quick else 1000
 
 
 def setting(quick: bool, task: Task = TASK) -> tuple[dict[str, Any], Callable[..., PaperTraining]]:
-    """The parts that the experiments share, and a function that makes their trainings."""
+    """Return the parts that the experiments share, and a function that makes their trainings."""
     num_rounds, num_seeds = num_rounds_of(quick), 2 if quick else 5
     shared = {"federations": FEDERATIONS, "length": f"{num_rounds} rounds", "num_seeds": num_seeds, "quick": quick}
     train = partial(PaperTraining, task=task, schedule=partial(rounds, NUM_CLIENTS, num_rounds, COHORT))
@@ -94,7 +94,7 @@ def setting(quick: bool, task: Task = TASK) -> tuple[dict[str, Any], Callable[..
 
 
 def _rows(train: Callable[..., PaperTraining], columns: tuple[str, ...]) -> tuple[PaperTraining, ...]:
-    """Table 1: a training for each cell; that of FedAvg fills the rows without training, too."""
+    """Return the trainings of Table 1, one per cell; FedAvg's also fills the baselines."""
     trainings = []
     for row, data, num_steps, adapt_lr, *paper in TABLE_1:
         numbers: dict[str, Any] = dict(zip(COLUMNS, paper, strict=True))  # the paper has no exact column
@@ -112,7 +112,7 @@ PLACE = "section 5, observation ({})"
 
 
 def from_to(column: str, before: str, after: str) -> Contrast:
-    """A column is better in the second row than in the first."""
+    """Return the contrast of a column between two rows: better in the second."""
     return Contrast(f"{column}: {after} over {before}", ((after, column),), ((before, column),))
 
 
@@ -138,7 +138,7 @@ CLAIMS = (
 
 
 def table1(quick: bool) -> Experiment:
-    """Table 1, with the exact Hessian as a fourth column."""
+    """Reproduce Table 1, with the exact Hessian as a fourth column."""
     shared, train = setting(quick)
     return Experiment(
         name="fallah-table1",
@@ -152,7 +152,7 @@ def table1(quick: bool) -> Experiment:
     )
 
 
-LOCAL: dict[str, Any] = {"num_steps": 4, "batch_size": 40}  # of appendix I
+LOCAL: dict[str, Any] = {"num_steps": 4, "batch_size": 40}  # in appendix I
 ROW_OF_APPENDIX = "CIFAR-10, 4 steps, 0.001"
 REFINED = {
     "refined on test data": Scoring("recomputed", lr=1.0, adapt_on="test"),
@@ -169,11 +169,11 @@ WITH_ARUBA = (
     Claim("ARUBA beats FO", "appendix I", beats(ARUBA, FO, (ROW_OF_APPENDIX,))),
     Claim("HF beats ARUBA", "appendix I", beats(HF, ARUBA, (ROW_OF_APPENDIX,))),
 )
-LONGER = 5  # FedAvg runs for this many times the rounds of HF, whose rounds take about four times as long
+LONGER = 5  # how many times more rounds FedAvg runs than HF, whose rounds take about four times as long
 
 
 def appendix(quick: bool) -> Experiment:
-    """Appendix I: ARUBA beside FO and HF, and accuracy against time. FedAvg runs for as long as HF."""
+    """Reproduce appendix I: ARUBA beside FO and HF, and accuracy over time, with FedAvg running as long as HF."""
     shared, train = setting(quick)
     contestants, readings = contestants_of(4, 0.001), readings_of(0.001)
     larger = {reading: replace(scoring, lr=0.03) for reading, scoring in readings.items()}
@@ -191,7 +191,7 @@ def appendix(quick: bool) -> Experiment:
     return Experiment(
         name="fallah-appendix",
         source="Fallah 2020, appendix I",
-        title="ARUBA beside Per-FedAvg, and accuracy against computing time",
+        title="ARUBA beside Per-FedAvg, and accuracy over computing time",
         trainings=(first, *others),
         claims=(AT_EQUAL_TIME, *WITH_ARUBA),
         timed=True,
@@ -203,13 +203,13 @@ def appendix(quick: bool) -> Experiment:
 
 TUNED = Reading(
     "tuned",
-    "The training steps of all algorithms chosen on validation data, where the paper has 0.001 for all but ARUBA.",
+    "The training step sizes of all algorithms are tuned on validation data; the paper uses 0.001 for all but ARUBA.",
     "our choice",
 )
 
 
 def tuned(quick: bool) -> Experiment:
-    """Appendix I with everybody's step size chosen as ARUBA's scale is."""
+    """Repeat appendix I with the step sizes of all methods tuned as ARUBA's scale is."""
     shared, train = setting(quick)
     by_lr = {f"lr {lr}": contestants_of(4, 0.001, lr) for lr in RATES}
     searched = {name: {lr: of[name] for lr, of in by_lr.items()} for name in (FEDAVG, FO, HF)}
@@ -217,7 +217,7 @@ def tuned(quick: bool) -> Experiment:
     return Experiment(
         name="fallah-tuned",
         source="Fallah 2020, appendix I",
-        title="ARUBA beside Per-FedAvg, the step sizes of all chosen on validation data",
+        title="ARUBA beside Per-FedAvg, with all step sizes tuned on validation data",
         trainings=tuple(
             train(
                 "cifar10",

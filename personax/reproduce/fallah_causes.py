@@ -1,4 +1,4 @@
-"""Fallah 2020, Table 1: causes of what differs. The code that the paper cites, its parts, and two printed formulas."""
+"""Causes of the differences from Fallah's Table 1: the cited code, its parts, and two printed formulas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ from personax.typing import Task
 ON_OUTER, WITHOUT_TWO = "Per-FedAvg (HF, Hessian on D')", "Per-FedAvg (HF, without the 2)"
 RADIUS = 1e-3
 DECISIVE = (3, 4)  # CIFAR-10 with 4 steps, alpha 0.001 and 0.01
-_PART = "looks for a cause: one part of the cited code"
+_PART = "investigates a cause: one part of the cited code"
 
 TASKS: dict[str, Task] = {
     "cited": squared_error(network()),
@@ -42,7 +42,7 @@ TASKS: dict[str, Task] = {
 READINGS = (
     Reading(
         "cited",
-        "The network, loss and initialization of [45], on whose code the paper builds: ELU on the output, squared "
+        "The network, loss and initialization of [45], the code that the paper builds on: ELU on the output, squared "
         "error, kernels from N(0, 2 / n_in), biases from N(0, 1).",
         "the cited code",
     ),
@@ -81,7 +81,7 @@ def _hessian_free(num_steps: int, adapt_lr: float) -> dict[str, Algorithm]:
 
 
 def _trainings(train: Callable[..., PaperTraining], reading: str, at: int) -> list[PaperTraining]:
-    """A row of Table 1 in a reading, with the step times the curvature before and after training."""
+    """Return a row of Table 1 in a reading, with step size times curvature before and after training."""
     name, data, num_steps, adapt_lr, *paper = TABLE_1[at]
     row, scorings = row_of(name, reading), readings_of(adapt_lr)
     curvature = {"alpha": StepTimesCurvature(adapt_lr)}
@@ -104,7 +104,7 @@ def _trainings(train: Callable[..., PaperTraining], reading: str, at: int) -> li
 
 
 def causes(quick: bool) -> Experiment:
-    """Table 1 with the cited code's network, loss and initialization, then with each part alone."""
+    """Repeat Table 1 with the cited code's network, loss and initialization, together and separately."""
     shared, train = setting(quick)
     rows: dict[int, list[str]] = {at: [] for at in range(len(TABLE_1))}
     trainings: list[PaperTraining] = []

@@ -38,7 +38,7 @@ WIDTHS = (80, 60)
 
 ELU = classification(mlp(WIDTHS, num_outputs=10, activation="elu"))
 RELU = classification(standardized(mlp(WIDTHS, num_outputs=10, activation="relu", init="fan_in"), *OF_CIFAR))
-# The row of each reading, the concentration of its split, its network.
+# For each reading: its row, the concentration of its split, and its network.
 ROWS: dict[str, tuple[str, float, Task]] = {
     MAIN.name: (ROW, CONCENTRATION, ELU),
     "PyTorch": (f"{ROW}; PyTorch", CONCENTRATION, RELU),
@@ -48,11 +48,11 @@ ROWS: dict[str, tuple[str, float, Task]] = {
 _PYTORCH = "ReLU, PyTorch's initialization, standardized inputs"
 READINGS = (
     Reading(MAIN.name, "ELU, Glorot-normal kernels and zero biases, pixels in [0, 1].", "our choice"),
-    Reading("PyTorch", f"{_PYTORCH}; the paper's concentration of 0.01.", "our choice"),
+    Reading("PyTorch", f"{_PYTORCH}; concentration 0.01, as in the paper.", "our choice"),
     *(
         Reading(
             f"PyTorch, {given}",
-            f"{_PYTORCH}; concentration {given} for 0.01, so that clients hold more classes.",
+            f"{_PYTORCH}; concentration {given} instead of 0.01, so that clients hold more classes.",
             "our choice",
         )
         for given in ("0.1", "1")
@@ -80,7 +80,7 @@ def _contestants() -> dict[str, Algorithm]:
 
 
 def _trainings(train: Callable[..., PaperTraining], reading: str) -> list[PaperTraining]:
-    """The algorithms in a reading, all approximations in the first one, and the rows without training."""
+    """Return the trainings of a reading (all approximations in the first one) and the baselines."""
     row, _, task = ROWS[reading]
     tuned: dict[str, Any] = {"num_steps": NUM_ADAPT_STEPS, "lr": ADAPT_LR}
     scorings = {
@@ -96,7 +96,7 @@ def _trainings(train: Callable[..., PaperTraining], reading: str) -> list[PaperT
 
 
 def figure1(quick: bool) -> Experiment:
-    """Accuracy over rounds, after 3 fine-tuning steps for every algorithm."""
+    """Reproduce Figure 1: accuracy over rounds, after 3 fine-tuning steps for every algorithm."""
     num_rounds, every = (60, 10) if quick else (1000, 20)
     train = partial(PaperTraining, schedule=partial(rounds, NUM_CLIENTS, num_rounds, COHORT), every=every)
     readings = READINGS[:2] if quick else READINGS

@@ -1,4 +1,4 @@
-"""Judge the claims of a paper: in each reading and by each scoring, over seeds that are paired."""
+"""Judge the claims of a paper in each reading and with each scoring, paired by seed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,15 +9,15 @@ from personax.reproduce.experiment import MOST_FREQUENT, Claim, Contrast, Place,
 from personax.reproduce.outcome import CellRecord, ClaimRecord, ContrastRecord, EffectRecord, JudgedRecord
 
 _FAILING: tuple[Verdict, ...] = ("does not hold", "undecided", "not finite")
-_Found = tuple[ContrastRecord, np.ndarray]  # a contrast and its differences, of each seed
+_Found = tuple[ContrastRecord, np.ndarray]  # a contrast and its difference for each seed
 
 
 def judge(claim: Claim, cells: Sequence[CellRecord], readings: Sequence[Reading]) -> ClaimRecord:
-    """Judge a claim in each reading; the overall verdict is over the readings that count, by their first scoring.
+    """Judge a claim in each reading; the overall verdict covers the readings that count, with their first scoring.
 
-    A contrast holds if its paired interval is above 0, and fails if it is below. It is not testable in a row where no
-    method is above both baselines, or where no compared method is above the most frequent class; it is not finite if a
-    number is not. Readings in which nothing can be tested do not count beside others in which something can.
+    A contrast holds if its paired interval is above 0 and fails if it is below 0. It is not testable in a row where no
+    method beats both baselines, or where no compared method beats the most frequent class, and not finite if a number
+    is not. Readings in which nothing is testable are ignored if something is testable in others.
     """
     if claim.untestable:
         return ClaimRecord(claim.words, claim.place, "not testable", claim.untestable, None, [])
@@ -37,7 +37,7 @@ def judge(claim: Claim, cells: Sequence[CellRecord], readings: Sequence[Reading]
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of several: theirs if they agree; else "holds in part" if any of them holds.
+    """Combine verdicts: the common one if all agree, otherwise "holds in part" if any of them holds.
 
     >>> overall(["holds", "undecided"]), overall(["undecided", "does not hold"])
     ('holds in part', 'does not hold')
@@ -51,9 +51,9 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _scorings(contrasts: Sequence[Contrast], cells: Mapping[Place, CellRecord]) -> list[str]:
-    """The ways to score by which the contrasts can be judged, as many as any cell has, with their names.
+    """Return the names of the scorings with which the contrasts can be judged, as many as any cell has.
 
-    A cell with one way to score is compared by it throughout; the others by those at the same position.
+    A cell with a single scoring always uses it; other cells are matched by position.
     """
     of_cells = [cells[place].scorings for one in contrasts for place in (*one.better, *one.worse)]
     several = [scorings for scorings in of_cells if len(scorings) > 1] or of_cells[:1]
@@ -69,7 +69,7 @@ def _judged(reading: str, scoring: str, found: Sequence[_Found]) -> JudgedRecord
 
 
 def _effect(found: Sequence[_Found]) -> EffectRecord | None:
-    """The mean of the finite contrasts of accuracies, or of the first metric where there are none."""
+    """Average the finite contrasts of accuracies, or those of the first metric if there are none."""
     finite = [(one.metric, of_seeds) for one, of_seeds in found if np.isfinite(of_seeds).all()]
     if not finite:
         return None
@@ -101,9 +101,9 @@ def _contrasted(
 def _undecidable(
     compared: Sequence[CellRecord], cells: Sequence[CellRecord], at: int, finite: np.ndarray
 ) -> tuple[Verdict | None, str]:
-    """The verdict that does not depend on the difference, if there is one, and the reason."""
+    """Return the verdict that does not depend on the difference, or None, and the reason."""
     if not finite.all():
-        return "not finite", f"{np.sum(~finite)} of {len(finite)} seeds gave a number that is not finite"
+        return "not finite", f"{np.sum(~finite)} of {len(finite)} seeds are not finite"
     for row in sorted({cell.row for cell in compared if is_share(cell.metric)}):
         here = {one.column: one for one in cells if one.row == row}
         bars = {name: _of(one, at) for name, one in here.items() if one.is_baseline}
@@ -119,19 +119,19 @@ def _undecidable(
 
 
 def _is_above_all(values: np.ndarray, bars: Iterable[np.ndarray]) -> bool:
-    """Return True if a method is above every baseline: by its paired interval, or by its only seed."""
+    """Return True if a method beats every baseline, by its paired interval or by its only seed."""
     return all(interval(values - bar).is_above(0) if len(values) > 1 else values[0] > bar[0] for bar in bars)
 
 
 def _of(cell: CellRecord, at: int) -> np.ndarray:
-    """A cell's values by the scoring at a position, or by its only one."""
+    """Return a cell's values with the scoring at a position, or with its only one."""
     return np.asarray(cell.scorings[at if at < len(cell.scorings) else 0].of_seeds)
 
 
 def _values(cell: CellRecord, claim: Claim, at: int, seconds: float) -> np.ndarray:
-    """The compared values of each seed, signed so that more is better; curves are those of the first scoring."""
+    """Return the compared values of each seed, signed so that higher is better; curves use the first scoring."""
     if claim.of == "wavering":
-        assert cell.curve is not None  # the experiment follows it
+        assert cell.curve is not None  # the experiment records it
         curve = np.asarray(cell.curve.of_seeds)
         return -curve[len(curve) // 2 :].std(axis=0)
     sign = 1 if higher_is_better(cell.metric) else -1

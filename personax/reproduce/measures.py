@@ -1,4 +1,4 @@
-"""Measures of a run beside the scorings of its models: shares of active clients, a baseline, and the curvature."""
+"""Measures of a run other than model scores: shares of active clients, a baseline, and curvature."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ NUM_POWER_STEPS = 30
 
 
 class MeasuredRun(NamedTuple):
-    """A run at a time: all that a measure may look at."""
+    """The state of a run that measures may read."""
 
     task: Task
     federation: Federation
-    schedules: Sequence[Schedule]  # of each seed
+    schedules: Sequence[Schedule]  # one per seed
     snapshot: Snapshot
 
 
 class RunMeasure(Interface):
-    """A number of each seed that is not the score of a model."""
+    """A measure that gives one number per seed and is not a model score."""
 
     @property
     def flag(self) -> str: ...
@@ -45,7 +45,7 @@ class RunMeasure(Interface):
 class ActiveShare:
     """The mean share of active clients up to a virtual time, in % (see `Schedule.active_share`).
 
-    `to_the_end` counts the members of a round as active until it ends.
+    With `to_the_end`, all members of a round count as active until it ends.
     """
 
     to_the_end: bool = False
@@ -53,18 +53,18 @@ class ActiveShare:
     metric = "active_share"
 
     def describe(self) -> str:
-        """The measure in words."""
+        """Describe the measure."""
         if self.to_the_end:
             return "the share of clients in the cohort"
-        return "the share of clients that have a model and have not yet delivered an update, mean over virtual time"
+        return "the share of clients that hold a model and have not yet delivered an update, averaged over virtual time"
 
     def of_seeds(self, run: MeasuredRun) -> list[float]:
-        """The share of each seed's schedule so far."""
+        """Return the share of each seed's schedule so far."""
         times = np.broadcast_to(run.snapshot.time, len(run.schedules))
         return [self.of(schedule, when) for schedule, when in zip(run.schedules, times, strict=True)]
 
     def of(self, schedule: Schedule, time: float) -> float:
-        """The mean over 1000 times up to this one."""
+        """Average over 1000 time points up to `time`."""
         if self.to_the_end:
             return 100 * schedule.num_events / int(schedule.round_ends.sum()) / schedule.num_clients
         return 100 * float(schedule.active_share(np.linspace(0, time, 1000, endpoint=False)).mean())
@@ -72,9 +72,9 @@ class ActiveShare:
 
 @dataclass(frozen=True)
 class MostFrequentClass:
-    """The accuracy of always predicting the class that is most frequent in a client's training data.
+    """The accuracy of always predicting the most frequent class of a client's training data.
 
-    `held_out` clients are the newcomers of the federation.
+    With `held_out`, the federation's newcomers are scored.
     """
 
     held_out: bool = False
@@ -82,21 +82,21 @@ class MostFrequentClass:
     metric = "accuracy"
 
     def describe(self) -> str:
-        """The measure in words."""
-        return "always the most frequent class of the client's training data; scored on its test data"
+        """Describe the measure."""
+        return "always predicts the most frequent class of the client's training data; scored on its test data"
 
     def of_seeds(self, run: MeasuredRun) -> list[float]:
-        """The same number for every seed, in %."""
+        """Return the accuracy in %, the same for every seed."""
         return [100 * self.of(self._scored(run.federation))] * len(run.schedules)
 
     def _scored(self, federation: Federation) -> Federation:
         if not self.held_out:
             return federation
-        assert federation.newcomers is not None  # the experiment holds some out
+        assert federation.newcomers is not None  # the experiment holds out some clients
         return federation.newcomers
 
     def of(self, federation: Federation) -> float:
-        """The mean over clients; ties go to the smaller class."""
+        """Average over clients; the smaller class wins ties."""
         assert federation.test_y is not None and federation.test_offsets is not None  # every experiment has test data
         labels, test_labels = np.asarray(federation.y), np.asarray(federation.test_y)
         bounds = zip(pairwise(federation.offsets), pairwise(federation.test_offsets), strict=True)
@@ -109,11 +109,11 @@ class MostFrequentClass:
 
 @dataclass(frozen=True)
 class StepTimesCurvature:
-    """A step size times the largest absolute Hessian eigenvalue of a client's training loss, mean over clients.
+    """A step size times the largest absolute Hessian eigenvalue of a client's training loss, averaged over clients.
 
     Above 2, a gradient step of this size on a quadratic with this eigenvalue moves away from the minimum. The
-    eigenvalue is that of the shared model, by power iteration on all training data of `num_clients` clients, evenly
-    spaced.
+    eigenvalue is computed at the shared model by power iteration on all training data of `num_clients` evenly spaced
+    clients.
     """
 
     lr: float
@@ -122,14 +122,14 @@ class StepTimesCurvature:
     metric = "step_times_curvature"
 
     def describe(self) -> str:
-        """The measure in words."""
+        """Describe the measure."""
         return (
             f"{self.lr:g} times the largest absolute Hessian eigenvalue of a client's training loss at the shared "
-            f"model ({NUM_POWER_STEPS} steps of power iteration), mean over {self.num_clients} clients"
+            f"model ({NUM_POWER_STEPS} steps of power iteration), averaged over {self.num_clients} clients"
         )
 
     def of_seeds(self, run: MeasuredRun) -> list[float]:
-        """The mean over the clients of each seed; not finite where the model is not."""
+        """Average over the clients for each seed; not finite if the model is not."""
         federation = run.federation
         at = np.linspace(0, federation.num_clients - 1, min(self.num_clients, federation.num_clients)).astype(int)
         largest = partial(_largest_eigenvalue, run.task)
@@ -138,7 +138,7 @@ class StepTimesCurvature:
 
 
 def _whole(federation: Federation, client: int) -> Batch:
-    """All training data of a client, filled up to the longest one's length, so that one program serves all."""
+    """Return all training data of a client, padded to the longest client's length so that one program serves all."""
     begin, end = federation.offsets[client : client + 2]
     rows = np.minimum(begin + np.arange(federation.counts.max()), end - 1)
     weight = (begin + np.arange(len(rows)) < end).astype(np.float32)
@@ -148,7 +148,7 @@ def _whole(federation: Federation, client: int) -> Batch:
 
 @partial(jax.jit, static_argnums=0)
 def _largest_eigenvalue(task: Task, params: Params, batch: Batch) -> Array:
-    """The largest absolute eigenvalue of each seed's Hessian, by power iteration from a random vector."""
+    """Compute the largest absolute eigenvalue of each seed's Hessian by power iteration from a random vector."""
 
     def of_one(params: Params) -> Array:
         start = optax.tree.random_like(jax.random.key(0), params)

@@ -1,4 +1,4 @@
-"""What a reproduction found: the schema of its `results.json`."""
+"""The schema of a reproduction's `results.json`."""
 
 import math
 from typing import Any, Literal
@@ -15,7 +15,7 @@ _KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 @dataclass(frozen=True, config=_KNOWN)
 class ReadingRecord:
-    """A reading of the paper's setting, and where it comes from. With `excluded` it does not count in a verdict."""
+    """A reading of the paper's setting, with its source. With `excluded`, it does not count in verdicts."""
 
     name: str
     words: str
@@ -25,7 +25,7 @@ class ReadingRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ScoringRecord:
-    """One way to score: values in the units of the paper, with a 95 % interval over seeds."""
+    """The values of one scoring in the paper's units, with a 95 % interval over seeds."""
 
     name: str
     words: str
@@ -36,10 +36,10 @@ class ScoringRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class CurveRecord:
-    """The first scoring along the training, [evaluations][seeds].
+    """The first scoring during training, [evaluations][seeds].
 
-    `rounds` are the server's versions, `seconds` those of training, all seeds together, and `times` virtual ones: none
-    where nothing was delayed.
+    `rounds` are server versions, `seconds` the training time of all seeds together, and `times` virtual times, which
+    are empty if nothing was delayed.
     """
 
     rounds: list[int]
@@ -50,7 +50,7 @@ class CurveRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class CellRecord:
-    """One cell: the paper's value beside ours. The first scoring is the one that is compared."""
+    """A cell: the paper's value beside ours. The first scoring is compared with the paper."""
 
     row: str
     column: str
@@ -60,15 +60,15 @@ class CellRecord:
     paper_interval: float | None
     scorings: list[ScoringRecord]
     algorithm: dict[str, Any]
-    chosen: str  # of several candidates
-    seconds: float  # of its training, which may have filled other cells too
-    is_baseline: bool = False  # nothing was trained for it: the untrained model, the most frequent class
+    chosen: str  # the chosen candidate
+    seconds: float  # the duration of its training, which may have filled other cells too
+    is_baseline: bool = False  # needs no training: the untrained model, the most frequent class
     curve: CurveRecord | None = None
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class TrainingRecord:
-    """The cells of one training, and what makes another one differ from it."""
+    """The cells of one training, and its fingerprint."""
 
     fingerprint: str
     cells: list[CellRecord]
@@ -76,20 +76,20 @@ class TrainingRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ContrastRecord:
-    """One contrast of a claim: the difference over seeds, paired, positive in the direction of the claim."""
+    """One contrast of a claim: the difference paired by seed, positive in the direction of the claim."""
 
     name: str
     metric: str
     difference: Interval
     verdict: Verdict
-    reason: str  # why it is not testable, or not finite
+    reason: str  # why it is not testable or not finite
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class EffectRecord:
-    """The size of a claim's difference: the mean over its contrasts of one metric, paired over seeds.
+    """The size of a claim's difference: the mean over its contrasts of one metric, paired by seed.
 
-    Accuracies are in points. `least` and `most` are the contrasts' extremes.
+    Accuracies are in points. `least` and `most` are the extremes over contrasts.
     """
 
     metric: str
@@ -101,21 +101,21 @@ class EffectRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class JudgedRecord:
-    """A claim in one reading and one way to score."""
+    """A claim in one reading with one scoring."""
 
     reading: str
     scoring: str
     verdict: Verdict
     reason: str
-    effect: EffectRecord | None  # none where nothing can be compared
+    effect: EffectRecord | None  # None if nothing can be compared
     contrasts: list[ContrastRecord]
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class ClaimRecord:
-    """A claim of the paper: judged in each reading, and over the readings that count, by their first scoring.
+    """A claim of the paper, judged in each reading and over all readings that count, with their first scoring.
 
-    `effect` is that of the first reading that counts and can be tested.
+    `effect` is that of the first reading that counts and is testable.
     """
 
     words: str
@@ -128,7 +128,7 @@ class ClaimRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ReproductionRecord:
-    """`results.json` of a reproduction. `precision` is that of matrix products."""
+    """The `results.json` of a reproduction. `precision` is that of matrix products."""
 
     schema_version: Literal[3]
     personax: str
@@ -142,7 +142,7 @@ class ReproductionRecord:
     precision: Precision
     seconds: float
     length: str
-    data: dict[str, str]  # the federations, by name: where they come from
+    data: dict[str, str]  # the origin of each federation by name
     seeds: list[int]
     readings: list[ReadingRecord]
     cells: list[CellRecord]
@@ -155,7 +155,7 @@ TRAINING = TypeAdapter(TrainingRecord)
 
 
 def shown(number: float, metric: str, sign: str = "") -> str:
-    """A number as the papers print it: accuracies in % with two digits, losses with four."""
+    """Format a number as the papers do: accuracies in % with two digits, losses with four."""
     if not math.isfinite(number):
         return "not finite"
     if abs(number) >= 1e5:
@@ -164,7 +164,7 @@ def shown(number: float, metric: str, sign: str = "") -> str:
 
 
 def difference_shown(contrast: ContrastRecord) -> str:
-    """A contrast's difference and its interval."""
+    """Format a contrast's difference and interval."""
     found = contrast.difference
     if not math.isfinite(found.mean):
         return "not finite"
@@ -174,6 +174,6 @@ def difference_shown(contrast: ContrastRecord) -> str:
 
 
 def interval_shown(found: Interval, metric: str, plus_minus: str = " ± ") -> str:
-    """A mean and half of its interval, as the papers print it."""
+    """Format a mean and half of its interval, as the papers do."""
     half = "" if found.half is None else f"{plus_minus}{shown(found.half, metric)}"
     return f"{shown(found.mean, metric)}{half}"

@@ -1,4 +1,4 @@
-"""The papers as the pages present them: their claims in plain words, why each verdict is as it is, what was found."""
+"""The papers as the pages present them: claims in plain words, explanations of verdicts, and findings."""
 
 import tomllib
 from pathlib import Path
@@ -14,10 +14,10 @@ _KNOWN = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_KNOWN)
 class PaperClaim:
-    """A claim in plain words, the claims of experiments that test it, and one sentence on the verdict.
+    """A claim in plain words, the claims of experiments that test it, and a sentence on the verdict.
 
     `tests` has entries "experiment: words of its claim". `why` was written for the verdict `expected`. The overview
-    shows `main` claims at once and folds the others away.
+    shows `main` claims and folds the others.
     """
 
     words: str
@@ -29,7 +29,7 @@ class PaperClaim:
 
 @dataclass(frozen=True, config=_KNOWN)
 class Paper:
-    """A paper: what it proposes, what can be relied on, findings to cite, and its claims."""
+    """A paper: its idea, a summary of what is reliable, findings to cite, and its claims."""
 
     title: str
     citation: str
@@ -46,5 +46,5 @@ FINDINGS: dict[str, list[str]] = tomllib.loads((_HERE / "findings.toml").read_te
 
 
 def paper_of(experiment: str) -> str:
-    """The paper that an experiment belongs to: the start of its name."""
+    """Return the paper of an experiment: the first part of its name."""
     return experiment.partition("-")[0]

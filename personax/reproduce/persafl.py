@@ -45,25 +45,27 @@ from personax.schedules.delays import Exponential, Uniform
 from personax.server import asynchronous, synchronous
 from personax.typing import Array
 
-SPLIT = 2210  # the seed of the split, and of the delays
+SPLIT = 2210  # the seed of the split and of the delays
 NUM_CLIENTS, COHORT = 30, 10
 NUM_STEPS, LR, BATCH = 10, 0.01, 32  # the paper's Q and eta
 STRENGTHS, ADAPT_LRS, SERVER_LRS = (20.0, 25.0, 30.0), (0.002, 0.005, 0.01), (0.8, 1.0, 1.2)
-BUDGET, PROX_LR = 10, 0.01  # steps of every model's personalization, and of the inner problem
+BUDGET, PROX_LR = 10, 0.01  # the number of personalization steps, the step size of the inner problem
 DROPOUT = 0.25
 HORIZONS = {"mnist": 450.0, "cifar10": 450.0}
-SPREAD = 0.5  # of the delays, in shares of their means
+SPREAD = 0.5  # the spread of the delays, as a share of their means
 FEDAVG, FEDPROX, SCAFFOLD, PER_FEDAVG, PFEDME = "FedAvg", "FedProx", "SCAFFOLD", "Per-FedAvg", "pFedMe"
 FEDASYNC, MAML, ME = "FedAsync", "PersA-FL-MAML", "PersA-FL-ME"
 OURS, SYNCHRONOUS = (MAML, ME), (FEDAVG, FEDPROX, SCAFFOLD, PER_FEDAVG, PFEDME)
 ACTIVE = "(a) active clients"
 PANELS = {"mnist": "(b) MNIST, c = 5", "cifar10": "(c) CIFAR-10, c = 3"}
 RECEIVED, REQUESTED, EXPONENTIAL = "received", "requested", "exponential"
-_DELAYS = "Delays are uniform within half of their means of them, and so bounded, as Assumption 1 asks."
+_DELAYS = "Delays are uniform within 50 % of their means, and thus bounded, as Assumption 1 requires."
 READINGS = (
     Reading(RECEIVED, f"Omega(t) is the time at which the client has received the model. {_DELAYS}", "the text"),
-    Reading(REQUESTED, f"The server sends the model as it is when the client asks for it. {_DELAYS}", "our choice"),
-    Reading(EXPONENTIAL, "As requested, with exponential delays, which have no bound.", "our choice"),
+    Reading(REQUESTED, f"The server sends its model of the time of the request. {_DELAYS}", "our choice"),
+    Reading(
+        EXPONENTIAL, "The model of the time of the request, with exponential delays, which are unbounded.", "our choice"
+    ),
 )
 
 FILLED = {
@@ -88,7 +90,7 @@ def _by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: in
 
 
 def _searched() -> dict[str, dict[str, Algorithm]]:
-    """Every algorithm with its candidates: the server's step and, where there is one, its own number."""
+    """Return every algorithm with its candidates: the server's step size and, if it has one, its own parameter."""
     local: dict[str, Any] = {"num_steps": NUM_STEPS, "batch_size": BATCH}
     inner = {"prox_lr": PROX_LR, "num_prox_steps": BUDGET}
     plain: dict[str, Callable[..., Algorithm]] = {
@@ -124,7 +126,7 @@ def _budgeted(name: str) -> Mapping[str, Scoring]:
 
 
 def bounded_delays(num_clients: int, *, key: Array) -> Delays:
-    """The means of `persafl_delays`, with times that are uniform within half of the mean of it."""
+    """Return delays with the means of `persafl_delays` that are uniform within 50 % of their means."""
     given = persafl_delays(num_clients, key=key)
     of_mean = lambda delay: Uniform(cast(Exponential, delay).mean, SPREAD)  # `persafl_delays` are exponential
     return Delays(download=of_mean(given.download), upload=of_mean(given.upload))
@@ -133,7 +135,7 @@ def bounded_delays(num_clients: int, *, key: Array) -> Delays:
 def delayed_schedules(
     num_clients: int, cohort_size: int | None, horizon: float, reading: str = RECEIVED
 ) -> Callable[..., Schedule]:
-    """All that arrives within the horizon, in rounds of a cohort or without. All seeds have the same delays."""
+    """Return a maker of schedules up to the horizon, in rounds or asynchronous. All seeds have the same delays."""
     setting = jax.random.key(SPLIT)
     make_delays = persafl_delays if reading == EXPONENTIAL else bounded_delays
     delays = make_delays(num_clients, key=setting)
@@ -141,7 +143,7 @@ def delayed_schedules(
 
     def make(*, key: Array) -> Schedule:
         del key
-        most = 50 + int(horizon * num_clients / 3)  # a client's download and upload take 6 units of time together
+        most = 50 + int(horizon * num_clients / 3)  # a client's download and upload together take 6 units of time
         if cohort_size is None:
             arrived = arriving(num_clients, most, delays=delays, key=setting).time
             return arriving(num_clients, int(np.sum(arrived <= horizon)), delays=delays, key=setting)
@@ -152,7 +154,7 @@ def delayed_schedules(
 
 
 def _claims(panel: str, rows: tuple[str, ...]) -> tuple[Claim, ...]:
-    """The statements of section 5 about (b) or (c)."""
+    """Return the claims of section 5 about (b) or (c)."""
     pairs = {FEDASYNC: FEDAVG, MAML: PER_FEDAVG, ME: PFEDME}
     sooner = tuple(contrast for one, other in pairs.items() for contrast in _named(one, other, rows))
     here = lambda words: f"{words}, {panel[:3]}"
@@ -175,7 +177,7 @@ def _named(one: str, other: str, rows: tuple[str, ...]) -> tuple[Contrast, ...]:
 
 
 def row_of(data: str, reading: str) -> str:
-    """The row of a panel in a reading."""
+    """Return the row of a panel in a reading."""
     return PANELS[data] if reading == RECEIVED else f"{PANELS[data]}; {reading}"
 
 
@@ -185,7 +187,7 @@ POOLS = {"mnist": (datasets.mnist, 5), "cifar10": (datasets.cifar10, 3)}
 
 
 def _trainings(data: str, readings: tuple[str, ...], quick: bool) -> list[PaperTraining]:
-    """All algorithms of a panel. With the same delays a synchronous training is the same, and fills several rows."""
+    """Return all trainings of a panel. Synchronous trainings with the same delays are equal and fill several rows."""
     num_clients, cohort_size = (6, 2) if quick else (NUM_CLIENTS, COHORT)
     horizon = 30.0 if quick else HORIZONS[data]
     found = []
@@ -209,7 +211,7 @@ def _trainings(data: str, readings: tuple[str, ...], quick: bool) -> list[PaperT
 
 
 def _active(waits: bool) -> Cell:
-    """The share of active clients, of synchronous or asynchronous training."""
+    """Return the cell with the share of active clients in synchronous or asynchronous training."""
     sampled = {"sampled": ActiveShare(to_the_end=True)} if waits else {}
     column = "synchronous" if waits else "asynchronous"
     shares = {"mean over time": ActiveShare(), **sampled}
@@ -223,10 +225,10 @@ _SMALL = (
     "of time. Omega(t) is the time of receipt."
 )
 SMALL_READINGS = (
-    Reading(SMALL, f"{_SMALL} The server's step is 1, the middle of the stated set. {_DELAYS}", "our choice"),
+    Reading(SMALL, f"{_SMALL} The server's step size is 1, the middle of the stated set. {_DELAYS}", "our choice"),
     Reading(
         DAMPED,
-        f"{_SMALL} The server's step is {DAMPED_LR} for the asynchronous methods, below the stated set. {_DELAYS}",
+        f"{_SMALL} The server's step size is {DAMPED_LR} for asynchronous methods, below the stated set. {_DELAYS}",
         "our choice",
     ),
 )
@@ -240,7 +242,7 @@ def _first_images() -> Pool:
 
 
 def _small_trainings(readings: tuple[str, ...], rows: Mapping[str, str], quick: bool) -> list[PaperTraining]:
-    """All algorithms with the small network; the server's step is damped for the asynchronous ones alone."""
+    """Return all trainings with the small network; only asynchronous ones have a damped server step."""
     num_clients, cohort_size = (6, 2) if quick else (NUM_CLIENTS, COHORT)
     horizon = 30.0 if quick else SMALL_HORIZON
     task = classification(mlp((SMALL_WIDTH,), 10, "relu", "fan_in"))
@@ -262,13 +264,13 @@ def _small_trainings(readings: tuple[str, ...], rows: Mapping[str, str], quick: 
 
 
 def figure2_small(quick: bool) -> Experiment:
-    """(b) with a small network and fewer images, for a machine without an accelerator."""
+    """Reproduce (b) with a small network and fewer images, for a machine without an accelerator."""
     num_clients, horizon = (6, 30.0) if quick else (NUM_CLIENTS, SMALL_HORIZON)
     rows = {one.name: f"{PANELS['mnist']}; {one.name}" for one in SMALL_READINGS}
     return Experiment(
         name="persafl-figure2-small",
         source="PersA-FL 2023, Figure 2, section 5, appendix D",
-        title=f"Accuracy against virtual time under random delays, {PANELS['mnist']}, at reduced size",
+        title=f"Accuracy over virtual time under random delays, {PANELS['mnist']}, at reduced size",
         length=f"{horizon:g} units of virtual time, {num_clients} clients",
         federations={"mnist": _by_classes(_first_images, 5, num_clients)},
         trainings=tuple(_small_trainings(tuple(rows), rows, quick)),
@@ -305,7 +307,7 @@ def _panel(data: str, name: str, readings: tuple[Reading, ...], claims: tuple[Cl
     return Experiment(
         name=name,
         source="PersA-FL 2023, Figure 2, section 5, appendix D",
-        title=f"Accuracy against virtual time under random delays, {PANELS[data]}",
+        title=f"Accuracy over virtual time under random delays, {PANELS[data]}",
         length=f"{horizon:g} units of virtual time, {num_clients} clients",
         federations={data: _by_classes(*POOLS[data], num_clients)},
         trainings=tuple(_trainings(data, names, quick)),
@@ -319,14 +321,14 @@ def _panel(data: str, name: str, readings: tuple[Reading, ...], claims: tuple[Cl
 
 
 def figure2(quick: bool) -> Experiment:
-    """(a) the share of active clients; (b) accuracy against virtual time on MNIST."""
+    """Reproduce (a), the share of active clients, and (b), accuracy over virtual time on MNIST."""
     return _panel("mnist", "persafl-figure2", READINGS, CLAIMS_OF_ACTIVITY, quick)
 
 
 def figure2c(quick: bool) -> Experiment:
-    """(c) accuracy against virtual time on CIFAR-10."""
+    """Reproduce (c), accuracy over virtual time on CIFAR-10."""
     reason = (
-        "No run in this reading was completed: it needs a GPU of its own. With pixels in [0, 1] and exponential delays "
-        "every method ended below guessing, 33 %, which says nothing."
+        "No run in this reading was completed: it needs a dedicated GPU. With pixels in [0, 1] and exponential delays, "
+        "every method ended below guessing (33 %), which is not informative."
     )
     return replace(_panel("cifar10", "persafl-figure2c", READINGS[:1], (), quick), unavailable=reason)

@@ -1,4 +1,4 @@
-"""Run a reproduction: each training with all seeds together, its cells kept as it ends; then judge the claims."""
+"""Run a reproduction: train with all seeds together, save each training's cells, then judge the claims."""
 
 import hashlib
 import json
@@ -48,12 +48,12 @@ from personax.simulation.simulate import simulate
 from personax.typing import Array, Batch, Task
 from personax.values import to_dict
 
-Scores = dict[str, list[float]]  # by metric, of each seed
+Scores = dict[str, list[float]]  # the value of each seed, by metric
 
 
 class _TrainingSetting(NamedTuple):
     training: PaperTraining
-    schedules: list[Schedule]  # of each seed
+    schedules: list[Schedule]  # one per seed
     keys: Array
 
 
@@ -72,10 +72,10 @@ def reproduce(
     notify: CellCallback = lambda cells: None,
     side_by_side: bool | None = None,
 ) -> ReproductionRecord:
-    """Do what is left of a reproduction and write its results. Trainings that have ended are kept.
+    """Complete a reproduction and write its results. Finished trainings are reused.
 
-    By default trainings run side by side on accelerators: compiling takes longer there than running, and leaves the
-    device free. A CPU has better to do. Matrix products are in float32 on every device.
+    By default, trainings run concurrently on accelerators, where compilation takes longer than execution and leaves the
+    device idle, and sequentially on a CPU. Matrix products are in float32 on every device.
     """
     with _in_float32():
         return _reproduce(experiment, folder, num_seeds, command, notify, side_by_side)
@@ -83,7 +83,7 @@ def reproduce(
 
 @contextmanager
 def _in_float32() -> Iterator[None]:
-    """Full float32 products in all threads, which `jax.default_matmul_precision` does not reach."""
+    """Use full float32 products in all threads; `jax.default_matmul_precision` affects only the current one."""
     before = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_default_matmul_precision", "highest")
     try:
@@ -104,7 +104,7 @@ def _reproduce(
     seeds = list(range(num_seeds or experiment.num_seeds))
     needed = {training.data for training in experiment.trainings}
     federations = {name: make() for name, make in experiment.federations.items() if name in needed}
-    for federation in federations.values():  # copied to the device before several threads ask for it
+    for federation in federations.values():  # copy to the device once, before several threads need it
         jax.block_until_ready((federation.train, federation.test))
     cells: list[CellRecord] = []
     one = partial(_training, federations, seeds, folder)
@@ -139,7 +139,7 @@ def _reproduce(
 def _side_by_side(
     one: Callable[[PaperTraining], list[CellRecord]], trainings: Sequence[PaperTraining]
 ) -> Iterator[list[CellRecord]]:
-    """The cells of each training, in order; those that share a program are trained one after another."""
+    """Yield the cells of each training, in order; trainings that share a program run sequentially."""
     alike: dict[Any, list[int]] = {}
     for place, training in enumerate(trainings):
         structures = tuple(jax.tree.structure(algorithm) for algorithm in _candidates(training).values())
@@ -155,7 +155,7 @@ def _side_by_side(
 def _training(
     federations: Mapping[str, Federation], seeds: list[int], folder: Path, training: PaperTraining
 ) -> list[CellRecord]:
-    """The cells of one training: from its file if it has ended before with the same seeds, schedule and algorithm."""
+    """Return the cells of one training, from its file if it finished before with the same fingerprint."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     schedules = [training.schedule(key=key) for key in keys]
     federation, first = federations[training.data], training.cells[0]
@@ -193,7 +193,7 @@ def _training(
 
 
 def _fingerprint(training: PaperTraining, federation: Federation, schedules: list[Schedule]) -> str:
-    """What tells a training from others: its network, its algorithms, what it scores, and who reports when."""
+    """Fingerprint a training by its network, algorithms, scorings and schedules."""
     algorithms = {name: to_dict(one) for name, one in _candidates(training).items()}
     measures = [
         (cell.metric, cell.at, name, repr(one)) for cell in training.cells for name, one in cell.scorings.items()
@@ -208,7 +208,7 @@ def _fingerprint(training: PaperTraining, federation: Federation, schedules: lis
 
 
 def _written_out(task: Task, federation: Federation) -> str:
-    """The network's start and its loss as programs: what they compute, whatever they are called."""
+    """Return the network's initialization and loss as programs, which are independent of their names."""
     data, key = federation.train, jax.random.key(0)
     batch = Batch(data.x[:1], data.y[:1], jnp.ones(1), key)
     init = jax.jit(lambda key: task.model.init(key, as_inputs(batch.x)))
@@ -221,10 +221,10 @@ def _candidates(training: PaperTraining) -> dict[str, Algorithm]:
 
 
 class _TrainedScores(NamedTuple):
-    """The scores at the start, where a cell asks for them, and at the end; the curves by cell.
+    """The scores at the start (if a cell needs them) and at the end, and the curve of each cell.
 
-    `num_left_out` counts updates that were not finite: they are left out of the averages, so that one that diverges
-    does not end the table.
+    `num_left_out` counts nonfinite updates, which are left out of the averages so that one diverging client does not
+    end the run.
     """
 
     start: dict[Measure, Scores]
@@ -234,7 +234,7 @@ class _TrainedScores(NamedTuple):
 
 
 def _train(setting: _TrainingSetting, algorithm: Algorithm, federation: Federation) -> _TrainedScores:
-    """Train with all seeds, and follow the first scoring of each trained cell along the way."""
+    """Train with all seeds, and record the first scoring of each trained cell."""
     training, schedules, keys = setting
     cells, every = training.cells, training.every
     asked = lambda at: {one for cell in cells if cell.at == at for one in cell.scorings.values()}
@@ -263,7 +263,7 @@ def _train(setting: _TrainingSetting, algorithm: Algorithm, federation: Federati
 
 
 def _twentieth(schedule: Schedule) -> int:
-    """A twentieth of a run: how often it pauses, so that Ctrl-C takes effect."""
+    """Return a twentieth of a run, the interval between pauses in which Ctrl-C takes effect."""
     length = int(schedule.round_ends.sum()) if schedule.has_rounds else schedule.num_events
     return -(-length // 20)
 
@@ -271,7 +271,7 @@ def _twentieth(schedule: Schedule) -> int:
 def _score(
     setting: _TrainingSetting, algorithm: Algorithm, federation: Federation, at: Snapshot, measures: set[Measure]
 ) -> dict[Measure, Scores]:
-    """What these measures give for each seed."""
+    """Evaluate these measures for each seed."""
     training, schedules, keys = setting
     found = {}
     for one in measures:
@@ -283,7 +283,7 @@ def _score(
 
 
 def _curves(points: list[tuple[int, float, list[list[float]]]], chunks: list[float]) -> list[CurveRecord]:
-    """A curve for each cell. A chunk takes the median time, because the first has compilation in it."""
+    """Return a curve for each cell. Each chunk counts the median time, because the first one includes compilation."""
     rounds, times, values = (list(column) for column in zip(*points, strict=True))
     typical = float(np.median(chunks[2:] or chunks[1:]))
     seconds = [typical * at for at in range(len(points))]
@@ -294,7 +294,7 @@ def _curves(points: list[tuple[int, float, list[list[float]]]], chunks: list[flo
 
 
 def _choose(setting: _TrainingSetting, federation: Federation) -> tuple[str, Algorithm]:
-    """The candidate with the best mean on validation data, by the first cell's first honest reading."""
+    """Choose the candidate with the best validation mean, by the first scoring that does not adapt on scored data."""
     training, schedules, keys = setting
     candidates = _candidates(training)
     if len(candidates) == 1:
@@ -313,22 +313,24 @@ def _choose(setting: _TrainingSetting, federation: Federation) -> tuple[str, Alg
             found = _score(_TrainingSetting(training, schedules, keys), algorithm, held, end, {honest})[honest]
             scores[name] = sign * float(np.mean(found[cell.metric]))
     if not scores:
-        raise ValueError(f"{cell.row}, {cell.column}: all of {', '.join(candidates)} diverged. Add smaller steps.")
+        raise ValueError(
+            f"All candidates of {cell.row}, {cell.column} diverged: {', '.join(candidates)}. Add smaller step sizes."
+        )
     best = max(scores, key=lambda name: scores[name])
     return best, candidates[best]
 
 
 def _of_seeds(found: Evaluation) -> Scores:
-    """Each metric's mean over clients for each seed, in the units of the papers: accuracies in %."""
+    """Return each metric's mean over clients for each seed, in the papers' units (accuracies in %)."""
     scale = lambda metric: 100.0 if is_share(metric) else 1.0
     return {metric: (scale(metric) * np.atleast_1d(found.mean(metric))).tolist() for metric in found.metrics}
 
 
 def _scoring_record(name: str, measure: Measure, cell: Cell, trained: _TrainedScores) -> ScoringRecord:
-    """One way to score a cell; its flag also says how many updates were left out."""
+    """Record one scoring of a cell, with the number of updates left out in its flag."""
     of_seeds = (trained.start if cell.at == "start" else trained.end)[measure][cell.metric]
     num = 0 if cell.is_baseline else trained.num_left_out
-    left_out = f"{num} updates were not finite and left out" if num else ""
+    left_out = f"{num} updates were not finite and were left out" if num else ""
     flag = "; ".join(filter(None, (measure.flag, left_out)))
     return ScoringRecord(name, measure.describe(), flag, interval(of_seeds), of_seeds)
 

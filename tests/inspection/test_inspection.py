@@ -281,7 +281,7 @@ def test_the_command_writes_findings_a_page_and_a_starter_that_runs(tmp_path):
     run = lambda *words: CliRunner().invoke(app, [str(word) for word in words])
     told = run("inspect", config, "--out", tmp_path / "found", "--clients", 4, "--samples", 10)
     assert told.exit_code == 0, told.output
-    assert "Start with" in told.output and "How sure" in told.output
+    assert "Start with" in told.output and "How certain" in told.output
     assert (
         "Short runs: 30 rounds, 1 seed, scored on validation data." in told.output
         and "sets no usable limit on `staleness`" in told.output

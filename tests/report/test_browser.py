@@ -73,7 +73,7 @@ def test_every_choice_draws_its_view(browser, full, page):
 
 
 @pytest.mark.xdist_group("chromium")
-def test_a_dark_page_has_colours_of_its_own(browser, full, page):
+def test_a_dark_page_has_colors_of_its_own(browser, full, page):
     line = "document.querySelector('#plot-curves [data-trace=APFL] .line').getAttribute('stroke')"
     text = "getComputedStyle(document.querySelector('.xtitle')).fill"
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -82,7 +82,7 @@ def test_a_dark_page_has_colours_of_its_own(browser, full, page):
     for scheme in ("light", "dark"):
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         browser.ask("new Promise(done => setTimeout(done, 300))")
-        seen.append([browser.ask(colour) for colour in (line, text, ground)])
+        seen.append([browser.ask(color) for color in (line, text, ground)])
     assert all(light != dark for light, dark in zip(*seen, strict=True))
 
 

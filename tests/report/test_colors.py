@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from personax.report.runs import GREYS, PALETTE
+from personax.report.runs import GRAYS, PALETTE
 
 # Machado, Oliveira and Fernandes 2009, at full severity, on linear RGB.
 VISION = {
@@ -18,7 +18,7 @@ XYZ = np.array(
     [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
 )
 PAGES = ("#ffffff", "#14171c")  # light and dark, as in style.css
-COLORS = [*PALETTE, *GREYS.values()]
+COLORS = [*PALETTE, *GRAYS.values()]
 
 
 def linear(color):

@@ -105,7 +105,7 @@ def test_every_figure_has_its_numbers_as_text():
     figure = Figure("f", "Title", "Words.", "A line and bars.", [go.Figure([line, band, bars], layout)])
     page = document("name", Facts({}), [PageSection("s", "Section", figures=[figure])], "source")
     words = page[page.index("<figure>") : page.index("</figure>")]
-    alt = "A line and bars. The highest number is 70 at 2, of bars."
+    alt = "A line and bars. The highest value is 70 at 2 (bars)."
     assert f"role='img' aria-label='{alt}'" in words
     table = re.search(r"<details class='numbers' id='numbers-f'>(.*)</details>", words, re.DOTALL).group(1)
     cells = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[dh].*?</t[dh]>", table)]
@@ -114,14 +114,14 @@ def test_every_figure_has_its_numbers_as_text():
     assert cells[10:] == ["bars", "30 at 1", "30 at 1", "70 at 2", "70 at 2"]
 
 
-def test_the_words_for_those_who_cannot_see_a_figure_name_the_ends():
+def test_the_alternative_text_names_the_last_values():
     lines = [go.Scatter(x=[0, 9], y=[1, end], name=name) for name, end in (("A", 3.0), ("B", -0.5))]
-    assert sentence(go.Figure(lines)) == "At the end the highest is A with 3, the lowest B with −0.5."
-    assert sentence(go.Figure(lines[:1])) == "The last number is 3 at 9."
+    assert sentence(go.Figure(lines)) == "At the end, the highest is A (3) and the lowest B (−0.5)."
+    assert sentence(go.Figure(lines[:1])) == "The last value is 3 at 9."
     assert sentence(go.Figure()) == ""
 
 
-def test_a_page_runs_no_script_but_its_own():
+def test_a_page_runs_only_its_own_script():
     page = document("name", Facts({}), [], "source")
     script = re.search(r"<script>(.*)</script>", page, re.DOTALL).group(1)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -130,6 +130,6 @@ def test_a_page_runs_no_script_but_its_own():
     assert "connect-src" not in policy and "connect-src 'self'" in document("name", Facts({}), [], "source", follow=1)
 
 
-def test_a_template_cannot_name_what_is_not_there():
+def test_undefined_names_in_templates_are_errors():
     with pytest.raises(UndefinedError):
         TEMPLATES.from_string("{{ missing }}").render()

@@ -1,4 +1,4 @@
-"""Figures open at the part where methods differ, and short runs are visible on their time axis."""
+"""Tests of the initial zoom of figures, and of time axes that keep short runs visible."""
 
 import json
 import re
@@ -78,14 +78,14 @@ def test_an_asynchronous_run_is_visible_beside_slow_rounds(tmp_path):
     types = lambda views: [view["layout"]["xaxis"].get("type") for view in views["curves"][:3]]
     assert types(before) == [None, None, None] and types(after) == [None, "log", None]
     assert after["curves"][1]["layout"]["xaxis"]["title"]["text"] == "virtual time, logarithmic"
-    assert "where some runs end much earlier than others" in page
+    assert "The time axis is logarithmic if some runs are much shorter" in page
 
 
-def test_a_report_states_what_is_outside_of_what_it_opens_at(tmp_path):
+def test_a_report_names_curves_outside_the_initial_zoom(tmp_path):
     full = write_full(tmp_path / "full")
     page, views = views_of(full)
     low, high = views["curves"][0]["layout"]["yaxis"]["range"]
     ends = [line["y"][-1] for line in views["curves"][0]["data"] if "name" in line]
-    assert low < min(ends) and max(ends) < high < 100 and "Show all has the rest" in page
+    assert low < min(ends) and max(ends) < high < 100 and "`Show all` shows the rest" in page
     page, views = views_of(write_minimal(tmp_path / "one"))
-    assert "range" not in views["curves"][0]["layout"]["yaxis"] and "Show all has the rest" not in page
+    assert "range" not in views["curves"][0]["layout"]["yaxis"] and "`Show all` shows the rest" not in page

@@ -1,4 +1,4 @@
-"""The page that follows a run shows what the run has written so far, to this machine alone, and changes nothing."""
+"""The page that follows a run is read-only, local, and shows what the run has written so far."""
 
 import contextlib
 import http.client
@@ -97,7 +97,7 @@ def copy_of(folder, root, lines):
     return Folder(root), content
 
 
-def test_a_line_that_is_being_written_does_not_count(run, tmp_path):
+def test_an_incomplete_line_is_ignored(run, tmp_path):
     folder, content = copy_of(run[0], tmp_path / "run", 2)
     with folder.metrics.open("a") as file:
         file.write(content[2][:100])
@@ -105,18 +105,18 @@ def test_a_line_that_is_being_written_does_not_count(run, tmp_path):
     assert progress.done == 1 and progress.state == "training"
 
 
-def test_a_run_that_is_silent_may_have_been_interrupted(run, tmp_path):
+def test_a_run_without_progress_may_have_been_interrupted(run, tmp_path):
     folder, _ = copy_of(run[0], tmp_path / "run", 2)
     assert read_simulated(folder.root).note == ""
     before = time.time() - 300
     os.utime(folder.metrics, (before, before))
-    assert re.match(r"There has been no evaluation for 300\..* personax resume", read_simulated(folder.root).note)
+    assert re.match(r"There has been no evaluation for 300\..*personax resume", read_simulated(folder.root).note)
     folder.metrics.unlink()
     assert "latest" in render(read_simulated(folder.root), 2)  # nothing is evaluated yet
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"has no run: there is no config.toml. Give the folder of a run."):
+    with pytest.raises(ValueError, match=r"No run in .*: config.toml not found. Give the folder of a run."):
         read_simulated(tmp_path)
 
 
@@ -135,7 +135,7 @@ def serving(render):
 
 @pytest.fixture
 def served():
-    """A server of a page, the texts that it gives, and a function that asks it."""
+    """A server of a page, the texts that it serves, and a function that sends requests."""
     texts = ["one"]
 
     def give():
@@ -194,7 +194,7 @@ def test_the_command_serves_until_it_is_interrupted(run, tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0 and process.stderr.read() == ""
     missing = subprocess.run([*command[:-1], str(tmp_path)], capture_output=True, text=True)
-    assert missing.returncode == 1 and "has no run" in missing.stderr and "Traceback" not in missing.stderr
+    assert missing.returncode == 1 and "No run in" in missing.stderr and "Traceback" not in missing.stderr
 
 
 @pytest.mark.xdist_group("chromium")
@@ -217,7 +217,9 @@ def test_the_page_updates_itself_and_keeps_what_is_zoomed(run, tmp_path):
             assert browser.ask(ticks) == zoomed
             assert browser.ask("document.getElementById('state').hidden") is True
             assert set(browser.complaints("/")) == {place}  # it asks for itself alone
-        wait_for(browser, "!document.getElementById('state').hidden")  # the page mentions that nobody answers
+        wait_for(
+            browser, "!document.getElementById('state').hidden"
+        )  # the page reports that the server does not answer
 
 
 def wait_for(browser, condition):

@@ -125,7 +125,7 @@ def test_every_experiment_can_be_drawn_and_tabulated(name):
 
 def test_a_sentence_is_not_shown_for_another_verdict():
     claim = next(claim for paper in PAPERS.values() for claim in paper.claims if claim.expected == "holds")
-    with pytest.raises(ValueError, match="was written for 'does not hold'"):
+    with pytest.raises(ValueError, match="the sentence about it expects 'does not hold'"):
         overview_row(dataclasses.replace(claim, expected="does not hold"), BY_NAME)
     with pytest.raises(ValueError, match="fallah-table1 has no claim 'a dream'"):
         overview_row(PaperClaim("", ["fallah-table1: a dream"], "holds", ""), BY_NAME)

@@ -101,7 +101,7 @@ def test_every_number_of_the_table_is_the_runs(full, page):
         assert cells[9].startswith(f"{percent(score.best['accuracy'].mean.mean)} round")
 
 
-def test_the_table_marks_baselines_the_best_and_what_is_not_comparable(page):
+def test_the_table_marks_baselines_the_best_score_and_warnings(page):
     rows = {cells[0]: kind for kind, cells in rows_of(page)}
     assert [name for name, kind in rows.items() if "baseline" in kind] == [
         "local training baseline",
@@ -114,11 +114,11 @@ def test_the_table_marks_baselines_the_best_and_what_is_not_comparable(page):
     assert "▼ worse" in changes["local"][1] and "▲ better" in changes["APFL"][0] and "▲ better" in changes["APFL"][1]
 
 
-def test_the_verdict_says_what_the_intervals_carry(full, page, tmp_path):
+def test_the_verdict_claims_no_more_than_the_intervals_support(full, page, tmp_path):
     said, row = verdicts_of(page)[0], row_of(full, "APFL")
     mean = f"{100 * row.mean.mean:.1f} ± {100 * row.mean.half:.1f} %"
     assert said.startswith(f"APFL has the highest mean accuracy, {mean}. Its 95 % interval lies above that of local")
-    assert said.endswith("overlaps that of the runner-up, Per-FedAvg (HF), so that their order may be chance.")
+    assert said.endswith("overlaps that of the runner-up, Per-FedAvg (HF), so their order may be due to chance.")
     shutil.copytree(full, tmp_path / "run")
 
     def blur(run):
@@ -149,11 +149,11 @@ def test_scores_of_other_clients_are_not_ranked_nor_paired(full, tmp_path):
 def test_one_seed_has_no_verdict_and_one_score_needs_none(minimal, tmp_path):
     assert verdicts_of(page_of(minimal)) == []
     (said,) = verdicts_of(page_of(write_full(tmp_path, seeds=(5,))))
-    assert said == "One seed: there are no intervals, so the order of the scores is no finding."
+    assert said == "With one seed there are no intervals, so the order of the scores is not a finding."
     assert "±" not in "".join(cells[1] for _, cells in rows_of(page_of(tmp_path)))
 
 
-def test_less_of_an_error_is_better(regression):
+def test_a_lower_error_is_better(regression):
     page = page_of(regression)
     (said,), rows = verdicts_of(page), {cells[0].split(" ")[0]: (kind, cells) for kind, cells in rows_of(page)}
     row = row_of(regression, "APFL", "error")
@@ -227,7 +227,7 @@ def test_a_long_tail_of_staleness_is_told_in_ranges(full, tmp_path):
     width = 299 // 40 + 1
     sums = [counts[at : at + width].sum() for at in range(0, 300, width)]
     np.testing.assert_allclose(json.loads(bars), 100 * np.array(sums) / counts.sum(), rtol=1e-5)
-    (active,) = figures_of(page_of(full))["active"][0]["data"]  # both ran on one schedule
+    (active,) = figures_of(page_of(full))["active"][0]["data"]  # both share one schedule
     assert active["name"] == "PersA-FL-MAML and 1 more"
 
 
@@ -257,19 +257,19 @@ def test_numbers_that_are_not_finite_are_said_to_be(tmp_path):
     assert lines_of(figures_of(page)["curves"][0])["APFL"]["y"][3:] == [None] * 6
 
 
-def test_runs_made_apart_are_told_apart_and_not_paired(full, regression, minimal, tmp_path):
+def test_separate_runs_have_unique_labels_and_are_not_paired(full, regression, minimal, tmp_path):
     page = page_of(full, minimal, regression)
     names = [cells[0] for table in (1, 2) for _, cells in rows_of(page, table)]
     for told in ("femnist, 62 classes: FedAvg", "smallest: FedAvg", "regression: FedAvg", "pFedMe", "local"):
         assert any(name.split(" baseline")[0] == told for name in names), told
     alone = next(cells for _, cells in rows_of(page, 1) if cells[0] == "smallest: FedAvg")
-    assert alone[5:9] == ["–"] * 4 and "made apart" in words_of(page) and len(verdicts_of(page)) == 2
+    assert alone[5:9] == ["–"] * 4 and "The runs are separate" in words_of(page) and len(verdicts_of(page)) == 2
     assert "smallest: FedAvg" not in {n for view in figures_of(page)["changes"] for n in lines_of(view)}
     twin = write_regression(tmp_path / "again")
     assert "regression (again): APFL" in words_of(page_of(twin, regression))
 
 
-def test_names_are_text_wherever_they_stand(hostile):
+def test_names_are_escaped_everywhere(hostile):
     page = page_of(hostile)
     words, data = words_of(page), re.search(r'id="figures">(.*)</script>\n<script>/', page).group(1)
     assert "<script" not in words and "<img" not in words and "onerror" in words
@@ -281,7 +281,7 @@ def test_names_are_text_wherever_they_stand(hostile):
 
 
 class Links(HTMLParser):
-    """Every attribute that could fetch something."""
+    """Collect every attribute that could fetch something."""
 
     found = ()
 
@@ -319,12 +319,12 @@ def test_many_scores_and_clients_fit_a_megabyte_and_a_half(tmp_path):
             lambda f: (f / "results.json").write_text('{"name": 3'),
             "results.json is not what a run writes.*Run it again",
         ),
-        (lambda f: (f / "clients.parquet").unlink(), "has no clients.parquet. .* personax resume"),
-        (lambda f: (f / "config.toml").unlink(), "has no config.toml. .* personax resume"),
-        (lambda f: (f / "config.toml").write_bytes(b"\xff\xfe"), "config.toml is not UTF-8 text.* Run it again"),
-        (lambda f: (f / "clients.parquet").write_bytes(b"PAR1 cut"), "clients.parquet cannot be read: .* Run it again"),
-        (lambda f: keep(f, "accuracy"), "clients.parquet .* no column 'accuracy'. Run it again"),
-        (lambda f: keep(f, rows=0), "no rows for score 'FedAvg' of algorithm 'FedAvg'.*run it again"),
+        (lambda f: (f / "clients.parquet").unlink(), "File not found: .*clients.parquet. .* personax resume"),
+        (lambda f: (f / "config.toml").unlink(), "File not found: .*config.toml. .* personax resume"),
+        (lambda f: (f / "config.toml").write_bytes(b"\xff\xfe"), "config.toml is not UTF-8 text.* Rerun"),
+        (lambda f: (f / "clients.parquet").write_bytes(b"PAR1 cut"), "Cannot read .*clients.parquet: .* rerun"),
+        (lambda f: keep(f, "accuracy"), "Missing column 'accuracy' in .*clients.parquet. Rerun"),
+        (lambda f: keep(f, rows=0), "No rows for score 'FedAvg' of algorithm 'FedAvg'.*rerun"),
     ],
 )
 def test_errors_name_the_file_and_the_remedy(damage, told, tmp_path):
@@ -340,14 +340,14 @@ def keep(folder, without="", rows=None):
     pq.write_table(table.drop_columns([without] if without else []), folder / "clients.parquet")
 
 
-def test_no_run_or_the_same_twice_is_an_error(minimal, tmp_path):
-    with pytest.raises(ValueError, match="at least one run folder"):
+def test_no_run_or_a_repeated_run_is_an_error(minimal, tmp_path):
+    with pytest.raises(ValueError, match="No run folder given"):
         write_report([], tmp_path / "report.html")
     with pytest.raises(ValueError, match="given twice"):
         write_report([minimal, minimal / "." / ""], tmp_path / "report.html")
 
 
-def test_a_report_appears_whole_or_not_at_all(minimal, tmp_path, monkeypatch):
+def test_a_report_is_written_atomically(minimal, tmp_path, monkeypatch):
     path = write_report([minimal], tmp_path / "new" / "report.html")
     whole = path.read_bytes()
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))

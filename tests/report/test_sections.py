@@ -67,7 +67,7 @@ def test_the_tuning_section_has_every_trial(tuned):
     ]
     assert [row[0] for row in trials] == ["lr", "0.1", "0.01 chosen", "0.3"]
     assert [row[-1] for row in trials[1:]] == ["80.0 %", "91.0 %", "diverged"]
-    for words in ("without 20 %", "split with seed 7", "seeds 0, 1, 2", "lr = 0.01 is the smallest value"):
+    for words in ("left out 20 %", "split with seed 7", "seeds 0, 1, 2", "lr = 0.01 is the smallest value"):
         assert words in section
     assert [row[3:] for row in csvs_of(section)[0][1:]] == [
         ["0.8", "0.7 0.8 0.9", "False"],
@@ -169,7 +169,7 @@ def test_next_steps_follow_from_the_numbers(tmp_path):
     edit_results(folder, rising)
     commands, words = commands_of(page_of(folder))
     assert ["personax", "compare", str(folder / "config.toml"), "--set", "seeds=5"] in commands
-    assert "One seed has no interval" in words
+    assert "A single seed has no interval" in words
     assert re.search(r"APFL[^.]* still improved in the last quarter", words)
     flat = lambda run: [
         evaluation["mean"].update(accuracy=[0.5])

@@ -3,9 +3,9 @@ const Chart = (() => {
   "use strict";
   const { extent, finite, formatted, label, linearTicks, logTicks, opening, plain, scale } = Numbers;
   const { DASHES, NS, colorOf, html, make, mark, path, sample, shows } = Marks;
-  const REACH = 48; // pixels from which a point answers the pointer
+  const REACH = 48; // pixels within which a point responds to the pointer
 
-  // Bars without a width of their own stand side by side.
+  // Bars without an explicit width are drawn side by side.
   function arranged(data) {
     const traces = data.map(trace => ({ ...trace, type: trace.type || "scatter" }));
     const groups = traces.filter(trace => trace.type === "bar" && !trace.width);
@@ -19,7 +19,7 @@ const Chart = (() => {
     return traces;
   }
 
-  // The words about a point: its template, with the numbers in their forms.
+  // The hover text of a point: its template with formatted numbers.
   function words(trace, at) {
     const custom = Array.isArray(trace.customdata) ? trace.customdata[at] : trace.customdata;
     const known = { "fullData.name": trace.name, customdata: custom, x: trace.x[at], y: trace.y[at], text: trace.text?.[at] };
@@ -35,7 +35,7 @@ const Chart = (() => {
     constructor(box, { alt, colors }) {
       this.box = box;
       this.alt = alt;
-      this.colors = colors; // called with a text, gives it in the colors of the page
+      this.colors = colors; // converts a text to the colors of the page
       this.hidden = new Set();
       this.zoom = {};
       box.replaceChildren();
@@ -44,7 +44,7 @@ const Chart = (() => {
       this.legend = html("ul", { class: "legend" }, box);
     }
 
-    // Draw a view; what is zoomed stays so where the axis is the same.
+    // Draw a view, and keep the zoom of axes that do not change.
     show(view) {
       const titles = { x: view.layout.xaxis?.title?.text, y: view.layout.yaxis?.title?.text };
       for (const key of ["x", "y"]) if (titles[key] !== this.titles?.[key]) delete this.zoom[key];
@@ -59,7 +59,7 @@ const Chart = (() => {
 
     range(key) { return this.zoom[key] || opening(this.axis(key)) || this.whole(key); }
 
-    // Whether a part of the traces is outside what is shown.
+    // True if a part of the traces is outside the visible range.
     get isZoomed() {
       return ["x", "y"].some(key => {
         const [low, high] = this.range(key), [least, most] = extent(this.shown, this.axis(key), key, 0);
@@ -69,7 +69,7 @@ const Chart = (() => {
 
     get opensZoomed() { return Boolean(this.axis("y").range); }
 
-    // Show everything; if everything is shown, return to where the figure opened.
+    // Show everything; if everything is visible, return to the initial zoom.
     reset() {
       this.zoom = this.isZoomed ? { y: this.whole("y") } : {};
       this.draw();
@@ -190,7 +190,7 @@ const Chart = (() => {
       });
     }
 
-    // A number's place; nowhere for what an axis cannot show.
+    // The position of a number, or NaN if the axis cannot show it.
     place(axis, value) { return finite(value) && !(axis.log && value <= 0) ? axis.at(value) : NaN; }
 
     drawNotes(svg, soft) {
@@ -224,7 +224,7 @@ const Chart = (() => {
         trace.group.style.opacity = key === null || (trace.legendgroup || trace.name) === key || this.hidden.has(key) ? "" : 0.15;
     }
 
-    // What a person does
+    // Interaction
 
     listen(svg) {
       const here = event => {
@@ -324,7 +324,7 @@ const Chart = (() => {
       if (finite(trace.places[at][1])) this.point({ trace, at });
     }
 
-    // What a person keeps
+    // Saving
 
     csv() {
       const cell = value => { const text = plain(value ?? ""); return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text; };

@@ -1,4 +1,4 @@
-// Marks of a figure: elements, lines, the shapes of points, and samples of them for a legend.
+// The marks of a figure: elements, lines, point shapes, and samples of them for the legend.
 const Marks = (() => {
   "use strict";
   const NS = "http://www.w3.org/2000/svg";

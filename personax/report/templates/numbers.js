@@ -1,4 +1,4 @@
-// Numbers on a figure: as text, on an axis, and the range of an axis.
+// The numbers of a figure: their format, the ticks of an axis, and its range.
 const Numbers = (() => {
   "use strict";
   const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'", "#39": "'" };
@@ -7,7 +7,7 @@ const Numbers = (() => {
   const plain = text => String(text ?? "").replace(/&(amp|lt|gt|quot|#x27|#39);/g, (_, name) => ENTITIES[name]);
   const minus = text => text.replace("-", "\u2212");
 
-  // A number in one of the forms that hover texts use: ".1f" has fixed decimals, ".4~g" significant digits.
+  // Format a number as in hover texts: ".1f" has fixed decimals, ".4~g" significant digits.
   function formatted(value, form) {
     if (!finite(value)) return String(value ?? "");
     const digits = Number((form || ".4~g").match(/\d+/)[0]);

@@ -36,7 +36,7 @@
     button("CSV", "Save the numbers of this figure", () => keep(chart.csv(), "text/csv", `${name}.csv`));
   }
 
-  // The table below a figure has the numbers of the view that is shown.
+  // Fill the table below a figure with the numbers of the visible view.
   function fill(name, view) {
     const table = document.querySelector(`#numbers-${CSS.escape(name)} table`);
     if (!table) return;
@@ -85,7 +85,7 @@
   });
   const watchTables = () => document.querySelectorAll(".scroll").forEach(box => hints.observe(box));
 
-  // A page that follows a run replaces its words and its numbers, and leaves what a person has zoomed.
+  // A page that follows a run updates its text and numbers, and keeps the zoom that the user has set.
   const seen = {};
   function update(fresh) {
     const figures = from => [...from.querySelectorAll("figure")].map(one => one.querySelector(".plot").id + one.querySelectorAll("option").length);

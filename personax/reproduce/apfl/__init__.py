@@ -1,4 +1,4 @@
-"""APFL 2020: every table and figure of its experiments."""
+"""The tables and figures of APFL 2020."""
 
 from personax.reproduce.apfl.causes import table1_causes, table2_causes
 from personax.reproduce.apfl.figures import figure1, figure2, figure3, figure4, figure5, figure6

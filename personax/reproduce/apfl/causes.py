@@ -1,4 +1,4 @@
-"""APFL 2020, Tables 1 and 2 with parts of the code that the authors published: causes of what differs."""
+"""Causes of the differences from APFL's Tables 1 and 2: parts of the code that the authors published."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,38 +47,43 @@ from personax.reproduce.experiment import OF_CIFAR, OF_MNIST, Claim, Experiment,
 from personax.server import synchronous
 from personax.typing import Task
 
-STEPS, STEPS_PER_EPOCH = 20, 24  # of Table 2; 480 samples in batches of 20
+STEPS, STEPS_PER_EPOCH = 20, 24  # in Table 2: 480 samples in batches of 20
 DIVISOR = 1.01
 DROPOUT = 0.25
 WIDTHS = (200, 200)
-_PART = "looks for a cause: one part of the authors' code"
+_PART = "investigates a cause: one part of the authors' code"
 _NORMALIZED = batch_norm_mlp(WIDTHS, 10, DROPOUT)
 
 AUTHORS, OTHERS = "authors' code", "other methods"
 READINGS = (
     Reading(
         AUTHORS,
-        "All of it: batch normalization with batch statistics and dropout 0.25, standardized inputs, outputs mixed, "
-        "the step of w over 1.01 after each local epoch while v keeps 0.1, classes k and k + 5, perFedAvg that keeps "
-        "its step, pFedMe whose theta stays.",
+        "All of it: batch normalization with batch statistics and dropout 0.25, standardized inputs, mixed outputs, "
+        "a step size of w that is divided by 1.01 after each local epoch while v keeps 0.1, classes k and k + 5, "
+        "perFedAvg that keeps its adaptation step, pFedMe with a persistent theta.",
         "the authors' code",
     ),
-    Reading("standardized", "As in Table 2, pixels less their mean over their deviation.", "the authors' code", _PART),
-    Reading("batch norm", "As in Table 2, the network of the authors' code.", "the authors' code", _PART),
-    Reading("step per epoch", "As in Table 2, w's step over 1.01 after each local epoch.", "the authors' code", _PART),
-    Reading("mixed outputs", "As in Table 2, outputs mixed in place of parameters.", "the authors' code", _PART),
+    Reading("standardized", "As in Table 2, with standardized pixels.", "the authors' code", _PART),
+    Reading("batch norm", "As in Table 2, with the network of the authors' code.", "the authors' code", _PART),
+    Reading(
+        "step per epoch",
+        "As in Table 2, with w's step size divided by 1.01 after each local epoch.",
+        "the authors' code",
+        _PART,
+    ),
+    Reading("mixed outputs", "As in Table 2, mixing outputs instead of parameters.", "the authors' code", _PART),
     Reading(
         OTHERS,
-        "As in Table 2, perFedAvg that keeps its step and pFedMe whose theta stays.",
+        "As in Table 2, with perFedAvg that keeps its adaptation step and pFedMe with a persistent theta.",
         "the authors' code",
-        "looks for a cause: not the algorithms that the paper names",
+        "investigates a cause: not the algorithms that the paper names",
     ),
 )
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """A network, a decay of w's step, and how models are mixed."""
+    """A network, the decay of w's step size, and the way models are mixed."""
 
     task: Task
     lr: StepSize
@@ -86,7 +91,7 @@ class _Variant:
     mixes_outputs: bool = False
 
     def apfl(self, mix: float, adaptive: bool) -> Algorithm:
-        """APFL with this step and this mixing."""
+        """Return APFL with this step size and mixing."""
         update_mix = "round" if adaptive else "never"
         plain = WithCopy(Mixture(mix, update_mix=update_mix, local_lr=self.local_lr))
         objective = OutputMixture(mix, self.local_lr, adaptive) if self.mixes_outputs else plain
@@ -110,7 +115,7 @@ VARIANTS = {
 
 
 def _others() -> dict[str, Algorithm]:
-    """PerFedAvg and pFedMe as the authors' code has them, without decay."""
+    """Return perFedAvg and pFedMe as in the authors' code, without decay."""
     kept = Local(0.001, num_steps=STEPS, batch_size=BATCH, query_share=0.1)
     stays = Local(0.01, num_steps=STEPS, batch_size=BATCH)
     return {
@@ -120,7 +125,7 @@ def _others() -> dict[str, Algorithm]:
 
 
 def _table2_trainings(size: Mapping[str, int], name: str) -> list[PaperTraining]:
-    """The columns of a reading: all for the authors' code and for the other methods, else the decisive ones."""
+    """Return the trainings of a reading: all columns for the authors' code, otherwise the decisive ones."""
     variant = VARIANTS[name]
     whole = name in (AUTHORS, OTHERS)
     mixed = dict(zip(FIXED, MIXES, strict=True)) if whole else {FIXED[0]: MIXES[0]}
@@ -138,7 +143,7 @@ def _table2_trainings(size: Mapping[str, int], name: str) -> list[PaperTraining]
 
 
 def table2_causes(quick: bool) -> Experiment:
-    """Table 2 with the authors' code, and with its parts."""
+    """Repeat Table 2 with the authors' code, and with its parts."""
     size = size_of(quick)
     readings = READINGS[:1] if quick else READINGS
     rows = tuple(one.name for one in readings)
@@ -150,7 +155,7 @@ def table2_causes(quick: bool) -> Experiment:
         size,
         name="apfl-table2-causes",
         source="APFL 2020, Table 2, section 5",
-        title="Table 2 with the authors' published code, and with single parts of it",
+        title="Table 2 with the authors' published code, and with parts of it",
         federations={
             "pairs": divided(datasets.mnist, pairs, size["num_clients"]),
             "classes": by_classes(datasets.mnist, 2, size["num_clients"]),
@@ -172,7 +177,7 @@ def table2_causes(quick: bool) -> Experiment:
 
 
 OURS, THEIRS = "our network", "authors' network"
-_REDUCED = "20 of 100 clients, so that a client holds as much data as in Table 1"
+_REDUCED = "20 of 100 clients, so that each client holds as much data as in Table 1"
 NETWORKS = {
     OURS: (Reading(OURS, f"The network of our Table 1; {_REDUCED}.", "our choice"), CNN),
     THEIRS: (
@@ -190,7 +195,7 @@ NETWORKS = {
 
 
 def table1_causes(quick: bool) -> Experiment:
-    """Table 1 at a fifth of its size, with the authors' network beside ours."""
+    """Repeat Table 1 at a fifth of its size, with the authors' network beside ours."""
     size = {"num_clients": 5, "num_rounds": 2} if quick else {"num_clients": 20, "num_rounds": 100}
     lr, scaffold_lr = DECAYS[CHOSEN](LR, 0.01), DECAYS[CHOSEN](0.05, 0.05)
     plain = plain_steps(scaffold_lr, lr, size["num_rounds"], 10)

@@ -60,7 +60,7 @@ from personax.reproduce.experiment import (
     beats,
 )
 
-NUM_NEW, NUM_SAMPLES = 3, 250  # of Figure 6: clients that join, samples of each client
+NUM_NEW, NUM_SAMPLES = 3, 250  # in Figure 6: new clients, samples of each client
 EPOCHS = {num: f"{num} epoch{'s' * (num > 1)}" for num in (1, 2, 3, 4, 5)}
 
 
@@ -69,7 +69,7 @@ def _classes(num: int) -> str:
 
 
 def figure1(quick: bool) -> Experiment:
-    """Losses of the personal and the global models as clients differ more."""
+    """Reproduce Figure 1: losses of personal and global models as clients differ more."""
     size, lr = size_of(quick), DECAYS[CHOSEN](LR, 0.01)
     names = {num: _classes(num) for num in ((2, 10) if quick else (2, 4, 6, 8, 10))}
     wanted = ((ADAPTIVE,), (FIXED[0],), (FEDAVG, LOCALIZED_FEDAVG), (SCAFFOLD, LOCALIZED_SCAFFOLD))
@@ -94,7 +94,7 @@ def figure1(quick: bool) -> Experiment:
         size,
         name="apfl-figure1",
         source="APFL 2020, Figure 1, section 1",
-        title="Losses against the number of classes of a client, MNIST, logistic regression",
+        title="Losses over the number of classes per client, MNIST, logistic regression",
         federations={row: by_classes(datasets.mnist, num, size["num_clients"]) for num, row in names.items()},
         trainings=tuple(trainings),
         claims=(
@@ -113,7 +113,7 @@ def figure1(quick: bool) -> Experiment:
 STANDARDIZED = "standardized"
 FIGURE_2 = (
     Reading(MAIN.name, "Pixels in [0, 1].", "our choice"),
-    Reading(STANDARDIZED, "Pixels less their mean over their deviation.", "the authors' code"),
+    Reading(STANDARDIZED, "Standardized pixels.", "the authors' code"),
 )
 SUFFIXES = {MAIN.name: "", STANDARDIZED: ", standardized"}
 TASKS = {
@@ -123,7 +123,7 @@ TASKS = {
 
 
 def figure2(quick: bool) -> Experiment:
-    """Fixed mixing weights beside FedAvg and SCAFFOLD, from 2 classes each to IID."""
+    """Reproduce Figure 2: fixed mixing weights beside FedAvg and SCAFFOLD, from 2 classes each to IID."""
     size, lr = size_of(quick), DECAYS[CHOSEN](LR, 0.01)
     names = {num: _classes(num) for num in (2, 4, 10)}
     plain = plain_steps(lr, lr, size["num_rounds"], 10)
@@ -193,13 +193,15 @@ def _synthetic_of_authors(spread: float, num_clients: int) -> Callable[[], Feder
 GENERATOR = "authors' generator"
 TWO_CLASSES = classification(logistic_regression(2, init="fan_in"), l2=1e-4)
 FIGURE_3 = (
-    Reading(MAIN.name, "Features, classes and samples as in Li 2018, spreads as variances.", "the text"),
-    Reading(GENERATOR, "2 classes, 500 to 1000 samples a client, spreads as standard deviations.", "the authors' code"),
+    Reading(MAIN.name, "Features, classes and sample counts as in Li 2018; spreads are variances.", "the text"),
+    Reading(
+        GENERATOR, "2 classes, 500 to 1000 samples per client; spreads are standard deviations.", "the authors' code"
+    ),
 )
 
 
 def figure3(quick: bool) -> Experiment:
-    """Adaptive mixing on three synthetic federations."""
+    """Reproduce Figure 3: adaptive mixing on three synthetic federations."""
     size, lr = size_of(quick), DECAYS[CHOSEN](LR, 0.01)
     made = {MAIN.name: _synthetic, GENERATOR: _synthetic_of_authors}
     rows = {
@@ -249,14 +251,14 @@ def figure3(quick: bool) -> Experiment:
 
 
 def _in_both(words: str, better: list[tuple[str, str]], worse: list[tuple[str, str]]) -> tuple[Contrast, ...]:
-    """A contrast of settings and columns, once of training losses and once of validation accuracies."""
+    """Return a contrast of settings and columns, for training losses and for validation accuracies."""
     places = lambda of, side: tuple((of(row), column) for row, column in side)
     kinds = {"training loss": loss_of, "validation accuracy": accuracy_of}
     return tuple(Contrast(f"{kind}: {words}", places(of, better), places(of, worse)) for kind, of in kinds.items())
 
 
 def figure4(quick: bool) -> Experiment:
-    """A share of the clients online in each round."""
+    """Reproduce Figure 4: only a share of the clients is online in each round."""
     size, lr = size_of(quick), DECAYS[CHOSEN](LR, 0.01)
     shares = {share: f"{share:.0%} online" for share in (0.3, 0.5, 0.7)}
     trainings = [
@@ -295,24 +297,24 @@ def figure4(quick: bool) -> Experiment:
 
 
 def femnist_writers(num_clients: int) -> Federation:
-    """FEMNIST's digits by writer, from the data folder, or the stand-in that was written there."""
+    """Load FEMNIST's digits by writer, or their stand-in, from the data folder."""
     place = folder() / "femnist"
     if not place.is_dir():
         raise FileNotFoundError(
-            f"apfl-figure5 needs FEMNIST by writer, got no folder {place}. Make it with LEAF's scripts "
-            "(`preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8`) and put its `data` there; for a trial without "
-            "it there is `personax data stand-in`."
+            f"Folder not found: {place}. apfl-figure5 needs FEMNIST by writer: create it with LEAF's scripts "
+            "(`preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8`) and copy its `data` there. For a trial without "
+            "it, use `personax data stand-in`."
         )
     federation = datasets.femnist(place, digits_only=True)
     if federation.names is not None and str(federation.names[0]).startswith(STAND_IN):
-        federation = replace(federation, origin="A STAND-IN for FEMNIST by invented writers, see `write_stand_in`.")
+        federation = replace(federation, origin="A STAND-IN for FEMNIST with invented writers, see `write_stand_in`.")
     if federation.num_clients < num_clients:
         raise ValueError(f"apfl-figure5 needs {num_clients} writers, got {federation.num_clients} in {place}.")
     return federation.select(np.arange(num_clients))
 
 
 def figure5(quick: bool) -> Experiment:
-    """EMNIST digits by writer, adaptive mixing from 0.5, one epoch a round."""
+    """Reproduce Figure 5: EMNIST digits by writer, adaptive mixing from 0.5, one epoch per round."""
     size = {"num_clients": 100, "num_rounds": 5} if quick else {"num_clients": 1000, "num_rounds": 250}
     lr = DECAYS[CHOSEN](LR, 0.01)
     local: dict[str, Any] = {"num_epochs": 1, "batch_size": BATCH, "sampling": "shuffled"}
@@ -340,7 +342,7 @@ def figure5(quick: bool) -> Experiment:
                 "APFL reaches the training loss of localized FedAvg",
                 "appendix B.2, Figure 5",
                 (),
-                untestable="The same loss is not an ordering that an interval can decide.",
+                untestable="Equality of losses is not an ordering that an interval can decide.",
             ),
         ),
         choices=chosen("scale", "figure5_weight", "epochs", "decay", "figure5"),
@@ -354,7 +356,7 @@ def _with_newcomers(spread: float, num_clients: int) -> Callable[[], Federation]
 
 
 def _of_newcomers(data: str, name: str, model: Any) -> tuple[Cell, ...]:
-    """Losses and accuracies of the newcomers to one federation after each epoch."""
+    """Return the cells with losses and accuracies of a federation's newcomers after each epoch."""
     cells = []
     for num, words in EPOCHS.items():
         steps = num * NUM_SAMPLES * 4 // 5 // BATCH
@@ -367,7 +369,7 @@ def _of_newcomers(data: str, name: str, model: Any) -> tuple[Cell, ...]:
 
 
 def figure6(quick: bool) -> Experiment:
-    """New participants: 3 clients that join after the training."""
+    """Reproduce Figure 6: 3 clients that join after training."""
     size, lr = size_of(quick), DECAYS[CHOSEN](LR, 0.01)
     size["num_clients"] -= NUM_NEW
     local: dict[str, Any] = {"num_epochs": 1, "batch_size": BATCH, "sampling": "shuffled"}

@@ -1,4 +1,4 @@
-"""Networks and data of the code that APFL's authors published."""
+"""The networks and data of the code that APFL's authors published."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from personax.models.networks import drop_units
 from personax.typing import Array, Model, Params
 
 VARIANCE_FLOOR = 1e-5
-MARGIN = 4  # pixels by which an image is moved at most
+MARGIN = 4  # the largest shift of an image, in pixels
 
 
 class MixedOutputs(NamedTuple):
@@ -29,7 +29,7 @@ class MixedOutputs(NamedTuple):
 
 @functools.cache
 def mixing_outputs(model: Model) -> Model:
-    """The same network, which also takes `MixedOutputs`: mix f(own, x) + (1 - mix) f(shared, x)."""
+    """Extend a network to accept `MixedOutputs`: mix f(own, x) + (1 - mix) f(shared, x)."""
 
     def apply(params: Params, x: Array, key: Array | None = None, /) -> Array:
         if not isinstance(params, MixedOutputs):
@@ -43,9 +43,9 @@ def mixing_outputs(model: Model) -> Model:
 
 @functools.cache
 def batch_norm_mlp(widths: tuple[int, ...], num_outputs: int, dropout: float = 0.0) -> Model:
-    """ReLU layers with batch normalization by the statistics of the batch at hand, in evaluation too, then dropout.
+    """Return ReLU layers with batch normalization and dropout, using batch statistics in evaluation too.
 
-    The output layer has no bias. Kernels and biases start as PyTorch's, scales at 1 and shifts at 0.
+    The output layer has no bias. Kernels and biases are initialized as in PyTorch, scales to 1 and shifts to 0.
     """
     sizes = (*widths, num_outputs)
 
@@ -77,7 +77,7 @@ def batch_norm_mlp(widths: tuple[int, ...], num_outputs: int, dropout: float = 0
 
 @functools.cache
 def augmented(model: Model) -> Model:
-    """The same network on images that are cropped and flipped at random in training: moved by up to 4 pixels."""
+    """Wrap a network so that training images are flipped and shifted by up to 4 pixels at random."""
 
     def apply(params: Params, x: Array, key: Array | None = None, /) -> Array:
         return model.apply(params, x if key is None else _moved(x, jax.random.fold_in(key, 7)), key)
@@ -86,7 +86,7 @@ def augmented(model: Model) -> Model:
 
 
 def _moved(images: Array, key: Array) -> Array:
-    """Each image cropped out of a frame of zeros, and flipped every other time."""
+    """Shift each image over a frame of zeros, and flip it with probability 1/2."""
     crop_key, flip_key = jax.random.split(key)
     corners = jax.random.randint(crop_key, (len(images), 2), 0, 2 * MARGIN + 1)
     flips = jax.random.bernoulli(flip_key, shape=(len(images),))
@@ -100,7 +100,7 @@ def _moved(images: Array, key: Array) -> Array:
 
 
 def pairs(labels: np.ndarray, num_clients: int, *, key: Array) -> Partition:
-    """Client i holds the classes k and k + 5 for k = i mod 5; a class is divided equally over its clients."""
+    """Give client i the classes k and k + 5 for k = i mod 5, dividing each class equally among its clients."""
     rng = host_generator(key, HostStream.PARTITION_ROWS)
     of_class = {k: rng.permutation(np.flatnonzero(labels == k)) for k in range(10)}
     holders = {k: [i for i in range(num_clients) if i % 5 == k % 5] for k in range(10)}
@@ -115,7 +115,7 @@ def pairs(labels: np.ndarray, num_clients: int, *, key: Array) -> Partition:
 
 
 def synthetic_of_authors(spread: float, num_clients: int, key: Array) -> Federation:
-    """synthetic(spread, spread) with 2 classes, 500 to 1000 samples a client, and spreads as standard deviations."""
+    """Make synthetic(spread, spread) with 2 classes, 500 to 1000 samples per client, and spreads as deviations."""
     train, test = [], []
     for i in range(num_clients):
         rng = host_generator(key, HostStream.SYNTHETIC, i)

@@ -1,4 +1,4 @@
-"""What APFL's tables and figures share: names, readings, choices, and who is trained on what (section 5)."""
+"""Shared parts of APFL's tables and figures: names, readings, choices, algorithms and federations (section 5)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -36,32 +36,32 @@ MIXED = (*FIXED, ADAPTIVE)
 ALL_MIXED = (*MIXED, FROM_LITTLE)
 LOCALIZED = (LOCALIZED_FEDAVG, LOCALIZED_SCAFFOLD)
 
-# What a linear decay with respect to local steps (Bottou 2012), by 1 % at each iteration, may mean.
+# Interpretations of "linear decay with respect to local steps" (Bottou 2012) by 1 % at each iteration.
 DECAYS: dict[str, Callable[[float, float], StepSize]] = {
     "each step, geometric": partial(Decay, clock="step"),
     "each step, 1/(1 + t)": partial(InverseDecay, clock="step"),
     "each round, geometric": partial(Decay, clock="round"),
     "each round, 1/(1 + t)": partial(InverseDecay, clock="round"),
 }
-CHOSEN = "each round, geometric"  # for the figures, which have no numbers to tell
+CHOSEN = "each round, geometric"  # also for the figures, which have no numbers to decide by
 
 SCORED: dict[str, Any] = {
     FEDAVG: "global",
     LOCALIZED_FEDAVG: "localized",
     SCAFFOLD: "global",
     LOCALIZED_SCAFFOLD: "localized",
-}  # all others: personal
+}  # all others are personal
 
-chosen = partial(choices, "apfl", "common", decay=CHOSEN)  # what was chosen, in words
+chosen = partial(choices, "apfl", "common", decay=CHOSEN)  # describes our choices
 
 
 def loss_of(row: str) -> str:
-    """The row with a setting's training losses."""
+    """Return the name of the row with a setting's training losses."""
     return f"{row}: training loss"
 
 
 def accuracy_of(row: str) -> str:
-    """The row with a setting's validation accuracies."""
+    """Return the name of the row with a setting's validation accuracies."""
     return f"{row}: validation accuracy"
 
 
@@ -74,7 +74,7 @@ def cells_of(
     plain: Mapping[str, Scoring] = {},
     **scored: Any,
 ) -> tuple[Cell, ...]:
-    """Training loss and validation accuracy of each column that one training fills; with FedAvg the rows without."""
+    """Return the training-loss and accuracy cells of each column that one training fills; FedAvg adds baselines."""
     cells = []
     for column in columns:
         scorings = scorings_of(column, plain, **scored)
@@ -87,10 +87,10 @@ def cells_of(
 
 
 def scorings_of(column: str, plain: Mapping[str, Scoring] = {}, **scored: Any) -> dict[str, Scoring]:
-    """The ways to score a column, that of the text first.
+    """Return the scorings of a column, with the paper's first.
 
-    Section 3 mixes the client's own copy of the shared model, from before the average; localized models are the shared
-    one after plain local steps (section 5), given in `plain` for SCAFFOLD, whose own steps have corrections.
+    Section 3 mixes the client's own copy of the shared model from before the average. Localized models are the shared
+    model after plain local steps (section 5); `plain` has them for SCAFFOLD, whose own steps include corrections.
     """
     here = partial(Scoring, score_on="both", **scored)
     if column in (*ALL_MIXED,):
@@ -106,23 +106,23 @@ def scorings_of(column: str, plain: Mapping[str, Scoring] = {}, **scored: Any) -
 
 
 def plain_steps(lr: StepSize, other: StepSize, num_rounds: int, num_steps: int) -> dict[str, Scoring]:
-    """Plain local steps from the last shared model: of the training's size by then, and of FedAvg's if it differs."""
+    """Return plain local steps from the last shared model, with the final step size and with FedAvg's if different."""
     now = Clock(num_rounds, 0, num_steps)
     sizes = {"plain steps": lr} | ({"plain steps of FedAvg's size": other} if other != lr else {})
     return {name: Scoring("adapted", num_steps, float(of(now)), BATCH) for name, of in sizes.items()}
 
 
-online_cells = partial(cells_of, clients="cohort")  # averaged over the clients online, as in the tables
+online_cells = partial(cells_of, clients="cohort")  # averaged over online clients, as in the tables
 
 
 def mixture(**options: Any) -> Algorithm:
-    """The recipe `apfl`, whose clients also keep their copy of the shared model from before the average."""
+    """Return the recipe `apfl`, with clients that also keep their copy of the shared model from before the average."""
     made = apfl(**options)
     return replace(made, objective=WithCopy(cast(Mixture, made.objective)))
 
 
 def contestants_of(lr: StepSize, scaffold_lr: StepSize, **local: Any) -> dict[tuple[str, ...], Algorithm]:
-    """Who is trained, by the columns that each fills."""
+    """Return the algorithms to train, by the columns that each fills."""
     mixed = {
         (name,): mixture(lr=lr, mix=mix, update_mix="never", **local) for name, mix in zip(FIXED, MIXES, strict=True)
     }
@@ -136,7 +136,7 @@ def contestants_of(lr: StepSize, scaffold_lr: StepSize, **local: Any) -> dict[tu
 
 
 def divided(load: Callable[[], Pool], divide: Callable[..., Partition], num_clients: int) -> Callable[[], Federation]:
-    """A pool divided by label, 20 % of each client's part kept for validation."""
+    """Return a maker of a pool divided by label, with 20 % of each client's part held out for validation."""
 
     def make() -> Federation:
         pool, key = load(), jax.random.key(SPLIT)
@@ -147,7 +147,7 @@ def divided(load: Callable[[], Pool], divide: Callable[..., Partition], num_clie
 
 
 def by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: int) -> Callable[[], Federation]:
-    """A pool divided so that a client has this many classes; all 10 are IID."""
+    """Return a maker of a pool divided so that each client has this many classes; all 10 is IID."""
 
     def divide(labels: np.ndarray, num_clients: int, *, key: Array) -> Partition:
         if num_classes_each == 10:
@@ -158,17 +158,17 @@ def by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: int
 
 
 def size_of(quick: bool, num_rounds: int = 100) -> dict[str, int]:
-    """The numbers of clients and rounds."""
+    """Return the numbers of clients and rounds."""
     return {"num_clients": 20, "num_rounds": 5} if quick else {"num_clients": NUM_CLIENTS, "num_rounds": num_rounds}
 
 
 def online(size: Mapping[str, int], share: float = 1.0) -> partial:
-    """Rounds with this share of the clients online."""
+    """Return a maker of rounds with this share of the clients online."""
     return partial(rounds, size["num_clients"], size["num_rounds"], round(share * size["num_clients"]))
 
 
 def experiment_of(quick: bool, size: Mapping[str, int], num_seeds: int = 3, **parts: Any) -> Experiment:
-    """An experiment of this size."""
+    """Return an experiment of this size."""
     length = f"{size['num_rounds']} rounds, {size['num_clients']} clients"
     return Experiment(length=length, num_seeds=2 if quick else num_seeds, quick=quick, **parts)
 

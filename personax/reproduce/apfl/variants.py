@@ -1,7 +1,7 @@
-"""Objectives of the code that APFL's authors published, where it differs from the text, and the text's own copy.
+"""Objectives of APFL's published code where it differs from the paper, and the paper's mixture with its own copy.
 
-None of this is a default of the library. `WithCopy` is the paper's mixture, which also keeps what section 3 mixes: the
-client's copy of the shared model before it is averaged.
+None of these is a default of the library. `WithCopy` is the paper's mixture that also keeps the client's copy of the
+shared model from before the average, as section 3 requires.
 """
 
 from collections.abc import Callable
@@ -18,28 +18,28 @@ from personax.reproduce.apfl.networks import MixedOutputs
 from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, Scalar, Shared
 from personax.values import Static, value
 
-MIX_DECAY = 0.02  # times the weight, added to its gradient
-STEPS_PER_MOVE = 5  # batches between two moves of pFedMe's w
+MIX_DECAY = 0.02  # multiplied by the weight and added to its gradient
+STEPS_PER_MOVE = 5  # batches between two updates of pFedMe's w
 
 
 class KeptMixture(NamedTuple):
-    """A mixture's personal state, and the client's copy of the shared model at the end of its last visit."""
+    """A mixture's personal state, and the client's copy of the shared model from the end of its last visit."""
 
     own: Mixed
     copy: Params
 
 
 class Theta(NamedTuple):
-    """The personal model of pFedMe that stays between visits."""
+    """The personal model of pFedMe, which persists between visits."""
 
     model: Params
 
 
 @value
 class WithCopy:
-    """`Mixture`, whose clients also keep their copy w_i of the shared model from before it was averaged.
+    """`Mixture` with clients that also keep their copy w_i of the shared model from before the average.
 
-    The models are the same numbers as without it; one more can be scored, `"own_copy"`: mix v + (1 - mix) w_i.
+    Training is unchanged; one more model can be scored, `"own_copy"`: mix v + (1 - mix) w_i.
     """
 
     mixture: Mixture
@@ -91,15 +91,15 @@ class WithCopy:
 
 @value
 class OutputMixture:
-    """APFL as its authors' code has it: outputs are mixed, w first, then v against the stepped w.
+    """APFL as in its authors' code: outputs are mixed, and v is updated with the already updated w.
 
-    With h = mix f(v) + (1 - mix) f(w), one batch, and w_i already stepped:
+    With h = mix f(v) + (1 - mix) f(w), one batch, and w_i already updated:
 
         v   <- v - local_lr grad_v l(h)
         mix <- mix - eta_t (<v - w_i, mix grad_v l(h) + (1 - mix) grad_w l(h)> + 0.02 mix),  clipped to [0, 1],
 
-    the weight at the first step of a visit, if it is `adaptive`, with the stepped v and w_i. Without a `local_lr` v
-    follows eta_t. The network must be one of `mixing_outputs`.
+    where the weight changes at the first step of a visit, if it is `adaptive`, with the updated v and w_i. Without
+    `local_lr`, v uses eta_t. The network must come from `mixing_outputs`.
     """
 
     mix: float
@@ -163,7 +163,7 @@ class OutputMixture:
 
 @value
 class KeptStep:
-    """perFedAvg as APFL's authors' code has it: the adaptation step is kept, then a step on a held-out batch follows.
+    """perFedAvg as in the code of APFL's authors: it keeps the adaptation step, then takes a step on a held-out batch.
 
     w <- w - adapt_lr grad f(w, D), then w <- w - lr grad f(w, D').
     """
@@ -205,7 +205,7 @@ class KeptStep:
 
 @value
 class PersistentTheta:
-    """pFedMe as APFL's authors' code has it: theta stays between visits and takes one step for each batch.
+    """pFedMe as in the code of APFL's authors: theta persists between visits and takes one step per batch.
 
     theta <- theta - prox_lr (grad f(theta) + strength (theta - w)); every fifth batch w <- w - lr strength (w - theta).
     """
@@ -249,7 +249,7 @@ class PersistentTheta:
 
 @value
 class PerEpoch:
-    """`initial / divisor^e` with e the number of a client's passes over its data so far: of `steps_per_epoch` steps."""
+    """The step size `initial / divisor^e` after e passes of `steps_per_epoch` steps over a client's data."""
 
     initial: float
     divisor: float
