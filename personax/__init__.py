@@ -2,13 +2,14 @@
 
 Namespaces hold the names that mean little on their own: `px.curvature.exact`, `px.step_sizes.Decay`,
 `px.delays.Gamma`, `px.discounts.Polynomial`, `px.partition.dirichlet`, `px.datasets.digits`, `px.plot.curves`.
-`px.objective` and `px.values` are for people who extend the library (docs/extending.md).
+`px.sharing` has the functions on parts of a model. `px.objective` and `px.values` are for people who extend the library
+(docs/extending.md).
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from personax import curvature, theory, values
+from personax import curvature, sharing, theory, values
 from personax.algorithms import (
     Algorithm,
     apfl,
@@ -26,7 +27,7 @@ from personax.algorithms import (
     scaffold,
 )
 from personax.client import step_sizes
-from personax.client.local import Local, LocalOptions
+from personax.client.local import Local, LocalOptions, Phase
 from personax.client.optimizers import optimizer
 from personax.client.sampling import BatchSizes, batch_indices
 from personax.data import datasets, partition
@@ -68,6 +69,7 @@ from personax.objectives import (
 )
 from personax.schedules import Schedule, arrivals, delays, rounds, traces, uniform_arrivals
 from personax.server import Server, asynchronous, buffered, discounts, synchronous
+from personax.sharing import Sharing
 from personax.simulation.averages import RandomIterate, WeightedAverage
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
@@ -111,6 +113,7 @@ __all__ = [
     "Objective",
     "Params",
     "Partition",
+    "Phase",
     "Pool",
     "Proximal",
     "RandomIterate",
@@ -121,6 +124,7 @@ __all__ = [
     "Schema",
     "Scoring",
     "Server",
+    "Sharing",
     "Snapshot",
     "Static",
     "Stream",
@@ -176,6 +180,7 @@ __all__ = [
     "rematerialize",
     "rounds",
     "scaffold",
+    "sharing",
     "simulate",
     "standardized",
     "step_sizes",

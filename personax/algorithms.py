@@ -10,9 +10,11 @@ from personax.client.local import Local, LocalOptions
 from personax.client.step_sizes import StepSize
 from personax.curvature import Hvp, relative_difference
 from personax.objectives import Aruba, Ditto, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
+from personax.objectives.divided import Divided
 from personax.objectives.objective import require_objective
 from personax.server import Server, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
+from personax.sharing import Sharing
 from personax.values import RECIPES, Tuned, TunedShare, short_repr, to_dict, value
 from personax.values.notebook import html_table, settings
 
@@ -21,7 +23,9 @@ HESSIAN_FREE = relative_difference(1e-2)
 
 @value
 class Algorithm:
-    """An objective, the local training that minimizes it, and the server that applies the updates.
+    """An objective, the local training that minimizes it, the server that applies the updates, and what is shared.
+
+    By default all parameters are shared.
 
     >>> import personax as px
     >>> algorithm = px.Algorithm(px.Meta(adapt_lr=0.1), px.Local(0.05, num_steps=5, batch_size=10), px.buffered(4))
@@ -32,10 +36,16 @@ class Algorithm:
     objective: Objective
     local: Local
     server: Server
+    sharing: Sharing = Sharing()
 
     def __post_init__(self) -> None:
         require_objective(self.objective)
         self.local.draws(self.objective)  # raises if the batch sizes do not fit the objective's batches
+
+    @property
+    def divided(self) -> Divided:
+        """The objective over a whole model, as `sharing` divides it."""
+        return Divided(self.objective, self.sharing)
 
     def __repr__(self) -> str:
         """Show the constructor without defaults; `print` shows them too."""

@@ -17,9 +17,40 @@ from personax.fast.backends import reads_batches_together
 from personax.fast.near import along
 from personax.keys import MAX_DRAWS, MAX_STEPS
 from personax.objectives import Objective, Visit
+from personax.objectives.divided import split, with_part
 from personax.objectives.objective import Memory, only_batch, shrink_to
+from personax.sharing import Patterns, as_patterns, join, like, only, over
 from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared, Task
-from personax.values import Static, require, require_count, require_one_of, require_positive, value
+from personax.values import Static, require, require_count, require_one_of, require_positive, short_repr, value
+
+
+@value
+class Phase:
+    """A part of a visit, in which only some of the parameters move.
+
+    Args:
+        trains: patterns of the parameters that move, see `Sharing`. The others wait.
+        num_steps: the number of steps. Give either this or `num_epochs`.
+        num_epochs: the number of passes over the client's data.
+        lr: the step size; by default that of `Local`.
+
+    >>> Phase("dense_1", num_steps=5)
+    Phase(trains=('dense_1',), num_steps=5)
+    """
+
+    trains: Static[Patterns]
+    num_steps: Static[int | None] = None
+    num_epochs: Static[int | None] = None
+    lr: StepSize | float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trains", as_patterns(self.trains, "trains"))
+        _require_length(self.num_steps, self.num_epochs)
+        if self.lr is not None:
+            require_step_size("lr", self.lr)
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @value
@@ -40,6 +71,8 @@ class Local:
             epochs, whose last batch may be smaller.
         query_share: the share of each client's training data (its last rows) that is reserved for the outer batches;
             the other roles draw from the rest. APFL section 5 reserves 10 % for Per-FedAvg.
+        phases: several `Phase`s in place of `num_steps` and `num_epochs`. A visit runs through them in order; each
+            begins with a fresh optimizer state, and steps are numbered through all of them.
     """
 
     lr: StepSize | float
@@ -50,17 +83,16 @@ class Local:
     clip_norm: float | None = None
     sampling: Static[Sampling] = "replacement"
     query_share: float | None = None
+    phases: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
         require_step_size("lr", self.lr)
-        require_count("num_steps", self.num_steps)
-        require_count("num_epochs", self.num_epochs)
-        if (self.num_steps is None) == (self.num_epochs is None):
-            raise ValueError(
-                "Give either `num_steps` or `num_epochs`, "
-                f"got num_steps={self.num_steps} and num_epochs={self.num_epochs}."
-            )
-        require(lambda num: num <= MAX_STEPS, "num_steps", self.num_steps, f"be at most {MAX_STEPS}")
+        if not self.phases:
+            _require_length(self.num_steps, self.num_epochs)
+        elif self.num_steps is not None or self.num_epochs is not None:
+            raise ValueError("The steps of a visit are those of its `phases`. Leave out `num_steps` and `num_epochs`.")
+        most = sum(phase.num_steps or 0 for phase in self.phases) or self.num_steps
+        require(lambda num: num <= MAX_STEPS, "num_steps", most, f"be at most {MAX_STEPS}")
         if not isinstance(self.batch_size, BatchSizes):
             require_count("batch_size", self.batch_size)
         require_positive("clip_norm", self.clip_norm, "To disable clipping, omit it.")
@@ -78,10 +110,28 @@ class Local:
 
     def steps_of(self, count: Any) -> Any:
         """Return the number of steps of a client with `count` samples."""
-        if self.num_steps is not None:
-            return self.num_steps
-        assert self.num_epochs is not None  # exactly one of the two is given
-        return self.num_epochs * -(-count // self.size_of("outer"))
+        first, *others = self._steps_of_each(count)
+        return sum(others, first)
+
+    def _steps_of_each(self, count: Any) -> list[Any]:
+        """The number of steps of each phase, or of the only one."""
+        per_epoch = -(-count // self.size_of("outer"))
+        of = lambda part: part.num_epochs * per_epoch if part.num_steps is None else part.num_steps
+        return [of(part) for part in self.phases or (self,)]
+
+    @property
+    def is_ragged(self) -> bool:
+        """True if the number of steps depends on the number of samples."""
+        return any(part.num_epochs is not None for part in self.phases or (self,))
+
+    def stages(self, count: Any, max_count: int) -> "list[Stage]":
+        """Return the phases of a visit of a client with `count` samples, when no client has more than `max_count`."""
+        lengths, first, stages = self._steps_of_each(max_count), 0, []
+        for phase, num, longest in zip(self.phases or (None,), self._steps_of_each(count), lengths, strict=True):
+            trains, lr = ((), None) if phase is None else (phase.trains, phase.lr)
+            stages.append(Stage(trains, self.lr if lr is None else lr, first, first + num, longest))
+            first = first + num
+        return stages
 
     @property
     def descends(self) -> bool:
@@ -95,6 +145,29 @@ class Local:
         require(lambda num: num <= most, "batches of one role", max(num for _, num in counts), f"be at most {most}")
         sizes = {role: self.sizes.each(role, num) for role, num in counts}
         return tuple(Draw(role, index, size) for role in sizes for index, size in enumerate(sizes[role]))
+
+
+def _require_length(num_steps: int | None, num_epochs: int | None) -> None:
+    require_count("num_steps", num_steps)
+    require_count("num_epochs", num_epochs)
+    if (num_steps is None) == (num_epochs is None):
+        raise ValueError(
+            f"Give either `num_steps` or `num_epochs`, got num_steps={num_steps} and num_epochs={num_epochs}."
+        )
+
+
+class Stage(NamedTuple):
+    """One client's steps of a phase: from step `first` up to `end`; no client takes more than `longest`."""
+
+    trains: Patterns
+    lr: StepSize | float
+    first: Any
+    end: Any
+    longest: int
+
+    def part(self, tree: PyTree) -> PyTree:
+        """Return the part of a tree that moves: all, unless a phase names some."""
+        return only(tree, self.trains) if self.trains else tree
 
 
 class LocalOptions(TypedDict, total=False):
@@ -115,10 +188,14 @@ class LocalOptions(TypedDict, total=False):
     clip_norm: float | None
     sampling: Sampling
     query_share: float | None
+    phases: tuple[Phase, ...]
 
 
 class Update(NamedTuple):
-    """The result of a visit: `delta` (start minus end) and `extra` to upload, `personal` to keep, a recorded path."""
+    """The result of a visit: `delta` (start minus end) and `extra` to upload, `personal` to keep, a recorded path.
+
+    `delta` and `end` have the shared parameters alone.
+    """
 
     delta: Params
     end: Params
@@ -130,10 +207,11 @@ class Update(NamedTuple):
 class Start(NamedTuple):
     """The start of a visit: the download and the client's own state."""
 
-    anchor: Params
+    anchor: Params  # the shared parameters
     shared: Shared
     personal: Personal
     round: Scalar  # the server's version
+    frozen: Params = None  # the parameters that nobody trains
 
 
 class _Carry(NamedTuple):
@@ -144,19 +222,25 @@ class _Carry(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """The values that all steps of a visit share."""
+    """The values that all steps of a phase share."""
 
     objective: Objective
     local: Local
     loss: LossFn
     visit: Visit
     read: Callable[[PyTree], Batches]
+    stage: Stage
+
+    @property
+    def descends(self) -> bool:
+        """True if a step is the step size times the gradient of the loss."""
+        return self.objective.is_plain and self.local.descends
 
     def at(self, index: Scalar, drawn: PyTree) -> tuple[Visit, Batches]:
         """Return the visit and the batches at one step."""
         kind = jnp.result_type(*jax.tree.leaves(self.visit.anchor))  # a step size never widens the parameters' dtype
         clock = self.visit.clock._replace(step=index)
-        lr = jnp.asarray(step_size_at(self.local.lr, clock), kind)
+        lr = jnp.asarray(step_size_at(self.stage.lr, clock), kind)
         return self.visit._replace(clock=clock, lr=lr), self.read(drawn)
 
     def outer_batch(self, at: tuple[Array, PyTree]) -> Batch:
@@ -186,64 +270,76 @@ def local_update(
         data: the federation's flat arrays.
         max_count: the largest number of samples of any client, which sets the length of the scan if clients differ.
         client: the client's rows and update count.
-        begin: the download and the client's own state.
+        begin: the download, the client's own state and the frozen parameters.
         stream: the run's key, see `run_stream`.
         is_recorded: record the iterate and the memory after each step as the path.
     """
-    max_steps, anchor = local.steps_of(max_count), begin.anchor
-    start, memory = objective.begin(anchor, begin.personal)
+    part, state = split(begin.personal)
+    anchor, loss = join(part, begin.anchor), over(task, begin.frozen).loss
+    start, memory = objective.begin(anchor, state)
     visit = Visit(anchor, begin.shared, Clock(begin.round, 0, local.steps_of(client.num_samples)), 0.0)
-    draws, indices = local.draws(objective), jnp.arange(max_steps)
-    at = indices, draw_rows(stream, client, indices, draws, local.sampling, local.query_share)
-    course = _Course(objective, local, task.loss, visit, partial(_read, data, draws))
-    (end, memory, _, lr_sum), path = _take_steps(course, start, memory, at, is_recorded)
+    draws = local.draws(objective)
+    lr_sum = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
+    end, path = start, ()
+    for stage in local.stages(client.num_samples, max_count):
+        indices = stage.first + jnp.arange(stage.longest)
+        at = indices, draw_rows(stream, client, indices, draws, local.sampling, local.query_share)
+        course = _Course(objective, local, loss, visit, partial(_read, data, draws), stage)
+        (end, memory, lr_sum), path = _take_steps(course, _Carry(end, memory, (), lr_sum), at, is_recorded)
     visit = visit._replace(lr=lr_sum)
-    full = lambda w: full_gradient(task.loss, w, data, client, local.size_of("outer"), max_count)
-    kept, extra = objective.finish(end, memory, visit, full)
+    full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count)
+    state, extra = objective.finish(end, memory, visit, full)
     # Without the barrier, XLA keeps a copy of all clients' initial models through the loop.
     begun = jax.lax.optimization_barrier(start)
     delta = jax.tree.map(jnp.subtract, begun, end) if objective.federated else optax.tree.zeros_like(anchor)
-    return Update(delta, end, extra, kept, path)
+    if part is None:
+        return Update(delta, end, extra, state, path)
+    shared = begin.anchor
+    return Update(like(delta, shared), like(end, shared), extra, with_part(like(end, part), state), path)
 
 
 def _take_steps(
-    course: _Course, start: Params, memory: Memory, at: tuple[Array, PyTree], is_recorded: bool
-) -> tuple[_Carry, PyTree]:
-    """Take one step for each entry of `at`; also return the iterate and the memory after each if they are recorded."""
-    objective, local, loss = course.objective, course.local, course.loss
-    descends = objective.is_plain and local.descends
-    here = along(loss, start, course.outer_batch(at), len(at[0]), is_recorded or not descends)
+    course: _Course, begin: _Carry, at: tuple[Array, PyTree], is_recorded: bool
+) -> tuple[tuple[Params, Memory, Scalar], PyTree]:
+    """Take one step for each entry of `at`, with a fresh optimizer state, along the part that moves in this phase.
+
+    Return the model, the memory and the sum of the step sizes; and, if they are recorded, the iterate and the memory
+    after each step.
+    """
+    objective, local, loss, stage = course.objective, course.local, course.loss, course.stage
+    start, descends = begin.iterate, course.descends
+    # What does not move is a constant of the loss, so that no gradient of it is computed. Other objectives than the
+    # plain loss need the whole model; XLA removes the gradients that no step uses.
+    along_part = (lambda w, batch: loss(join(w, start), batch)) if stage.trains else loss
+    moving = stage.part(start) if descends else start
+    here = along(along_part, moving, course.outer_batch(at), len(at[0]), is_recorded or not descends)
 
     def step(carry: _Carry, index: Scalar, drawn: PyTree) -> tuple[_Carry, PyTree]:
         now, batches = course.at(index, drawn)
+        at_part = carry.iterate if descends else stage.part(carry.iterate)
         if descends:
             kept, scale = (carry.memory, carry.optimizer), -now.lr
-            change = here.gradient(carry.iterate, only_batch(batches, "outer"))
+            change = here.gradient(at_part, only_batch(batches, "outer"))
         else:
             direction, memory = objective.gradient(loss, carry.iterate, carry.memory, now, batches)
+            direction = stage.part(direction)
             if local.clip_norm is not None:
                 direction = shrink_to(direction, local.clip_norm)
-            change, state = local.optimizer.at(now.lr).update(direction, carry.optimizer, carry.iterate)
+            change, state = local.optimizer.at(now.lr).update(direction, carry.optimizer, at_part)
             kept, scale = (memory, state), 1.0
         new, is_active = _Carry(carry.iterate, *kept, carry.lr_sum + now.lr), True
-        if local.num_epochs is not None:  # clients that have finished wait unchanged until the others finish
-            is_active = now.clock.step < now.clock.num_steps
+        if local.is_ragged:  # clients that have finished wait unchanged until the others finish
+            is_active = now.clock.step < stage.end
             new = jax.tree.map(lambda a, b: jnp.where(is_active, a, b), new, carry)
-        new = new._replace(iterate=objective.project(here.step(carry.iterate, scale, change, is_active)))
+        moved = here.step(at_part, scale, change, is_active)
+        whole = join(moved, carry.iterate) if stage.trains and not descends else moved
+        new = new._replace(iterate=objective.project(whole))
         return new, (new.iterate, new.memory) if is_recorded else ()
 
-    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(course.visit.anchor)))
-    first = _Carry(here.start(), memory, local.optimizer.at(0.0).init(start), zero)
+    first = _Carry(here.start(), begin.memory, local.optimizer.at(0.0).init(stage.part(start)), begin.lr_sum)
     last, path = here.loop(step, first, *at)
-    return last._replace(iterate=here.params(last.iterate)), path
-
-
-def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Extra:
-    """Return the extra upload of a visit without steps, which has the shapes of any visit's and is quick to trace."""
-    start, memory = objective.begin(anchor, personal)
-    lr = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
-    visit = Visit(anchor, objective.init_shared(anchor), Clock(jnp.zeros((), jnp.int32), 0, 1), lr)
-    return objective.finish(start, memory, visit, optax.tree.zeros_like)[1]
+    end = here.params(last.iterate)
+    return (join(end, start) if stage.trains else end, last.memory, last.lr_sum), path
 
 
 def _read(

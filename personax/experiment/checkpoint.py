@@ -23,7 +23,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from personax.experiment.tensors import DTYPE_NAMES, dotted, leaves_by_name, read_tensors, write_tensors
+from personax.experiment.tensors import DTYPE_NAMES, leaves_by_name, read_tensors, write_tensors
+from personax.sharing import dotted
 from personax.typing import PyTree
 from personax.values import require_count
 

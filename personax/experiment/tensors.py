@@ -57,6 +57,7 @@ def write_tensors(arrays: dict[str, np.ndarray], about: Mapping[str, str]) -> by
 def leaves_by_name(tree: PyTree, name_of: Callable[[Any], str]) -> dict[str, Any]:
     """The leaves of a pytree by the names that their keys give, which must differ, in the order of the tree.
 
+    >>> from personax.sharing import dotted
     >>> leaves_by_name({"dense": {"bias": 1}}, dotted)
     {'dense.bias': 1}
     """
@@ -67,8 +68,3 @@ def leaves_by_name(tree: PyTree, name_of: Callable[[Any], str]) -> dict[str, Any
             raise ValueError(f"Leaves must have different names, got {name!r} twice. Rename a key.")
         leaves[name] = leaf
     return leaves
-
-
-def dotted(keys: Any) -> str:
-    """The keys of a leaf with dots between them, such as `dense_0.kernel`."""
-    return jax.tree_util.keystr(keys, simple=True, separator=".")

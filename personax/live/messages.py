@@ -17,7 +17,8 @@ import numpy as np
 import safetensors
 import xxhash
 
-from personax.experiment.tensors import DTYPE_NAMES, dotted, leaves_by_name
+from personax.experiment.tensors import DTYPE_NAMES, leaves_by_name
+from personax.sharing import dotted
 from personax.typing import PyTree
 
 ALIGNMENT = 64  # bytes: XLA copies arrays that are not aligned to it

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from personax.algorithms import Algorithm
-from personax.client.local import first_extra
 from personax.data.schema import Schema
 from personax.experiment.build import Training, make_training, task_of
 from personax.experiment.config import (
@@ -28,6 +27,7 @@ from personax.experiment.config import (
 from personax.experiment.names import require_title_on_the_wire
 from personax.live.messages import Layout
 from personax.models.tasks import as_inputs
+from personax.objectives.objective import first_extra
 from personax.simulation.engine import first_params
 from personax.typing import Extra, Params, Task
 

@@ -384,6 +384,14 @@ def descent_step(params: Params, gradient: Params, lr: Scalar) -> Params:
     return jax.tree.map(lambda w, g: (w - lr * g).astype(w.dtype), params, gradient)
 
 
+def first_extra(objective: Objective, anchor: Params, personal: Personal) -> Extra:
+    """Return the extra upload of a visit without steps, which has the shapes of any visit's and is quick to trace."""
+    start, memory = objective.begin(anchor, personal)
+    lr = jnp.zeros((), jnp.result_type(*jax.tree.leaves(anchor)))
+    visit = Visit(anchor, objective.init_shared(anchor), Clock(jnp.zeros((), jnp.int32), 0, 1), lr)
+    return objective.finish(start, memory, visit, optax.tree.zeros_like)[1]
+
+
 def shrink_to(tree: Params, bound: Scalar) -> Params:
     """Return the nearest point of the ball of radius `bound` around 0.
 

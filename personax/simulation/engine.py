@@ -11,14 +11,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from personax.algorithms import Algorithm
-from personax.client.local import Start, Update, first_extra, local_update
+from personax.client.local import Start, Update, local_update
 from personax.client.sampling import ClientRows
 from personax.data.federation import ClientData, Federation
 from personax.fast.backends import holds_one_model, unrolled_arrivals
 from personax.fast.flops import largest_array
 from personax.keys import RunStream, run_stream, typed_key
 from personax.models.tasks import as_inputs
+from personax.objectives.divided import split
 from personax.server import ServerState, Upload
+from personax.sharing import join, over
 from personax.simulation.averages import Path, Tracker
 from personax.simulation.results import NO_EVENT, Faults, State, repeat
 from personax.simulation.waves import WavePlan, Waves
@@ -38,6 +40,14 @@ class Program:
     has_seeds: bool
     sweeps: bool = False  # each seed has an algorithm of its own
     mesh: Mesh | None = None
+    frozen_has_seeds: bool = False  # each seed has frozen parameters of its own
+
+
+class Procedure(NamedTuple):
+    """What the seeds of a run may each have of their own: an algorithm, and the parameters that nobody trains."""
+
+    algorithm: Algorithm
+    frozen: Params = None
 
 
 class SimulationRun(NamedTuple):
@@ -50,6 +60,7 @@ class SimulationRun(NamedTuple):
     plan: WavePlan
     tracker: Tracker | None
     skips: bool  # updates that are not finite
+    frozen: Params = None  # the parameters that nobody trains
 
     @property
     def advance(self) -> Callable[..., State]:
@@ -59,7 +70,7 @@ class SimulationRun(NamedTuple):
 
 def _advance(
     program: Program,
-    algorithm: Algorithm,
+    procedure: Procedure,
     data: ClientData,
     key: Array,
     waves: Waves,
@@ -73,7 +84,7 @@ def _advance(
     step = partial(_wave, program, data, tracker)
     streams_of = lambda key: (run_stream(key, RunStream.BATCHES), run_stream(key, RunStream.ITERATES))
 
-    def run(step: Callable[..., State], algorithm: Algorithm, streams: PyTree, waves: Waves, state: State) -> State:
+    def run(step: Callable[..., State], procedure: Procedure, streams: PyTree, waves: Waves, state: State) -> State:
         axis = waves.client.ndim - 2  # of the waves, behind that of seeds
         pick = lambda index: lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, axis, keepdims=False)
 
@@ -82,18 +93,24 @@ def _advance(
             return (carry[0] < stop) & healthy
 
         def next_wave(carry: tuple[Array, State]) -> tuple[Array, State]:
-            return carry[0] + 1, step(algorithm, streams, jax.tree.map(pick(carry[0]), waves), carry[1])
+            return carry[0] + 1, step(procedure, streams, jax.tree.map(pick(carry[0]), waves), carry[1])
 
         return jax.lax.while_loop(more, next_wave, (jnp.asarray(begin), state))[1]
 
     if not program.has_seeds:
-        return run(step, algorithm, streams_of(key), waves, state)
+        return run(step, procedure, streams_of(key), waves, state)
     given = (jax.vmap(streams_of)(key), waves, state)
+    has_own = (program.sweeps, program.frozen_has_seeds)
     if not seeds_run_in_order(waves, state):
-        return run(jax.vmap(step, in_axes=(0 if program.sweeps else None, 0, 0, 0)), algorithm, *given)
-    if program.sweeps:
-        return jax.lax.map(lambda own: run(step, *own), (algorithm, *given))
-    return jax.lax.map(lambda own: run(step, algorithm, *own), given)
+        axes = Procedure._make(0 if has else None for has in has_own)
+        return run(jax.vmap(step, in_axes=(axes, 0, 0, 0)), procedure, *given)
+    own = tuple(part if has else None for part, has in zip(procedure, has_own, strict=True))
+
+    def of_seed(seed: tuple) -> State:
+        parts = zip(seed[0], procedure, has_own, strict=True)
+        return run(step, Procedure._make(one if has else common for one, common, has in parts), *seed[1:])
+
+    return jax.lax.map(of_seed, (own, *given))
 
 
 # On an NVIDIA GPU a run is one graph, its loops included, in which a kernel starts when what it reads is there. Kernels
@@ -135,16 +152,17 @@ def _wave(
     program: Program,
     data: ClientData,
     tracker: Tracker | None,
-    algorithm: Algorithm,
+    procedure: Procedure,
     streams: tuple[Array, Array],
     wave: Waves,
     state: State,
 ) -> State:
     """Train the members of one wave, then let the server receive those whose turn it is."""
+    algorithm = procedure.algorithm
     synchronous = algorithm.server.is_synchronous
     now = (state.server.params, state.server.shared, state.server.version)
     anchors = now if synchronous else jax.tree.map(lambda leaf: leaf[wave.read], state.slots)
-    updates = _train(program, algorithm, data, tracker, streams[0], wave, state.personal, anchors)
+    updates = _train(program, procedure, data, tracker, streams[0], wave, state.personal, anchors)
     version = jnp.broadcast_to(anchors[2], wave.client.shape)
     trained = _Trained(updates, wave.client, wave.event, version, wave.aggregated, *_finite(updates))
     held, arrived = (), wave.valid
@@ -176,7 +194,7 @@ def _uploaded(trained: _Trained, algorithm: Algorithm) -> _Trained:
 
 def _train(
     program: Program,
-    algorithm: Algorithm,
+    procedure: Procedure,
     data: ClientData,
     tracker: Tracker | None,
     stream: Array,
@@ -185,17 +203,28 @@ def _train(
     anchors: PyTree,
 ) -> Update:
     """The visits of a wave's members, each a function of its own client alone."""
+    algorithm, frozen = procedure
     synchronous = algorithm.server.is_synchronous
-    models = anchors[0] if synchronous else jax.tree.map(lambda leaf: leaf[0], anchors[0])
-    chunk = program.cohort_chunk or _default_chunk(program.task, models, _outer_batch(data, algorithm))
+    first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
+    model = join(first(split(personal)[0]), anchors[0] if synchronous else first(anchors[0]))
+    chunk = program.cohort_chunk or _default_chunk(over(program.task, frozen), model, _outer_batch(data, algorithm))
 
-    def visits(algorithm: Algorithm, data: ClientData, stream: Array, personal: Personal, now: PyTree, members: PyTree):
+    def visits(
+        procedure: Procedure,
+        data: ClientData,
+        stream: Array,
+        personal: Personal,
+        now: PyTree,
+        members: PyTree,
+    ) -> Update:
+        algorithm, frozen = procedure
+
         def visit(client: Array, update: Array, anchor: PyTree) -> Update:
             where = ClientRows(data.start[client], data.num_samples[client], data.ids[client], update)
-            own = jax.tree.map(lambda leaf: leaf[client], personal)
+            state = jax.tree.map(lambda leaf: leaf[client], personal)
             begin = now if synchronous else anchor
             run = (algorithm.objective, algorithm.local, program.task, data, program.max_count)
-            start = Start(begin[0], begin[1], own, begin[2])
+            start = Start(begin[0], begin[1], state, begin[2], frozen)
             return local_update(*run, where, start, stream, tracker is not None)
 
         if chunk is None:
@@ -210,7 +239,7 @@ def _train(
         visits = jax.shard_map(visits, mesh=program.mesh, in_specs=specs, out_specs=divided, check_vma=False)
     own_anchors = () if synchronous else anchors
     members = (wave.client, wave.update, own_anchors)
-    return visits(algorithm, data, stream, personal, anchors if synchronous else (), members)
+    return visits(procedure, data, stream, personal, anchors if synchronous else (), members)
 
 
 def _default_chunk(task: Task, model: Params, batch: Batch) -> int | None:
@@ -310,13 +339,17 @@ def initialize(
     num_slots: int,
     num_places: int,
 ) -> State:
-    """The state before the first event, for each seed, with the personal states of so many clients."""
+    """The state before the first event, for each seed, with the personal states of so many clients.
+
+    `params` are the trained parameters, whose frozen ones may be missing.
+    """
 
     def one(algorithm: Algorithm, params: Params) -> State:
-        objective = algorithm.objective
-        own = objective.init_personal(params)
-        extra = jax.eval_shape(partial(first_extra, objective), params, own)
-        server = algorithm.server.init(objective, params, extra)
+        divided = algorithm.divided
+        own = divided.init_personal(params)
+        extra = jax.eval_shape(divided.first_extra, params)
+        params = algorithm.sharing.shared(params)
+        server = algorithm.server.init(algorithm.objective, params, extra)
         personal = repeat(own, num_personal)
         slots = repeat((server.params, server.shared, server.version), num_slots)
         held = ()

@@ -10,6 +10,7 @@ import numpy as np
 
 from personax.schedules import Schedule
 from personax.server import ServerState
+from personax.sharing import fingerprint, join
 from personax.simulation.store import Kept
 from personax.typing import Array, Params, Personal, PyTree, Shared
 from personax.values.notebook import html_table
@@ -65,6 +66,34 @@ class State(NamedTuple):
     faults: Faults
 
 
+class Unshared(NamedTuple):
+    """The parameters that the server does not have: all that is frozen, and the start of each client's personal part.
+
+    With `has_seeds`, every array has a leading axis of seeds; otherwise they are the same for all seeds.
+    """
+
+    frozen: Params = None
+    start: Params = None
+    has_seeds: bool = False
+
+    def of_seeds(self, part: slice) -> "Unshared":
+        """Return those of some of the seeds."""
+        if not self.has_seeds:
+            return self
+        pick = lambda tree: jax.tree.map(lambda leaf: leaf[part], tree)
+        return Unshared(pick(self.frozen), pick(self.start), has_seeds=True)
+
+    def joined_to(self, shared: Params, num_seeds: int) -> Params:
+        """Return whole models, of that many seeds unless it is 0."""
+        own = (self.frozen, self.start)
+        return join(shared, *(own if self.has_seeds or not num_seeds else repeat(own, num_seeds)))
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of these parameters; "" if everything is shared."""
+        return fingerprint(join(self.frozen, self.start))
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from.
@@ -85,6 +114,7 @@ class Snapshot:
     time: float | np.ndarray  # virtual
     schedules: tuple[Schedule, ...]  # of each seed
     ids: np.ndarray  # of the federation's clients, in its order
+    unshared: Unshared = Unshared()
 
     @property
     def has_seeds(self) -> bool:
@@ -117,7 +147,8 @@ class Snapshot:
         state = jax.tree.map(lambda leaf: leaf[part], self.state._replace(personal=()))
         personal = kept.of_seeds(begin, end) if isinstance(kept, Kept) else jax.tree.map(lambda leaf: leaf[part], kept)
         at = (np.asarray(self.num_events)[part], np.asarray(self.time)[part])
-        return Snapshot(state._replace(personal=personal), self.wave, *at, self.schedules[part], self.ids)
+        unshared = self.unshared.of_seeds(part)
+        return Snapshot(state._replace(personal=personal), self.wave, *at, self.schedules[part], self.ids, unshared)
 
     def _of_each_seed(self, ask: Callable[[Schedule, int], np.ndarray]) -> np.ndarray:
         asked = [ask(s, int(n)) for s, n in zip(self.schedules, np.atleast_1d(self.num_events), strict=True)]
@@ -125,8 +156,11 @@ class Snapshot:
 
     @property
     def params(self) -> Params:
-        """The shared model."""
-        return self.state.server.params
+        """The shared model. Where it is divided, with its frozen part and the start of the personal part."""
+        shared, unshared = self.state.server.params, self.unshared
+        if unshared.frozen is None and unshared.start is None:
+            return shared
+        return unshared.joined_to(shared, len(self.schedules) if self.has_seeds else 0)
 
     @property
     def shared(self) -> Shared:
@@ -197,7 +231,7 @@ class Result:
 
     @property
     def params(self) -> Params:
-        """The shared model."""
+        """The shared model. Where it is divided, with its frozen part and the start of the personal part."""
         return self.snapshot.params
 
     @property

@@ -1,6 +1,7 @@
 """Simulate a whole federation: an algorithm along a schedule, from the first event to the last."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +20,9 @@ from personax.keys import typed_key
 from personax.schedules import Schedule
 from personax.simulation.averages import Tracker
 from personax.simulation.checks import check_model, check_run
-from personax.simulation.engine import Program, SimulationRun, initial_params, initialize, replicate
+from personax.simulation.engine import Procedure, Program, SimulationRun, initial_params, initialize, replicate
 from personax.simulation.execution import Execution, Monitor
-from personax.simulation.results import NonFiniteUpdate, Result, Snapshot, State, repeat
+from personax.simulation.results import NonFiniteUpdate, Result, Snapshot, State, Unshared, repeat
 from personax.simulation.speed import gradient_program
 from personax.simulation.store import Kept, Store, kept_shapes
 from personax.simulation.stream import Stream, Streamed, block_sizes
@@ -143,6 +144,9 @@ def run_plan(
     """Run what `plan_run` gave, with the same tracker. The arguments are those of `simulate`."""
     run, schedules, stream, precision = planned
     plan, seedless = run.plan, planned.seedless
+    unshared = _unshared(run, params) if start is None else start.unshared
+    frozen_has_seeds = unshared.has_seeds and unshared.frozen is not None
+    run = run._replace(program=replace(run.program, frozen_has_seeds=frozen_has_seeds), frozen=unshared.frozen)
     if start is None:
         wave, state = 0, _first_state(run, params, stream is not None)
     else:
@@ -155,7 +159,9 @@ def run_plan(
     else:
         streamed = _streamed(run, stream, state.personal, stops, wave)
         advance_to, shown, state = streamed.advance, streamed.shown, state._replace(personal=())
-    snap = lambda state, wave: _snapshot(plan, schedules, run.federation.ids, seedless, shown(state), wave)
+    snap = lambda state, wave: replace(
+        _snapshot(plan, schedules, run.federation.ids, seedless, shown(state), wave), unshared=unshared
+    )
     history = [observe(snap(state, wave))] if observe and start is None else []
     for stop in stops:
         if monitor.until and monitor.until(snap(state, wave)):
@@ -178,8 +184,9 @@ def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Call
     program, mesh = run.program, run.program.mesh
     waves = jax.device_put(jax.tree.map(seedless, run.plan.waves))
     data, key, waves = replicate(mesh, (run.federation.train, run.key, waves))
+    procedure = Procedure(run.algorithm, replicate(mesh, run.frozen))
     return lambda state, begin, stop: run.advance(
-        program, run.algorithm, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
+        program, procedure, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
     )
 
 
@@ -204,11 +211,25 @@ def _initial_state(run: SimulationRun, params: Params | None, num_personal: int)
     if params is None:
         first = initial_params(run.program.task, run.federation, key=run.key)
     else:
-        given = jax.tree.map(jnp.asarray, params)
+        given = jax.tree.map(jnp.asarray, run.algorithm.sharing.trained(params))
         first = repeat(given, len(run.key)) if run.program.has_seeds else given
     return initialize(
         run.program, run.algorithm, first, run.tracker, num_personal, run.plan.num_slots, run.plan.num_places
     )
+
+
+def _unshared(run: SimulationRun, params: Params | None) -> Unshared:
+    """The parameters that the server does not have, of the given model or the task's own."""
+    sharing = run.algorithm.sharing
+    if not sharing.divides:
+        return Unshared()
+    has_seeds = params is None and run.program.has_seeds
+    if params is None:
+        params = initial_params(run.program.task, run.federation, key=run.key)
+    params = jax.tree.map(jnp.asarray, params)
+    first = jax.tree.map(lambda leaf: leaf[0], params) if has_seeds else params
+    run.algorithm.divided.require_division(first)
+    return Unshared(sharing.base(params), sharing.own(params), has_seeds)
 
 
 def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:

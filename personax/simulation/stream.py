@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from personax.data.federation import Federation
-from personax.simulation.engine import SimulationRun, replicate
+from personax.simulation.engine import Procedure, SimulationRun, replicate
 from personax.simulation.results import State
 from personax.simulation.store import Store
 from personax.simulation.waves import WavePlan, Waves
@@ -78,8 +78,9 @@ class Streamed:
         for block in self._blocks(begin, stop):
             own = run.federation.train_of(block.clients, self.sizes.num_rows, self.sizes.num_clients)
             now = state._replace(personal=self._states(block, before))
-            data, key, waves = replicate(mesh, (own, run.key, block.waves))
-            given = (run.program, run.algorithm, data, key, waves, run.tracker)
+            data, key, waves, frozen = replicate(mesh, (own, run.key, block.waves, run.frozen))
+            procedure = Procedure(run.algorithm, frozen)
+            given = (run.program, procedure, data, key, waves, run.tracker)
             state = run.advance(*given, now, 0, block.num_waves, run.skips)
             self._settle(before)
             before = block, state

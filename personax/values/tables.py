@@ -29,23 +29,26 @@ def short_repr(item: Any) -> str:
 def _is_default(item: Any, field: dataclasses.Field) -> bool:
     """Return True if a field has its default; arrays of swept numbers never do."""
     given = getattr(item, field.name)
+    if isinstance(given, tuple):
+        return not given and field.default == ()
     return type(given) is type(field.default) and np.ndim(given) == 0 and bool(given == field.default)
 
 
 def to_dict(item: Any) -> Any:
     """A value as plain tables, lists, numbers and strings, which TOML and JSON can hold.
 
-    A field that is None is left out. What is not part of personax is written as an import.
+    A field that is None or an empty tuple is left out. What is not part of personax is written as an import.
 
     >>> import personax as px
     >>> px.values.to_dict(px.Proximal(0.1))
     {'kind': 'Proximal', 'strength': 0.1}
     """
+    is_empty = lambda one: one is None or (isinstance(one, tuple) and not one)
     if is_value_class(type(item)):
         name = name_of(item)
         kind = {"kind": "import", "path": name} if ":" in name else {"kind": name}
         given = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
-        return {**kind, **{k: to_dict(v) for k, v in given.items() if v is not None}}
+        return {**kind, **{k: to_dict(v) for k, v in given.items() if not is_empty(v)}}
     if isinstance(item, tuple | list):
         return [to_dict(entry) for entry in item]
     if isinstance(item, int | float | str):

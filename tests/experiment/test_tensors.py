@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from personax.experiment.tensors import DTYPE_NAMES, DTYPES, dotted, leaves_by_name, read_tensors
+from personax.experiment.tensors import DTYPE_NAMES, DTYPES, leaves_by_name, read_tensors
 from personax.live.messages import Layout
+from personax.sharing import dotted
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -1,0 +1,129 @@
+"""An objective over a model that is divided into a shared, a personal and a frozen part."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from personax.objectives.objective import Objective, descend, first_extra
+from personax.sharing import Sharing, join, names_of, only
+from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.values import value
+
+
+class Own(NamedTuple):
+    """A client's state where a part of the model is personal: that part, and what the objective keeps beside it."""
+
+    part: Params
+    state: Personal
+
+
+def split(personal: Personal) -> tuple[Params, Personal]:
+    """Return the personal part of the model (None if there is none) and what the objective keeps."""
+    return tuple(personal) if isinstance(personal, Own) else (None, personal)
+
+
+def with_part(part: Params, state: Personal) -> Personal:
+    """Return the client's state that `split` takes apart."""
+    return state if part is None else Own(part, state)
+
+
+@value
+class Divided:
+    """An objective over the trained part of a model, where each client has the personal part to itself.
+
+    The methods are those of `Objective` that see the client's state or its models. `params` is always a whole model:
+    the shared part, the frozen part, and the start of the personal part, which a newcomer has.
+    """
+
+    objective: Objective
+    sharing: Sharing
+
+    def init_personal(self, params: Params) -> Personal:
+        """Return the state of a client before its first visit."""
+        part = self.sharing.own(params) if self.sharing.personal else None
+        return with_part(part, self.objective.init_personal(self.sharing.trained(params)))
+
+    def init_shared(self, params: Params) -> Shared:
+        """Return the state that is broadcast with the shared part."""
+        return self.objective.init_shared(self.sharing.shared(params))
+
+    def first_extra(self, params: Params) -> Extra:
+        """Return an extra upload, for its shapes."""
+        trained = self.sharing.trained(params)
+        return first_extra(self.objective, trained, self.objective.init_personal(trained))
+
+    def whole(self, params: Params, personal: Personal) -> Params:
+        """Return the client's model: `params` with its own personal part."""
+        return join(split(personal)[0], params)
+
+    def models(self, params: Params, personal: Personal) -> dict[str, Params]:
+        """Return the models that the client holds. Without its personal part the shared one is no model of a client."""
+        whole = self.whole(params, personal)
+        found = self.objective.models(self.sharing.trained(whole), split(personal)[1])
+        named = {name: join(model, whole) for name, model in found.items()}
+        if not self.sharing.personal:
+            return named
+        shared = named.pop("global")
+        return {"personal": shared, **named}
+
+    def personalize(
+        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+    ) -> Params:
+        """Compute the client's model from any shared part with fresh batches.
+
+        The personal part takes a gradient step of size `lr` per batch while the shared part stays fixed. An objective
+        with a personal model of its own (the adapted model of `Meta`, theta of `Moreau`) then computes it from there,
+        on the same batches.
+        """
+        whole, of_whole = self.whole(params, personal), lambda part, batch: loss(join(part, whole), batch)
+        if self.sharing.personal:
+            part = descend(of_whole, only(whole, self.sharing.personal), batches, lr)[0]
+            whole = join(part, whole)
+            if self.objective.default_scoring()["model"] == "global":
+                return whole
+        trained, of_trained = self.sharing.trained(whole), lambda part, batch: loss(join(part, whole), batch)
+        made = self.objective.personalize(of_trained, trained, split(personal)[1], shared, batches, lr)
+        return join(made, whole)
+
+    def default_scoring(self) -> dict[str, Any]:
+        """Score the objective's model, or the client's own where a part of it is personal."""
+        scoring = self.objective.default_scoring()
+        return {"model": "personal"} if self.sharing.personal and scoring["model"] == "global" else scoring
+
+    def newcomer_model(self, scored: str) -> str | None:
+        """Let a newcomer train its personal part, from the common start, before it has any model."""
+        made = self.objective.newcomer_model(scored)
+        return "recomputed" if self.sharing.personal and made is not None else made
+
+    def require_division(self, params: Params) -> None:
+        """Raise, with the reason, unless this objective can be trained on a model divided in this way."""
+        self.sharing.require_division(params)
+        personal = names_of(self.sharing.own(params))
+        if not personal:
+            return
+        listed, shapes = ", ".join(personal), self.sharing.trained(jax.eval_shape(lambda w: w, params))
+        objective = self.objective
+        if depends_on(lambda w: (objective.init_shared(w), first_extra_of(objective, w)), shapes, self.sharing):
+            raise ValueError(
+                f"{objective} uploads numbers for every parameter that a client trains, also for the personal "
+                f"{listed}, which must not leave it. Share these parameters, or use another objective."
+            )
+        keeps_models = len(jax.eval_shape(lambda w: objective.models(w, objective.init_personal(w)), shapes)) > 1
+        if keeps_models and objective.tracked() is None and depends_on(objective.init_personal, shapes, self.sharing):
+            raise ValueError(
+                f"{objective} already keeps a personal copy of every parameter, so that a personal {listed} would be "
+                "a second one. Leave `sharing.personal` out, or use another objective."
+            )
+
+
+def first_extra_of(objective: Objective, params: Params) -> Extra:
+    """Return the extra upload of a client that starts at these parameters."""
+    return first_extra(objective, params, objective.init_personal(params))
+
+
+def depends_on(of_params: Any, shapes: Params, sharing: Sharing) -> bool:
+    """Return True if the shapes of a function's result change with the shapes of the personal parameters."""
+    larger = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype)
+    grown = join(jax.tree.map(larger, sharing.own(shapes)), shapes)
+    of = lambda params: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(jax.eval_shape(of_params, params))]
+    return of(shapes) != of(grown)
