@@ -1,4 +1,4 @@
-"""Which parameters are shared, which are personal, and which are frozen.
+"""The parameters that are shared, personal or frozen, and the parts of a model that they form.
 
 A *part* of a model is the model's own tree with None in place of all other leaves. JAX sees no leaf there, so a server,
 an optimizer or a checkpoint handles a part like any other tree.
@@ -10,7 +10,6 @@ below the name that it matches (`dense_1`), and a leading `!` excludes what the 
 import hashlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +17,20 @@ import numpy as np
 
 from personax.typing import Params, PyTree, Task
 from personax.values import Static, short_repr, value
+
+__all__ = [
+    "Sharing",
+    "dotted",
+    "fingerprint",
+    "join",
+    "like",
+    "names_of",
+    "only",
+    "over",
+    "require_patterns",
+    "selects",
+    "without",
+]
 
 Patterns = str | tuple[str, ...]
 Keys = tuple[Any, ...]  # the path of a leaf in a tree
@@ -39,7 +52,11 @@ def as_patterns(given: Patterns | Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def dotted(keys: Keys) -> str:
-    """Return the keys of a leaf with dots between them, such as `dense_0.kernel`."""
+    """Return the keys of a leaf with dots between them, such as `dense_0.kernel`.
+
+    >>> [dotted(keys) for keys, _ in jax.tree_util.tree_leaves_with_path({"a": [1.0]})]
+    ['a.0']
+    """
     return jax.tree_util.keystr(keys, simple=True, separator=".")
 
 
@@ -94,7 +111,6 @@ def join(*parts: PyTree) -> PyTree:
     return jax.tree.map(first, *given, is_leaf=_is_none)
 
 
-@cache
 def selects(patterns: Patterns, name: str) -> bool:
     """Return True if the patterns select the leaf of this name.
 
@@ -108,7 +124,11 @@ def selects(patterns: Patterns, name: str) -> bool:
 
 
 def require_patterns(patterns: Patterns, names: Sequence[str], where: str) -> set[str]:
-    """Return the names that the patterns select. Raise if one matches nothing, or if two select the same leaf."""
+    """Return the names that the patterns select. Raise if one matches nothing, or if two select the same leaf.
+
+    >>> require_patterns("a", ["a.bias", "b"], "personal")
+    {'a.bias'}
+    """
     seen: dict[str, str] = {}
     for pattern in as_patterns(patterns, where):
         found = [name for name in names if _matches(pattern.removeprefix("!"), name)]
@@ -201,6 +221,14 @@ def over(task: Task, base: Params) -> Task:
     """Return the task as a function of the other parameters, with the frozen ones (`base`) held at their values.
 
     Autodiff then never computes a gradient of a frozen parameter. Without any, this is the task itself.
+
+    >>> import personax as px
+    >>> task = px.classification(px.mlp((4,), 3))
+    >>> params = task.model.init(jax.random.key(0), np.zeros((1, 5)))
+    >>> batch = px.Batch(np.zeros((2, 5)), np.zeros(2, int), np.ones(2), jax.random.key(0))
+    >>> body_task = over(task, only(params, "dense_1"))
+    >>> bool(body_task.loss(without(params, "dense_1"), batch) == task.loss(params, batch))
+    True
     """
     if not jax.tree.leaves(base):
         return task

@@ -30,6 +30,7 @@ PAGES = {  # each page whose code runs, and a part of what it prints
     "evaluation": "over local",
     "theory": "label distance",
     "scale": "personal",
+    "sharing": "dense_0.kernel",
     "reference/api/types": "1.0",
     "reference/api/values": "fedavg",
 }

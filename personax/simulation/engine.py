@@ -44,7 +44,7 @@ class Program:
 
 
 class Procedure(NamedTuple):
-    """What the seeds of a run may each have of their own: an algorithm, and the parameters that nobody trains."""
+    """An algorithm and the parameters that nobody trains: each seed may have its own."""
 
     algorithm: Algorithm
     frozen: Params = None
