@@ -11,7 +11,8 @@ import numpy as np
 import safetensors
 from jax import Array
 
-from personax.experiment.tensors import dotted, leaves_by_name, read_header, read_tensors
+from personax.experiment.tensors import leaves_by_name, read_header, read_tensors
+from personax.sharing import dotted
 from personax.typing import Model, Params
 from personax.values import ConfigError
 
