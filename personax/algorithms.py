@@ -6,15 +6,18 @@ Pass step sizes and other options by keyword. Every recipe also accepts the opti
 from dataclasses import fields
 from typing import Literal, Unpack
 
+import jax
+
 from personax.client.local import Local, LocalOptions
 from personax.client.step_sizes import StepSize
 from personax.curvature import Hvp, relative_difference
 from personax.objectives import Aruba, Ditto, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
 from personax.objectives.divided import Divided
 from personax.objectives.objective import require_objective
-from personax.server import Server, asynchronous, buffered, synchronous
+from personax.server import Server, ServerState, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
 from personax.sharing import Sharing
+from personax.typing import Params
 from personax.values import RECIPES, Tuned, TunedShare, short_repr, to_dict, value
 from personax.values.notebook import html_table, settings
 
@@ -46,6 +49,11 @@ class Algorithm:
     def divided(self) -> Divided:
         """The objective over a whole model, as `sharing` divides it."""
         return Divided(self.objective, self.sharing)
+
+    def init_server(self, params: Params) -> ServerState:
+        """Return the server's state before the first update, of a whole model."""
+        extra = jax.eval_shape(self.divided.first_extra, params)
+        return self.server.init(self.objective, self.sharing.shared(params), extra)
 
     def __repr__(self) -> str:
         """Show the constructor without defaults; `print` shows them too."""

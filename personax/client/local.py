@@ -119,6 +119,14 @@ class Local:
         of = lambda part: part.num_epochs * per_epoch if part.num_steps is None else part.num_steps
         return [of(part) for part in self.phases or (self,)]
 
+    def samples_of(self, count: Any) -> Any:
+        """Return the number of samples in the outer batches of a visit of a client with `count` samples."""
+        is_exact = self.sampling == "shuffled"  # the last batch of an epoch is smaller
+        steps = zip(self.phases or (self,), self._steps_of_each(count), strict=True)
+        size = self.size_of("outer")
+        each = [part.num_epochs * count if is_exact and part.num_epochs else num * size for part, num in steps]
+        return sum(each[1:], each[0])
+
     @property
     def is_ragged(self) -> bool:
         """True if the number of steps depends on the number of samples."""

@@ -345,11 +345,9 @@ def initialize(
     """
 
     def one(algorithm: Algorithm, params: Params) -> State:
-        divided = algorithm.divided
-        own = divided.init_personal(params)
-        extra = jax.eval_shape(divided.first_extra, params)
-        params = algorithm.sharing.shared(params)
-        server = algorithm.server.init(algorithm.objective, params, extra)
+        own = algorithm.divided.init_personal(params)
+        server = algorithm.init_server(params)
+        params = server.params
         personal = repeat(own, num_personal)
         slots = repeat((server.params, server.shared, server.version), num_slots)
         held = ()

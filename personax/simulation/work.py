@@ -4,7 +4,6 @@ import jax
 import numpy as np
 
 from personax.algorithms import Algorithm
-from personax.client.local import first_extra
 from personax.data.federation import Federation
 from personax.schedules import VisitWork
 from personax.server import ServerState
@@ -21,15 +20,10 @@ def work_of(algorithm: Algorithm, task: Task, federation: Federation) -> VisitWo
     >>> work = px.work_of(algorithm, task, fed)  # doctest: +SKIP
     >>> delays = px.traces.generate(1000, key=key).delays(work, key=key)  # doctest: +SKIP
     """
-    local, counts = algorithm.local, federation.counts
-    steps = np.broadcast_to(local.steps_of(counts), counts.shape)
-    samples = steps * local.size_of("outer")
-    if local.num_epochs is not None and local.sampling == "shuffled":
-        samples = local.num_epochs * counts  # the last batch of an epoch is smaller
+    samples = np.broadcast_to(algorithm.local.samples_of(federation.counts), federation.counts.shape)
 
     def first_state(key: jax.Array) -> ServerState:
-        objective, params = algorithm.objective, initial_params(task, federation, key=key)
-        return algorithm.server.init(objective, params, first_extra(objective, params, objective.init_personal(params)))
+        return algorithm.init_server(initial_params(task, federation, key=key))
 
     up, down = bytes_per_event(algorithm, jax.eval_shape(first_state, jax.random.key(0)), has_seeds=False)
     return VisitWork(samples * float(algorithm.objective.gradients_per_step()), float(up), float(down), federation.ids)
