@@ -18,7 +18,8 @@ from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.config import STARTER, Config, choose_algorithm, load_run
 from personax.experiment.folders import Folder, readable_slug, refuse_used
-from personax.experiment.loggers import Events
+from personax.experiment.loggers import open_loggers
+from personax.experiment.loggers.events import Listener
 from personax.experiment.records import TUNING, RunRecord, TuningRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
 from personax.experiment.tuning import best_trials, show_score, split_seed, tune
@@ -31,7 +32,15 @@ Fresh = Annotated[
     typer.Option("--fresh", metavar="NAME", help="Train this algorithm from the beginning; `all`: all of them."),
 ]
 Tune = Annotated[bool, typer.Option("--tune", help="First pick step sizes and strengths on validation data.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder, too.")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="NAME",
+        help="Also send each evaluation to tensorboard, wandb or mlflow, or to a callback of yours, module:name. "
+        "Repeat the option or separate names with commas.",
+    ),
+]
 
 
 def compare(
@@ -39,11 +48,12 @@ def compare(
     overrides: Overrides = None,
     folder: Out = None,
     tuned: Tune = False,
-    tensorboard: TensorBoard = False,
+    log: Log = None,
 ) -> None:
     """Train several algorithms on the same federation, cohorts and batches, and see who wins, and for whom."""
     with plain_errors():
-        _new_run(resolve(load_and_announce(config, overrides), baselines=True), folder, tuned, tensorboard)
+        listeners = _listeners(log)
+        _new_run(resolve(load_and_announce(config, overrides), baselines=True), folder, tuned, listeners)
 
 
 def run(
@@ -52,15 +62,16 @@ def run(
     overrides: Overrides = None,
     folder: Out = None,
     tuned: Tune = False,
-    tensorboard: TensorBoard = False,
+    log: Log = None,
 ) -> None:
     """Train one algorithm."""
     with plain_errors():
+        listeners = _listeners(log)
         chosen = choose_algorithm(load_and_announce(config, overrides), algorithm, config)
-        _new_run(resolve(chosen, baselines=False), folder, tuned, tensorboard)
+        _new_run(resolve(chosen, baselines=False), folder, tuned, listeners)
 
 
-def resume(run: Run, fresh: Fresh = None, tensorboard: TensorBoard = False) -> None:
+def resume(run: Run, fresh: Fresh = None, log: Log = None) -> None:
     """Continue an interrupted run; it ends as if it had never been interrupted.
 
     A larger `schedule.num_rounds` in the run's config.toml continues a finished run. After any other change of its
@@ -76,7 +87,7 @@ def resume(run: Run, fresh: Fresh = None, tensorboard: TensorBoard = False) -> N
         names = list(load_run(folder.config).algorithms)
         check_names("--fresh", fresh or [], [*names, "all"], "algorithm")
         before = folder.results.read_bytes() if folder.results.exists() else b""
-        record = _finish(folder, tensorboard, fresh=names if fresh and "all" in fresh else fresh or ())
+        record = _finish(folder, _listeners(log), fresh=names if fresh and "all" in fresh else fresh or ())
         if folder.results.read_bytes() == before:
             typer.echo(f"{run} is finished.")
         _show_run(folder, record)
@@ -131,7 +142,12 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
         typer.echo(f"Wrote {path}. Change it, then: personax compare {path}")
 
 
-def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) -> None:
+def _listeners(log: Sequence[str] | None) -> list[Listener]:
+    """Open the loggers of `--log` before anything else, so that a missing library is reported at once."""
+    return open_loggers(log or (), lambda text: err.print(text, highlight=False))
+
+
+def _new_run(config: Config, path: Path | None, tuned: bool, listeners: Sequence[Listener]) -> None:
     """Tune a resolved configuration if that is wanted, then run it in a new folder."""
     path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_used(path)
@@ -142,7 +158,7 @@ def _new_run(config: Config, path: Path | None, tuned: bool, tensorboard: bool) 
     folder = start(config, path)
     if found is not None:
         write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
-    _show_run(folder, _finish(folder, tensorboard, work))
+    _show_run(folder, _finish(folder, listeners, work))
 
 
 def _tune(config: Config) -> tuple[Config, TuningRecord]:
@@ -163,10 +179,11 @@ def _tune(config: Config) -> tuple[Config, TuningRecord]:
     return tuned, found
 
 
-def _finish(folder: Folder, tensorboard: bool, work: Work | None = None, fresh: Sequence[str] = ()) -> RunRecord:
-    """Train what is left of a run; its results."""
+def _finish(
+    folder: Folder, listeners: Sequence[Listener], work: Work | None = None, fresh: Sequence[str] = ()
+) -> RunRecord:
+    """Train what is left of a run, and return its results."""
     with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
-        listeners = [Events(folder.root / "tensorboard")] if tensorboard else []
         work = work or prepare(load_run(folder.config))
         with Bars(err, list(work.config.algorithms)) as bars:
             return execute(folder, bars, listeners=listeners, work=work, fresh=fresh)

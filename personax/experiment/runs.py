@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ from personax.experiment.config import Config, ConfigError, dump_run, load_run
 from personax.experiment.convergence import Convergence, can_follow, tracker_of
 from personax.experiment.divergence import diverged_seeds, divergence_records, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
+from personax.experiment.loggers.events import Evaluated, Listener, announced, send, started
 from personax.experiment.provenance import Provenance, digest_data, provenance_of
 from personax.experiment.records import (
     AdaptationRecord,
@@ -134,9 +134,6 @@ def _merging(folder: Folder) -> AbstractContextManager[None]:
     return taking_turns(folder.merging, lambda: None)
 
 
-Listener = Callable[[str, str, EvaluationRecord], None]  # algorithm, score, evaluation
-
-
 def execute(
     folder: Folder,
     watch: Watch = Silent(),
@@ -148,8 +145,8 @@ def execute(
     """Do what is left of a run, from wherever it stands, and write its results.
 
     Results and states that were computed with other settings or data are an error, except those of the algorithms in
-    `fresh`, which are trained from the beginning. Listeners are given each new evaluation. `work` is what `prepare`
-    made of the folder's configuration, if it has.
+    `fresh`, which are trained from the beginning. Listeners receive the events of `loggers.events`. `work` is the
+    result of `prepare` for the folder's configuration, if the caller has it.
     """
     work = work or prepare(load_run(folder.config))
     config, plan = work.config, work.plan
@@ -230,8 +227,8 @@ def _train(
         is_new = session.observe(snapshot)
         latest = {score: history[-1:] if is_new else [] for score, history in session.history.items()}
         _append_metrics(folder, name, latest)
-        for listen, (score, history) in product(listeners, latest.items() if is_new else ()):
-            listen(name, score, history[-1])
+        for score, history in latest.items() if is_new else ():
+            send(listeners, Evaluated(name, score, history[-1]))
         if time.monotonic() - saved >= checkpoint_seconds:
             session.save(place)
             saved = time.monotonic()
@@ -239,7 +236,8 @@ def _train(
         session.restart_clock()
 
     try:
-        result = run_plan(run, start=begin, monitor=Monitor(observe, every, until=session.has_ended))
+        with announced(listeners, started(folder.root, config, name, session.history)):
+            result = run_plan(run, start=begin, monitor=Monitor(observe, every, until=session.has_ended))
     except KeyboardInterrupt:
         session.save(place)
         raise

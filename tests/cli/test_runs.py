@@ -317,7 +317,7 @@ def test_run_trains_one_algorithm(small, place):
 
 def test_a_run_without_a_folder_gets_one_of_its_own(small, place):
     name = "../[bold] a/b :smile: [/x]"
-    words = ("--set", f"name={name}", "--tensorboard")
+    words = ("--set", f"name={name}", "--log", "tensorboard")
     ended = personax("run", str(small), "--algorithm", "FedAvg", *words)
     assert ended.exit_code == 0, ended.stderr
     (root,) = (place / "runs").iterdir()

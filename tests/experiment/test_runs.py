@@ -30,7 +30,7 @@ from personax.experiment.checkpoint import read_model
 from personax.experiment.citations import cite
 from personax.experiment.config import ConfigError, dump, dump_run, load, load_run, parse
 from personax.experiment.folders import Folder, readable_slug, slug, tidy
-from personax.experiment.loggers import Events
+from personax.experiment.loggers import Evaluated, open_loggers
 from personax.experiment.records import RUN, SCHEMA_VERSION, EvaluationRecord, read_results
 from personax.experiment.results import federation_rows
 from personax.experiment.runs import Silent, execute, prepare, start
@@ -587,16 +587,18 @@ def test_a_run_that_diverges_can_be_an_error_that_names_algorithm_and_client(tmp
 
 
 def test_listeners_are_given_each_new_evaluation(tmp_path, whole, record):
-    heard = []
-    run(tmp_path / "run", listeners=[lambda *evaluation: heard.append(evaluation)])
+    events = []
+    run(tmp_path / "run", listeners=[events.append])
+    heard = [(event.algorithm, event.score, event.record) for event in events if isinstance(event, Evaluated)]
     told = lambda rows: [(algorithm, score, timeless(dataclasses.asdict(one))) for algorithm, score, one in rows]
     assert told(heard) == told(in_order(record))
 
 
 def test_tensorboard_gets_a_run_for_each_score(tmp_path, whole):
-    run(tmp_path / "run", listeners=[Events(tmp_path / "events")])
-    assert sorted(path.name for path in (tmp_path / "events").iterdir()) == sorted(SCORES)
-    assert all(list(path.glob("events.*")) for path in (tmp_path / "events").iterdir())
+    folder, _ = run(tmp_path / "run", listeners=open_loggers(["tensorboard"]))
+    place = folder.root / "tensorboard"
+    assert sorted(path.name for path in place.iterdir()) == sorted(SCORES)
+    assert all(list(path.glob("events.*")) for path in place.iterdir())
 
 
 # Parts of it, without training
