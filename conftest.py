@@ -19,9 +19,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # also in the processes that tests start
 
-# What imports Flower is looked at where there is one: make test-flower.
+# Modules that need Flower are collected only if it is installed (make test-flower), and so are tests of trackers with
+# the real libraries (make test-loggers).
 _FLOWER = ("api", "client", "driver", "records", "server")
 collect_ignore = [] if importlib.util.find_spec("flwr") else [f"personax/flower/{name}.py" for name in _FLOWER]
+if not (importlib.util.find_spec("wandb") and importlib.util.find_spec("mlflow")):
+    collect_ignore.append("tests/experiment/test_trackers.py")
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ PAGES = {  # each page whose code runs, and a part of what it prints
     "evaluation": "over local",
     "theory": "label distance",
     "scale": "personal",
+    "logging": "FedAvg FedAvg 2 [",
     "sharing": "dense_0.kernel",
     "reference/api/types": "1.0",
     "reference/api/values": "fedavg",
@@ -37,6 +38,7 @@ PAGES = {  # each page whose code runs, and a part of what it prints
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(page, capsys):
+def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     run_blocks(ROOT / "docs" / f"{page}.md")
     assert PAGES[page] in capsys.readouterr().out

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
+import mlflow
 import pytest
+from wandb.proto import wandb_internal_pb2
 
 from personax.experiment.loggers import open_loggers
 from personax.experiment.records import read_results
@@ -55,7 +57,6 @@ def means(folder):
 
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 def test_mlflow_has_every_round_once_and_continues_its_runs(store, folder, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = {"file": (tmp_path / "mlruns").as_uri(), "sqlite": f"sqlite:///{tmp_path / 'mlflow.db'}"}[store]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -81,8 +82,6 @@ def test_mlflow_has_every_round_once_and_continues_its_runs(store, folder, tmp_p
 
 def records_of(content):
     """The records of an offline run's file: LevelDB's log format after 7 bytes of header."""
-    from wandb.proto import wandb_internal_pb2
-
     at, parts = 7, []
     while at < len(content):
         if (room := -at % BLOCK) and room < 7:  # too short for the header of a record
@@ -114,7 +113,6 @@ def scanned(path):
 
 
 def test_wandb_has_every_round_and_continues_its_runs_offline(folder, monkeypatch):
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     interrupted(folder, "wandb")
     execute(folder, listeners=open_loggers(["wandb"]))
@@ -135,7 +133,6 @@ def test_wandb_has_every_round_and_continues_its_runs_offline(folder, monkeypatc
 
 
 def test_wandb_without_a_login_is_an_error_before_anything_is_trained(folder):
-    pytest.importorskip("wandb")
     hidden = ("WANDB_MODE", "WANDB_API_KEY")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     env |= {"HOME": str(folder.root), "NETRC": str(folder.root / "netrc")}
