@@ -20,10 +20,10 @@ _MOST = 500  # letters of a parameter's value, and parameters in one call
 def adapter():
     """Import MLflow, and return the function that opens a series."""
     library = optional_import("mlflow", "`--log mlflow`", "mlflow")
-    return lambda series: _Run(library, series)
+    return lambda series: _MlflowRun(library, series)
 
 
-class _Run:
+class _MlflowRun:
     """An MLflow run."""
 
     def __init__(self, library, series: Series) -> None:

@@ -15,10 +15,10 @@ from personax.values import optional_import
 def adapter():
     """Import wandb, and return the function that opens a series."""
     library = optional_import("wandb", "`--log wandb`", "wandb")
-    return lambda series: _Run(library, series)
+    return lambda series: _WandbRun(library, series)
 
 
-class _Run:
+class _WandbRun:
     """A wandb run."""
 
     def __init__(self, library, series: Series) -> None:
