@@ -219,6 +219,5 @@ def table1_causes(quick: bool) -> Experiment:
         readings=tuple(reading for reading, _ in NETWORKS.values()),
         needs=("cifar10",),
         causes_of="apfl-table1",
-        unavailable="Not run: convolutions need an accelerator, which was not available for long enough.",
         choices=chosen("divided", "scaffold", "mixing", "relu", "steps", "table1_causes", mixing="0.5 and 0.01"),
     )
