@@ -17,6 +17,7 @@ test sentences.
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,3 +151,74 @@ def pretrain(model: px.Model, text: tuple[np.ndarray, np.ndarray], num_steps: in
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = {jax.tree_util.keystr(keys, simple=True, separator="."): np.asarray(leaf) for keys, leaf in leaves}
     safetensors.numpy.save_file(named, path)
+
+
+# the comparison
+
+
+class Contestant(NamedTuple):
+    """An algorithm as a function of its step size, its network, and the model that is scored."""
+
+    make: Callable[[float], px.Algorithm]
+    model: px.Model
+    scoring: px.Scoring
+
+
+def contestants(base: px.Model) -> dict[str, Contestant]:
+    """All train adapters of rank 4 on the layers, with 10 steps of Adam in each visit."""
+    one, two = px.lora(base, 4, "layer_*.kernel"), px.dual_lora(base, 4, "layer_*.kernel")
+    adam = {"batch_size": 8, "optimizer": px.optimizer("adam")}
+    options = lambda lr: px.Local(lr, num_steps=10, **adam)
+    frozen, server = px.Sharing(frozen="base"), px.synchronous()
+    alone = lambda lr: px.Algorithm(px.LocalOnly(), options(lr), server, frozen)
+    shared = lambda lr: px.Algorithm(px.Erm(), options(lr), server, frozen)
+    personal = lambda lr: px.fedsa_lora(lr=lr, num_steps=10, **adam)
+    mixed = lambda lr: px.feddpa(lr=lr, num_personal_steps=5, num_shared_steps=5, **adam)
+    own = px.Scoring("personal")
+    return {
+        "Local": Contestant(alone, one, own),
+        "Shared": Contestant(shared, one, px.Scoring("global")),
+        "Personal (FedSA-LoRA)": Contestant(personal, one, own),
+        "Mixed (FedDPA)": Contestant(mixed, two, own),
+    }
+
+
+def score(one: Contestant, lr: float, fed: px.Federation, size: Size, num_seeds: int) -> px.Evaluation:
+    """The scores after training with a step size."""
+    keys = jax.random.split(jax.random.key(1), num_seeds)
+    task, algorithm = px.classification(one.model), one.make(lr)
+    schedules = [px.rounds(size.num_authors, size.num_rounds, size.cohort_size, key=key) for key in keys]
+    result = px.simulate(algorithm, task, fed, schedules, key=keys)
+    return px.evaluate(algorithm, task, fed, result, one.scoring, key=jax.random.key(2))
+
+
+def validated(one: Contestant, text: Text, size: Size) -> float:
+    """The step size with the lowest loss on validation sentences, for one seed."""
+    losses = [score(one, lr, text.tuning, size, 1).metrics["loss"].mean() for lr in size.step_sizes]
+    return size.step_sizes[int(np.argmin(losses))]
+
+
+def compare(size: Size) -> px.Comparison:
+    """Pretrain, choose step sizes, train and score."""
+    text = generate(size)
+    print(text.federation, end="\n\n")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "base.safetensors"
+        pretrain(transformer(), text.pretraining, size.num_pretraining_steps, path)
+        found = {}
+        for name, one in contestants(px.pretrained(transformer(), path)).items():
+            begin = time.perf_counter()
+            lr = validated(one, text, size)
+            found[name] = score(one, lr, text.federation, size, size.num_seeds)
+            print(f"{name:24}step size {lr:<6} {time.perf_counter() - begin:5.1f} s")
+    return px.Comparison(found, local="Local", shared="Shared")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a few authors and rounds, to see that it works")
+    print("\n" + compare(SMALL if parser.parse_args().small else FULL).table())
+
+
+if __name__ == "__main__":
+    main()

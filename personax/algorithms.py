@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 
 import jax
 
-from personax.client.local import Local, LocalOptions
+from personax.client.local import Local, LocalOptions, Phase
 from personax.client.step_sizes import StepSize
 from personax.curvature import Hvp, relative_difference
 from personax.objectives import Aruba, Ditto, Erm, LocalOnly, Meta, Mixture, Moreau, Objective, Proximal, Scaffold
@@ -16,7 +16,7 @@ from personax.objectives.divided import Divided
 from personax.objectives.objective import require_objective
 from personax.server import Server, ServerState, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
-from personax.sharing import Sharing
+from personax.sharing import Patterns, Sharing
 from personax.typing import Params
 from personax.values import RECIPES, Tuned, TunedShare, short_repr, to_dict, value
 from personax.values.notebook import html_table, settings
@@ -351,3 +351,62 @@ def persafl(
     1
     """
     return Algorithm(objective, Local(lr, **local), server)
+
+
+@RECIPES.register(
+    summary="Adapters over a frozen base: A is shared, B stays with its client",
+    source="Guo 2025",
+    citations=("guo2025", "hu2022"),
+)
+def fedsa_lora(
+    *,
+    lr: Tuned[StepSize | float],
+    personal: Patterns = "lora.*.b",
+    frozen: Patterns = "base",
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """FedSA-LoRA: Guo 2025. Clients train A and B of `lora`; the server averages A, and B never leaves its client.
+
+    Departures from the paper: the mean over the cohort is uniform, unless the server has `weighting="samples"`. In the
+    paper's experiments the output layer is trained, too, and stays with its client: `personal=("lora.*.b",
+    "base.output")` and `frozen=("base", "!base.output")`. Its text was not at hand; the division into a shared A and a
+    personal B is that of its abstract and its figure 1, the output layer that of its configurations.
+
+    >>> fedsa_lora(lr=0.1, num_steps=5).sharing
+    Sharing(personal=('lora.*.b',), frozen=('base',))
+    """
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(personal, frozen))
+
+
+@RECIPES.register(
+    summary="A shared and a personal adapter over a frozen base, trained in turn and mixed",
+    source="Yang 2024, FedDPA-T",
+    citations=("yang2024", "hu2022"),
+)
+def feddpa(
+    *,
+    lr: Tuned[StepSize | float],
+    num_personal_steps: int,
+    num_shared_steps: int,
+    personal: Patterns = "local",
+    shared: Patterns = "global",
+    frozen: Patterns = "base",
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """FedDPA-T: Yang 2024. In each visit a client trains its own adapter, then the shared one, which is averaged.
+
+    The model is `dual_lora`, whose `mix` is the weight of the personal adapter.
+
+    Departures from the paper: it trains the shared adapter alone and mixes for the personal one; here both are trained
+    as parts of the mixture, an option of the published code. The weight at inference is `mix` for every sample, where
+    the paper computes one from the similarity of a sample to those of the client. The first round has both parts, and
+    the mean over the cohort is uniform unless the server has `weighting="samples"`. Its text was not at hand; the order
+    of the parts and the weights are those of the published code.
+
+    >>> feddpa(lr=0.1, num_personal_steps=5, num_shared_steps=5).sharing
+    Sharing(personal=('local',), frozen=('base',))
+    """
+    phases = (Phase(personal, num_personal_steps), Phase(shared, num_shared_steps))
+    return Algorithm(Erm(), Local(lr, phases=phases, **local), server, Sharing(personal, frozen))
