@@ -1,8 +1,8 @@
 """Peak memory of adapters over a frozen base of 5 million parameters: `python benchmarks/adapters.py` on the CPU.
 
-1,000 clients, a cohort of 100 in each round, adapters of rank 8. Each measurement has a process of its own, and so has a
-control: the same program over a tiny base, which needs what Python, JAX and the compiler need. The difference of their
-peak resident memory is compared with what the run has to hold:
+1,000 clients, a cohort of 100 in each round, adapters of rank 8. Each measurement has a process of its own, and so has
+a control: the same program over a tiny base, which needs what Python, JAX and the compiler need. The difference of
+their peak resident memory is compared with what the run has to hold:
 
     base         the bytes of its parameters, times 1.1
     adapters     those of all clients, before and after a round, and those of the server
@@ -99,8 +99,12 @@ def report(method: str, is_merged: bool) -> bool:
     }
     bound = sum(parts.values())
     listed = " + ".join(f"{name} {size / 1e6:.0f}" for name, size in parts.items())
-    print(f"{method}{', merged' if is_merged else ''} ({METHODS[method]}), {found['num'] / 1e6:.2f} million parameters:")
-    print(f"  peak {found['peak'] / 1e6:.0f} MB, control {control['peak'] / 1e6:.0f} MB, {found['seconds']:.2f} s a round")
+    print(
+        f"{method}{', merged' if is_merged else ''} ({METHODS[method]}), {found['num'] / 1e6:.2f} million parameters:"
+    )
+    print(
+        f"  peak {found['peak'] / 1e6:.0f} MB, control {control['peak'] / 1e6:.0f} MB, {found['seconds']:.2f} s a round"
+    )
     print(f"  difference {added / 1e6:.0f} MB; bound {bound / 1e6:.0f} MB = {listed}", flush=True)
     return added <= bound
 

@@ -173,7 +173,7 @@ def contestants(base: px.Model) -> dict[str, Contestant]:
     alone = lambda lr: px.Algorithm(px.LocalOnly(), options(lr), server, frozen)
     shared = lambda lr: px.Algorithm(px.Erm(), options(lr), server, frozen)
     personal = lambda lr: px.fedsa_lora(lr=lr, num_steps=10, **adam)
-    mixed = lambda lr: px.feddpa(lr=lr, num_personal_steps=5, num_shared_steps=5, **adam)
+    mixed = lambda lr: px.feddpa(lr=lr, num_steps=5, **adam)
     own = px.Scoring("personal")
     return {
         "Local": Contestant(alone, one, own),

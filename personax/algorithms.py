@@ -3,7 +3,7 @@
 Pass step sizes and other options by keyword. Every recipe also accepts the options of `Local`.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Literal, Unpack
 
 import jax
@@ -387,8 +387,7 @@ def fedsa_lora(
 def feddpa(
     *,
     lr: Tuned[StepSize | float],
-    num_personal_steps: int,
-    num_shared_steps: int,
+    num_personal_steps: int | None = None,
     personal: Patterns = "local",
     shared: Patterns = "global",
     frozen: Patterns = "base",
@@ -397,7 +396,8 @@ def feddpa(
 ) -> Algorithm:
     """FedDPA-T: Yang 2024. In each visit a client trains its own adapter, then the shared one, which is averaged.
 
-    The model is `dual_lora`, whose `mix` is the weight of the personal adapter.
+    The model is `dual_lora`, whose `mix` is the weight of the personal adapter. `num_steps` or `num_epochs` is the
+    length of the second part, and of the first unless it has `num_personal_steps`.
 
     Departures from the paper: it trains the shared adapter alone and mixes for the personal one; here both are trained
     as parts of the mixture, an option of the published code. The weight at inference is `mix` for every sample, where
@@ -405,8 +405,12 @@ def feddpa(
     the mean over the cohort is uniform unless the server has `weighting="samples"`. Its text was not at hand; the order
     of the parts and the weights are those of the published code.
 
-    >>> feddpa(lr=0.1, num_personal_steps=5, num_shared_steps=5).sharing
-    Sharing(personal=('local',), frozen=('base',))
+    >>> feddpa(lr=0.1, num_steps=5).local.phases
+    (Phase(trains=('local',), num_steps=5), Phase(trains=('global',), num_steps=5))
     """
-    phases = (Phase(personal, num_personal_steps), Phase(shared, num_shared_steps))
-    return Algorithm(Erm(), Local(lr, phases=phases, **local), server, Sharing(personal, frozen))
+    whole = Local(lr, **local)
+    steps = (whole.num_steps, whole.num_epochs)
+    own = steps if num_personal_steps is None else (num_personal_steps, None)
+    phases = (Phase(personal, *own), Phase(shared, *steps))
+    in_turn = replace(whole, num_steps=None, num_epochs=None, phases=phases)
+    return Algorithm(Erm(), in_turn, server, Sharing(personal, frozen))

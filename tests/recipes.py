@@ -39,6 +39,19 @@ SYNCHRONOUS = {
         strength=2.0 * s, lr=0.05 * s, prox_lr=0.05 * s, server=personax.synchronous(0.7 * s), **STEPS
     ),
     "ditto": lambda s: personax.ditto(strength=0.5 * s, lr=0.05 * s, local_lr=0.03 * s, **STEPS),
+    # Adapters are patterns of names, which these networks have, too.
+    "fedsa_lora": lambda s: personax.fedsa_lora(
+        lr=0.05 * s, personal="dense_1.kernel", frozen="dense_0.bias", optimizer=personax.optimizer("adam"), **STEPS
+    ),
+    "feddpa": lambda s: personax.feddpa(
+        lr=0.05 * s,
+        num_personal_steps=2,
+        num_steps=1,
+        personal="dense_1",
+        shared="dense_0.kernel",
+        frozen="dense_0.bias",
+        batch_size=4,
+    ),
     "apfl": lambda s: personax.apfl(lr=personax.step_sizes.Decay(0.05 * s, 0.01), mix=0.3 * s, radius=9.0 * s, **STEPS),
 }
 ASYNCHRONOUS = {

@@ -83,7 +83,7 @@ def test_same_key_same_bits_and_other_numbers_without_compiling(name):
 def test_float32_stays_float32_and_trees_keep_their_shape(name, monkeypatch):
     params = TASK.model.init(jax.random.key(0), jnp.asarray(FED.x[:1]))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-    shapes = []
+    shapes, shared = [], RECIPES[name](1.0).sharing.shared(params)
 
     def trace_only(program, *arguments):
         shapes.append(advance.eval_shape(program, *arguments))
@@ -92,7 +92,7 @@ def test_float32_stays_float32_and_trees_keep_their_shape(name, monkeypatch):
     monkeypatch.setattr(engine, "advance", trace_only)
     before = simulate(name, params=params).snapshot.state
     kinds = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
-    assert kinds(before) == kinds(shapes[0]) and kinds(before.server.params) == kinds(params)
+    assert kinds(before) == kinds(shapes[0]) and kinds(before.server.params) == kinds(shared)
     kept = jax.tree.leaves((before.server.params, before.server.shared, before.personal, before.server.pending))
     assert {leaf.dtype for leaf in kept if jnp.issubdtype(leaf.dtype, jnp.floating)} == {jnp.dtype("float32")}
 

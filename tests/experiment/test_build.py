@@ -312,6 +312,11 @@ WRITTEN = {
         {"mix": 0.3, "update_mix": "never", "radius": 9.0},
         px.apfl(mix=0.3, update_mix="never", radius=9.0, **LOCAL),
     ),
+    "fedsa_lora": ({"personal": "*.b"}, px.fedsa_lora(personal="*.b", **LOCAL)),
+    "feddpa": (
+        {"num_personal_steps": 2, "frozen": ["base", "!*.bias"]},
+        px.feddpa(num_personal_steps=2, frozen=("base", "!*.bias"), **LOCAL),
+    ),
     "fedasync": ({"server": {"kind": "asynchronous", "lr": 0.5}}, px.fedasync(server=px.asynchronous(0.5), **LOCAL)),
     "fedasync_mixing": (
         {"mixing": 0.4, "discount": {"kind": "Hinge", "slope": 1.0, "start": 4.0}, "max_staleness": 9},
@@ -337,7 +342,7 @@ def test_every_recipe_can_be_written_in_toml(recipe):
 @pytest.mark.parametrize("name", VALUES)
 def test_every_algorithm_can_be_composed_in_toml(name):
     """Objective, descent and server from their own tables, with `persafl` as the frame that takes any of them."""
-    wanted = VALUES[name](1.0)
+    wanted = dataclasses.replace(VALUES[name](1.0), sharing=px.Sharing())
     objective, local, server = (to_dict(part) for part in (wanted.objective, wanted.local, wanted.server))
     assert algorithm_of("persafl", objective=objective, server=server, **without_kind(local)) == wanted
 
