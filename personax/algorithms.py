@@ -355,7 +355,7 @@ def persafl(
 
 @RECIPES.register(
     summary="Adapters over a frozen base: A is shared, B stays with its client",
-    source="Guo 2025",
+    source="Guo 2025, with the adapters of Hu 2022",
     citations=("guo2025", "hu2022"),
 )
 def fedsa_lora(
@@ -381,7 +381,7 @@ def fedsa_lora(
 
 @RECIPES.register(
     summary="A shared and a personal adapter over a frozen base, trained in turn and mixed",
-    source="Yang 2024, FedDPA-T",
+    source="Yang 2024 (FedDPA-T), with the adapters of Hu 2022",
     citations=("yang2024", "hu2022"),
 )
 def feddpa(

@@ -61,8 +61,9 @@ def values_in(item):
     """A value and all values in it."""
     yield item
     for one in getattr(item, "__dict__", {}).values():
-        if hasattr(one, "__dataclass_fields__"):
-            yield from values_in(one)
+        for inner in one if isinstance(one, tuple) else (one,):
+            if hasattr(inner, "__dataclass_fields__"):
+                yield from values_in(inner)
 
 
 def test_html_escapes_what_it_shows(run, comparison):
