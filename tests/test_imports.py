@@ -8,7 +8,7 @@ from tests.sources import ROOT, parse, trees
 
 LINE = """
 typing values keys curvature fast sharing objectives data client schedules server algorithms models simulation
-evaluation theory experiment inspection reproduce report bench live flower cli
+evaluation theory experiment inspection reproduce report bench cluster live flower cli
 """
 ORDER = LINE.split()
 

@@ -6,7 +6,21 @@ import signal
 
 import typer
 
-from personax.cli import bench, catalog, certify, data, flower, inspect, live, live_demo, models, reproduce, runs, watch
+from personax.cli import (
+    bench,
+    catalog,
+    certify,
+    data,
+    flower,
+    inspect,
+    launch,
+    live,
+    live_demo,
+    models,
+    reproduce,
+    runs,
+    watch,
+)
 from personax.cli.options import GROUP_SETTINGS
 from personax.fast.compilation_cache import keep_compiled
 
@@ -88,7 +102,11 @@ for _name, _command, _examples in (
         "Example: personax serve mine.toml --listen 0.0.0.0:7000 --identity certificates/server",
     ),
     ("join", live.join, "Example: personax join my.host:7000 --data mine.csv --identity anna"),
-    ("status", live.status, "Example: personax status my.host:7000 --identity certificates/operator"),
+    (
+        "status",
+        launch.status,
+        "Examples: personax status runs/digits | personax status my.host:7000 --identity certificates/operator",
+    ),
     ("live-demo", live_demo.live_demo, "Example: personax live-demo"),
 ):
     app.command(_name, epilog=_examples)(_command)

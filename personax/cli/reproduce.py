@@ -1,7 +1,7 @@
 """The command `personax reproduce`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -9,10 +9,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from personax.cli.catalog import list_reproductions
 from personax.cli.console import err
 from personax.cli.errors import plain_errors
+from personax.cli.launch import Address, JobOptions, LauncherOption, Parallel, launch_of, run_jobs
+from personax.cluster.engine import Launch
 from personax.data.datasets.fetch import require_fetched
 from personax.report import claims_text, write_reproduction
 from personax.reproduce import EXPERIMENTS
-from personax.reproduce.outcome import CellRecord
+from personax.reproduce.experiment import Experiment
+from personax.reproduce.outcome import REPRODUCTION, CellRecord, ReproductionRecord
+from personax.reproduce.run import name_of
 from personax.reproduce.run import reproduce as run_experiment
 from personax.values import check_names
 
@@ -23,6 +27,10 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many. By default the experiment's.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="By default runs/NAME, with -quick.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The same with fewer rounds and seeds: not a result.")] = False,
+    launcher: LauncherOption = None,
+    address: Address = None,
+    options: JobOptions = None,
+    parallel: Parallel = None,
 ) -> None:
     """Repeat a table or a figure of a paper, its own numbers beside ours. An interrupted one goes on from there."""
     with plain_errors(f"Interrupted. Go on with the same command: personax reproduce {name or ''}"):
@@ -34,6 +42,10 @@ def reproduce(
         command = f"personax reproduce {name}" + " --quick" * quick + (f" --seeds {seeds}" if seeds else "")
         experiment = EXPERIMENTS[name](quick)
         require_fetched(experiment.needs, f"personax reproduce {name}")
+        if (launch := launch_of(launcher, address, options, parallel)) is not None:
+            setting = {"experiment": name, "quick": quick, "num_seeds": seeds, "command": command}
+            _show(_as_jobs(experiment, root, launch, setting), root)
+            return
         with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err) as bar:
             task = bar.add_task(name, total=len(experiment.trainings))
 
@@ -43,8 +55,23 @@ def reproduce(
                     bar.console.print(_cell_text(cell), highlight=False)
 
             record = run_experiment(experiment, root, num_seeds=seeds, command=command, notify=notify)
-        typer.echo(claims_text(record))
-        typer.echo(f"The results are in {root}, the page in {write_reproduction(record, root / 'report.html')}")
+        _show(record, root)
+
+
+def _as_jobs(experiment: Experiment, root: Path, launch: Launch, setting: dict[str, Any]) -> ReproductionRecord:
+    """Do the trainings of a reproduction as jobs; return its results, which the job that ends last writes."""
+    if experiment.timed:
+        raise ValueError(f"`{experiment.name}` measures time, so its trainings run in turn. Leave out --launcher.")
+    results = root / "results.json"
+    results.unlink(missing_ok=True)
+    run_jobs(root, "reproduce", [name_of(training) for training in experiment.trainings], launch, setting=setting)
+    return REPRODUCTION.validate_json(results.read_bytes())
+
+
+def _show(record: ReproductionRecord, root: Path) -> None:
+    """Print the claims of a reproduction, and write its page."""
+    typer.echo(claims_text(record))
+    typer.echo(f"The results are in {root}, the page in {write_reproduction(record, root / 'report.html')}")
 
 
 def _cell_text(cell: CellRecord) -> str:

@@ -10,8 +10,11 @@ import typer
 from personax.cli.console import err, print_table
 from personax.cli.errors import plain_errors
 from personax.cli.imports import announce_run, load_and_announce
+from personax.cli.launch import Address, JobOptions, LauncherOption, Parallel, launch_of, train_jobs, tune_jobs
 from personax.cli.options import ConfigFile, Out, Overrides
 from personax.cli.progress import Bars
+from personax.cluster.engine import Launch
+from personax.cluster.study import read_launched
 from personax.evaluation.scores import ScoreRow, explain_columns, explain_scores, show
 from personax.experiment import citations, divergence, newcomers
 from personax.experiment.build import resolve
@@ -49,11 +52,15 @@ def compare(
     folder: Out = None,
     tuned: Tune = False,
     log: Log = None,
+    launcher: LauncherOption = None,
+    address: Address = None,
+    options: JobOptions = None,
+    parallel: Parallel = None,
 ) -> None:
     """Train several algorithms on the same federation, cohorts and batches, and see who wins, and for whom."""
     with plain_errors():
-        listeners = _listeners(log)
-        _new_run(resolve(load_and_announce(config, overrides), baselines=True), folder, tuned, listeners)
+        listeners, launch = _listeners(log), launch_of(launcher, address, options, parallel, log)
+        _new_run(resolve(load_and_announce(config, overrides), baselines=True), folder, tuned, listeners, launch)
 
 
 def run(
@@ -71,14 +78,30 @@ def run(
         _new_run(resolve(chosen, baselines=False), folder, tuned, listeners)
 
 
-def resume(run: Run, fresh: Fresh = None, log: Log = None) -> None:
+def resume(
+    run: Run,
+    fresh: Fresh = None,
+    log: Log = None,
+    launcher: LauncherOption = None,
+    address: Address = None,
+    options: JobOptions = None,
+    parallel: Parallel = None,
+) -> None:
     """Continue an interrupted run; it ends as if it had never been interrupted.
 
     A larger `schedule.num_rounds` in the run's config.toml continues a finished run. After any other change of its
     settings or data nothing is trained, because the results would be mixed; --fresh trains again what is affected.
+    A study that was started with --launcher continues there: jobs that still run are followed, and what is missing is
+    submitted.
     """
     with plain_errors():
-        folder = Folder(run)
+        folder, listeners = Folder(run), _listeners(log)
+        launch = launch_of(launcher, address, options, parallel, log)
+        if launch is None and (launched := read_launched(run)) is not None:
+            launch = launched.launch
+        if not folder.config.exists() and folder.untuned.exists() and launch is not None:
+            _show_run(folder, _start_tuned(load_run(folder.untuned), folder, launch))
+            return
         if not folder.config.exists():
             raise ValueError(f"{run} is not a run folder: it has no config.toml. Start one with `personax compare`.")
         if (run / "live.json").exists():
@@ -87,7 +110,8 @@ def resume(run: Run, fresh: Fresh = None, log: Log = None) -> None:
         names = list(load_run(folder.config).algorithms)
         check_names("--fresh", fresh or [], [*names, "all"], "algorithm")
         before = folder.results.read_bytes() if folder.results.exists() else b""
-        record = _finish(folder, _listeners(log), fresh=names if fresh and "all" in fresh else fresh or ())
+        again = names if fresh and "all" in fresh else fresh or ()
+        record = _finish(folder, listeners, fresh=again, launch=launch)
         if folder.results.read_bytes() == before:
             typer.echo(f"{run} is finished.")
         _show_run(folder, record)
@@ -147,10 +171,15 @@ def _listeners(log: Sequence[str] | None) -> list[Listener]:
     return open_loggers(log or (), lambda text: err.print(text, highlight=False))
 
 
-def _new_run(config: Config, path: Path | None, tuned: bool, listeners: Sequence[Listener]) -> None:
+def _new_run(
+    config: Config, path: Path | None, tuned: bool, listeners: Sequence[Listener], launch: Launch | None = None
+) -> None:
     """Tune a resolved configuration if that is wanted, then run it in a new folder."""
     path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_used(path)
+    if tuned and launch is not None:
+        _show_run(Folder(path), _start_tuned(config, Folder(path), launch))
+        return
     found = None
     if tuned:
         config, found = _tune(config)
@@ -158,7 +187,19 @@ def _new_run(config: Config, path: Path | None, tuned: bool, listeners: Sequence
     folder = start(config, path)
     if found is not None:
         write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
-    _show_run(folder, _finish(folder, listeners, work))
+    _show_run(folder, _finish(folder, listeners, work, launch=launch))
+
+
+def _start_tuned(config: Config, folder: Folder, launch: Launch) -> RunRecord:
+    """Search for the options of a resolved configuration as jobs, then run it with them; the search may have begun."""
+    with plain_errors(_go_on(folder)):
+        tuned, found = tune_jobs(config, folder, launch)
+    _show_search(found)
+    work = prepare(tuned)
+    write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
+    start(tuned, folder.root)
+    folder.untuned.unlink()
+    return _finish(folder, (), work, launch=launch)
 
 
 def _tune(config: Config) -> tuple[Config, TuningRecord]:
@@ -170,21 +211,36 @@ def _tune(config: Config) -> tuple[Config, TuningRecord]:
     )
     with err.status("Tuning") as status:
         tuned, found = tune(config, lambda text: err.print(text, highlight=False), status.update)
+    _show_search(found)
+    return tuned, found
+
+
+def _show_search(found: TuningRecord) -> None:
+    """Print the best options of each algorithm and their scores."""
     for one in found.algorithms:
         typer.echo(f"{one.algorithm}, on validation data ({len(one.trials)} trials):")
         columns = list(one.trials[0].options)
         values = lambda options, columns=columns: [str(options[name]) for name in columns]
         rows = [[*values(trial.options), show_score(trial, one.metric), mark] for trial, mark in best_trials(one)]
         print_table((*columns, one.metric, ""), rows)
-    return tuned, found
+
+
+def _go_on(folder: Folder) -> str:
+    return f"Interrupted. Go on with: personax resume {folder.root}"
 
 
 def _finish(
-    folder: Folder, listeners: Sequence[Listener], work: Work | None = None, fresh: Sequence[str] = ()
+    folder: Folder,
+    listeners: Sequence[Listener],
+    work: Work | None = None,
+    fresh: Sequence[str] = (),
+    launch: Launch | None = None,
 ) -> RunRecord:
-    """Train what is left of a run, and return its results."""
-    with plain_errors(f"Interrupted. Go on with: personax resume {folder.root}"):
+    """Train what is left of a run, here or as jobs, and return its results."""
+    with plain_errors(_go_on(folder)):
         work = work or prepare(load_run(folder.config))
+        if launch is not None:
+            return train_jobs(folder, work, launch, fresh)
         with Bars(err, list(work.config.algorithms)) as bars:
             return execute(folder, bars, listeners=listeners, work=work, fresh=fresh)
 

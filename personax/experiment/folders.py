@@ -9,9 +9,10 @@ _CUT_OFF = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as `write_atomically` names 
 
 
 class Folder(NamedTuple):
-    """The paths of a run."""
+    """The paths of a run; those of one of its jobs, which has a stream of metrics of its own, name its algorithm."""
 
     root: Path
+    job: str | None = None
 
     @property
     def config(self) -> Path:
@@ -31,7 +32,17 @@ class Folder(NamedTuple):
 
     @property
     def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
+        return self.root / "metrics.jsonl" if self.job is None else self.jobs / f"{slug(self.job)}.jsonl"
+
+    @property
+    def jobs(self) -> Path:
+        """Where the jobs of a study on a cluster report."""
+        return self.root / "jobs"
+
+    @property
+    def untuned(self) -> Path:
+        """The configuration of a study whose options are still searched for."""
+        return self.root / "untuned.toml"
 
     @property
     def report(self) -> Path:

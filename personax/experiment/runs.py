@@ -94,10 +94,11 @@ class Work(NamedTuple):
     suspicions: list[str]  # about the data, for people
 
 
-def prepare(config: Config) -> Work:
-    """Build and check everything that a run computes with."""
+def prepare(config: Config, only: str | None = None) -> Work:
+    """Build and check everything that a run, or one of its algorithms, computes with."""
     plan = build(config)
-    runs = {training.name: planned(config, plan, training) for training in plan.trainings}
+    chosen = [training for training in plan.trainings if only in (None, training.name)]
+    runs = {training.name: planned(config, plan, training) for training in chosen}
     return Work(config, plan, runs, suspicions_of(plan))
 
 
@@ -156,26 +157,37 @@ def execute(
     with owning(folder, [training.name for training in plan.trainings]):
         for name in fresh:
             forget(folder, name)
-        data = digest_data(plan.federation)
-        provenances = {training.name: provenance_of(config, training.name, data) for training in plan.trainings}
+        provenances = provenances_of(work)
         done = finished(folder, plan.trainings, provenances, len(config.seed_list), watch.note)
         _retract(folder, watch, is_done=len(done) == len(plan.trainings))
         results = []
         for training in plan.trainings:
             result = done.get(training.name)
             if result is None:
-                result = _train(work, training, folder, watch, checkpoint_seconds, listeners, provenances)
+                result = train(work, training, folder, watch, checkpoint_seconds, listeners, provenances)
                 write_part(folder, result, provenances[training.name])
             else:
                 _append_metrics(folder, training.name, _histories(result))
             results.append(result)
-        with _merging(folder):
-            lines = "".join(metrics_lines(one.record.name, _histories(one)) for one in results)
-            checkpoint.write_atomically(folder.metrics, lines.encode())
-            about = federation_record(plan.federation, data_citations(config))
-            baselines = (plan.local_baseline, plan.global_baseline)
-            record = write_run(folder, config, about, results, started, baselines)
-            tidy(folder)
+        return merge(work, folder, results, started)
+
+
+def provenances_of(work: Work) -> dict[str, Provenance]:
+    """The provenance that results of each algorithm have if they are computed now."""
+    data = digest_data(work.plan.federation)
+    return {training.name: provenance_of(work.config, training.name, data) for training in work.plan.trainings}
+
+
+def merge(work: Work, folder: Folder, results: Sequence[AlgorithmResult], started: str) -> RunRecord:
+    """Write the results of a run whose algorithms have all ended."""
+    config, plan = work.config, work.plan
+    with _merging(folder):
+        lines = "".join(metrics_lines(one.record.name, _histories(one)) for one in results)
+        checkpoint.write_atomically(folder.metrics, lines.encode())
+        about = federation_record(plan.federation, data_citations(config))
+        baselines = (plan.local_baseline, plan.global_baseline)
+        record = write_run(folder, config, about, results, started, baselines)
+        tidy(folder)
     return record
 
 
@@ -195,7 +207,7 @@ def _histories(result: AlgorithmResult) -> dict[str, list[EvaluationRecord]]:
     return {score.name: score.evaluations for score in result.record.scores}
 
 
-def _train(
+def train(
     work: Work,
     training: Training,
     folder: Folder,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,26 +42,48 @@ def tune(config: Config, notify: Notify = silent, progress: Notify = silent) -> 
     the rest by its first scoring. Test data and newcomers are not looked at. `notify` is given one line for each
     algorithm, and warnings; `progress` what is trained now.
     """
+    study = prepare_tuning(config)
+    names = [name for name, search in study.searches.items() if search.choices]
+    found = []
+    for number, name in enumerate(names, 1):
+        report = lambda text, name=name, number=number: progress(f"Tuning {number}/{len(names)} {name}: {text}")
+        found.append(tune_algorithm(study, name, progress=report))
+        announce(config, found[-1], notify)
+    return tuned_config(config, found)
+
+
+class TuningStudy(NamedTuple):
+    """A resolved configuration, the clients without their tests, and the search for each algorithm's options."""
+
+    config: Config
+    plan: Study
+    searches: dict[str, OptionSearch]
+
+
+def prepare_tuning(config: Config) -> TuningStudy:
+    """Build and check everything that a search for options computes with."""
     key = jax.random.key(split_seed(config))
     searches = {name: search_of(config.tune, name, entry, key) for name, entry in config.algorithms.items()}
     _check(config, searches)
     plan = build(config)
     plan = plan._replace(federation=validation_of(plan.federation, key, config.tune.share))
-    entries, found = dict(config.algorithms), []
-    for number, (name, search) in enumerate(searches.items(), 1):
-        if not search.choices:
-            continue
-        report = lambda text, name=name, number=number: progress(f"Tuning {number}/{len(searches)} {name}: {text}")
-        tuned = _tune_one(config, plan, name, search, report)
-        if all(trial.score is None for trial in tuned.trials) and config.on_nonfinite == "raise":
-            raise ConfigError(tuned.warnings[0])
-        notify(describe(tuned))
-        for text in tuned.warnings:
-            notify(f"Warning: {text}")
-        entries[name] = with_options(name, config.algorithms[name], tuned.chosen)
-        found.append(tuned)
+    return TuningStudy(config, plan, searches)
+
+
+def announce(config: Config, tuned: TunedAlgorithm, notify: Notify) -> None:
+    """Give `notify` the result of one algorithm's search in words; raise if all its options diverged and may not."""
+    if all(trial.score is None for trial in tuned.trials) and config.on_nonfinite == "raise":
+        raise ConfigError(tuned.warnings[0])
+    notify(describe(tuned))
+    for text in tuned.warnings:
+        notify(f"Warning: {text}")
+
+
+def tuned_config(config: Config, found: list[TunedAlgorithm]) -> tuple[Config, TuningRecord]:
+    """Return the configuration with the options that were found, and the record of the search."""
+    chosen = {one.algorithm: with_options(one.algorithm, config.algorithms[one.algorithm], one.chosen) for one in found}
     record = TuningRecord(config.tune.share, split_seed(config), config.seed_list, found)
-    return dataclasses.replace(config, algorithms=entries, tune=TuneSection()), record
+    return dataclasses.replace(config, algorithms={**config.algorithms, **chosen}, tune=TuneSection()), record
 
 
 def split_seed(config: Config) -> int:
@@ -137,12 +159,27 @@ def with_options(name: str, entry: AlgorithmSection, options: Options) -> Algori
     return with_scores(name, dataclasses.replace(chosen, scores={})) if implied else chosen
 
 
-def _tune_one(config: Config, plan: Study, name: str, search: OptionSearch, progress: Notify) -> TunedAlgorithm:
-    """Try the combinations of a search, then go beyond its edges for as long as the best is there."""
+Trials = tuple[str, list[TrialRecord]]  # with the metric, which is empty if all diverged
+Try = Callable[[Sequence[Options]], Trials]
+
+
+def tune_algorithm(
+    study: TuningStudy,
+    name: str,
+    progress: Notify = silent,
+    keep: Callable[[Try], Try] = lambda attempt: attempt,
+) -> TunedAlgorithm:
+    """Try the combinations of a search, then go beyond its edges for as long as the best is there.
+
+    `keep` wraps the function that trains and scores choices of options, for example with one that keeps its results.
+    """
+    config, plan, search = study.config, study.plan, study.searches[name]
     before = values_of(config.algorithms[name], name, list(search.ranges))
     num_combinations = search.num_combinations
+    scoring = _scoring(make_training(name, with_options(name, config.algorithms[name], search.choices[0])))
+    attempt = keep(lambda choices: _try_all(config, plan, name, choices))
     progress(f"{len(search.choices)} combinations")
-    scoring, metric, trials = _try_all(config, plan, name, search.choices)
+    metric, trials = attempt(search.choices)
     for _ in range(config.tune.num_extensions):
         best = best_trial(trials, metric)
         wider = search.extended(search.smallest if best is None else best.options)
@@ -150,7 +187,7 @@ def _tune_one(config: Config, plan: Study, name: str, search: OptionSearch, prog
             break
         search = wider
         progress(f"{len(search.choices)} combinations beyond the edge")
-        _, found, more = _try_all(config, plan, name, search.choices)
+        found, more = attempt(search.choices)
         metric, trials = metric or found, [*trials, *more]
     best = best_trial(trials, metric)
     return TunedAlgorithm(
@@ -180,13 +217,8 @@ def _warnings(name: str, search: OptionSearch, best: TrialRecord | None) -> list
     ]
 
 
-def _try_all(
-    config: Config, plan: Study, name: str, choices: Sequence[Options]
-) -> tuple[Scoring, str, list[TrialRecord]]:
-    """Train and score every choice of options: by which scoring (of the first) and metric, and how well.
-
-    If all diverge, the metric is empty.
-    """
+def _try_all(config: Config, plan: Study, name: str, choices: Sequence[Options]) -> Trials:
+    """Train and score every choice of options: by which metric, and how well."""
     entry = config.algorithms[name]
     trainings = [make_training(name, with_options(name, entry, options)) for options in choices]
     found = evaluations(config, plan, trainings)
@@ -195,7 +227,7 @@ def _try_all(
         TrialRecord(options, None, [], None) if one is None else _trial(options, one, metric)
         for options, one in zip(choices, found, strict=True)
     ]
-    return _scoring(trainings[0]), metric, trials
+    return metric, trials
 
 
 def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> list[Evaluation | None]:

@@ -3,6 +3,7 @@
 `read_simulated` reads what a simulation has written so far. Live runs have their own reader in `personax.live`.
 """
 
+import contextlib
 import json
 import time
 import tomllib
@@ -154,13 +155,15 @@ def _progress_of(name: str, state: str, total: int, histories: dict[str, list[Ev
 def _histories(folder: Folder) -> dict[str, dict[str, list[EvaluationRecord]]]:
     """Read the evaluations so far, by algorithm and score, without a line that is still being written."""
     found: dict[str, dict[str, list[EvaluationRecord]]] = {}
-    if folder.metrics.exists():
-        with folder.metrics.open(encoding="utf-8") as file:
+    for path in [*folder.jobs.glob("*.jsonl"), folder.metrics]:  # of jobs on a cluster, then of the run itself
+        own: dict[str, dict[str, list[EvaluationRecord]]] = {}
+        with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
             for line in file:
                 if line.endswith("\n"):
                     fields = json.loads(line)
-                    of_algorithm = found.setdefault(fields.pop("algorithm"), {})
+                    of_algorithm = own.setdefault(fields.pop("algorithm"), {})
                     of_algorithm.setdefault(fields.pop("score"), []).append(EvaluationRecord(**fields))
+        found |= own
     return found
 
 
@@ -177,7 +180,8 @@ def _note(folder: Folder, state: str) -> str:
     """Return a note if the run has ended or seems to have stopped."""
     if state == "finished":
         return f"The run is finished. To write its report, run `personax report {folder.root}`."
-    changed = folder.metrics.stat().st_mtime if folder.metrics.exists() else folder.config.stat().st_mtime
+    streams = [path for path in (*folder.jobs.glob("*.jsonl"), folder.metrics) if path.exists()]
+    changed = max(path.stat().st_mtime for path in streams or [folder.config])
     quiet = time.time() - changed
     if quiet < QUIET:
         return ""

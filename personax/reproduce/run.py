@@ -102,8 +102,7 @@ def _reproduce(
 ) -> ReproductionRecord:
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     seeds = list(range(num_seeds or experiment.num_seeds))
-    needed = {training.data for training in experiment.trainings}
-    federations = {name: make() for name, make in experiment.federations.items() if name in needed}
+    federations = _federations(experiment, experiment.trainings)
     for federation in federations.values():  # copy to the device once, before several threads need it
         jax.block_until_ready((federation.train, federation.test))
     cells: list[CellRecord] = []
@@ -136,6 +135,34 @@ def _reproduce(
     return record
 
 
+def _federations(experiment: Experiment, trainings: Sequence[PaperTraining]) -> dict[str, Federation]:
+    """Make the data of these trainings."""
+    needed = {training.data for training in trainings}
+    return {name: make() for name, make in experiment.federations.items() if name in needed}
+
+
+def name_of(training: PaperTraining) -> str:
+    """The name of a training among those of its experiment: that of its first cell."""
+    return f"{training.cells[0].row} {training.cells[0].column}"
+
+
+def reproduce_part(experiment: Experiment, folder: Path, name: str, num_seeds: int | None = None) -> None:
+    """Do one training of a reproduction, whose cells are kept for `reproduce`; nothing if it has ended before."""
+    training = next(one for one in experiment.trainings if name_of(one) == name)
+    with _in_float32():
+        seeds = list(range(num_seeds or experiment.num_seeds))
+        _training(_federations(experiment, [training]), seeds, folder, training)
+
+
+def is_reproduced(experiment: Experiment, folder: Path) -> bool:
+    """Return whether there is a file of cells for each training. `reproduce` checks what they were computed from."""
+    return all(_kept_at(folder, training).exists() for training in experiment.trainings)
+
+
+def _kept_at(folder: Path, training: PaperTraining) -> Path:
+    return folder / "trainings" / f"{slug(name_of(training))}.json"
+
+
 def _side_by_side(
     one: Callable[[PaperTraining], list[CellRecord]], trainings: Sequence[PaperTraining]
 ) -> Iterator[list[CellRecord]]:
@@ -158,8 +185,7 @@ def _training(
     """Return the cells of one training, from its file if it finished before with the same fingerprint."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     schedules = [training.schedule(key=key) for key in keys]
-    federation, first = federations[training.data], training.cells[0]
-    path = folder / "trainings" / f"{slug(f'{first.row} {first.column}')}.json"
+    federation, path = federations[training.data], _kept_at(folder, training)
     along = [] if training.search is None else [training.search(key=keys[0])]
     fingerprint = _fingerprint(training, federation, schedules + along)
     if path.exists():
