@@ -16,7 +16,7 @@ from personax.cli.console import err, print_table
 from personax.cli.errors import plain_errors
 from personax.cli.live import Identity, Insecure
 from personax.cli.live import status as live_status
-from personax.cluster.engine import LAUNCHERS, Engine, Launch, make_engine
+from personax.cluster.engine import LAUNCHERS, Engine, Launch, Launcher, make_engine, require_engine
 from personax.cluster.jobs import Job, JobTask, read_tuned
 from personax.cluster.study import JobView, Launched, follow, heading, now, read_launched, views
 from personax.experiment.checkpoint import write_atomically
@@ -37,7 +37,7 @@ LauncherOption = Annotated[
 Address = Annotated[str | None, typer.Option(help="Of a Ray cluster. By default the one of this machine.")]
 JobOptions = Annotated[
     list[str] | None,
-    typer.Option("--job", metavar="KEY=VALUE", help="For each job: --job partition=gpu --job timeout_min=60"),
+    typer.Option("--job", metavar="KEY=VALUE", help="For each job: --job partition=gpu --job time=60"),
 ]
 Parallel = Annotated[int | None, typer.Option(min=1, help="The most jobs at the same time.")]
 CANCEL_SECONDS = 60.0
@@ -56,11 +56,13 @@ def launch_of(
             raise ValueError("`--address`, `--job` and `--parallel` need --launcher local, slurm or ray.")
         return None
     check_names("--launcher", [launcher], LAUNCHERS, "launcher")
-    pairs = dict(option.partition("=")[::2] for option in options or ())
+    chosen: Launcher = next(one for one in LAUNCHERS if one == launcher)
+    require_engine(chosen)
+    pairs = {option.partition("=")[0]: option.partition("=")[2] for option in options or ()}
     if not all(pairs.values()):
         raise ValueError("`--job` needs KEY=VALUE, such as --job partition=gpu.")
     jax.config.update("jax_platforms", "cpu")  # this process trains nothing, and leaves the GPUs to its jobs
-    return Launch(next(one for one in LAUNCHERS if one == launcher), address, pairs, parallel)
+    return Launch(chosen, address, pairs, parallel)
 
 
 def train_jobs(folder: Folder, work: Work, launch: Launch, fresh: Sequence[str] = ()) -> RunRecord:
@@ -182,7 +184,7 @@ def summary(found: Sequence[JobView]) -> str:
     """The number of jobs in each state.
 
     >>> from personax.cluster.jobs import JobRecord
-    >>> summary([JobView("APFL", "running", JobRecord("APFL")), JobView("FedAvg", "lost", JobRecord("FedAvg"))])
+    >>> summary([JobView("APFL", "running", JobRecord("APFL")), JobView("FedAvg", "waiting", JobRecord("FedAvg"))])
     '2 jobs: 0 finished, 1 running, 1 waiting'
     """
     states = [shown_state(view) for view in found]

@@ -1,11 +1,12 @@
 """The contract of an engine that runs jobs, and the choice of one by name."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from personax.cluster.jobs import Job
-from personax.values import check_names
+from personax.values.imports import optional_import
 
 Launcher = Literal["local", "slurm", "ray"]
 LAUNCHERS: tuple[Launcher, ...] = ("local", "slurm", "ray")
@@ -50,9 +51,17 @@ class Engine(Protocol):
         ...
 
 
+def require_engine(launcher: Launcher) -> None:
+    """Raise, before anything is computed, if the package or the commands of an engine are missing."""
+    extra = "ray" if launcher == "ray" else "slurm"
+    optional_import("ray" if launcher == "ray" else "submitit", f"--launcher {launcher}", extra)
+    if launcher == "slurm" and shutil.which("sbatch") is None:
+        raise ValueError("sbatch is not found: this machine cannot submit to Slurm. Use --launcher local or ray.")
+
+
 def make_engine(launch: Launch, root: Path) -> Engine:
-    """The engine of a study in the folder `root`. Its package is imported now."""
-    check_names("--launcher", [launch.launcher], LAUNCHERS, "launcher")
+    """The engine of a study in the folder `root`."""
+    require_engine(launch.launcher)
     if launch.launcher == "ray":
         from personax.cluster.on_ray import RayEngine
 
@@ -67,8 +76,8 @@ def make_engine(launch: Launch, root: Path) -> Engine:
 def typed(options: Mapping[str, str]) -> dict[str, int | float | str]:
     """Options of an engine as numbers where they are.
 
-    >>> typed({"timeout_min": "60", "num_gpus": "0.5", "partition": "gpu"})
-    {'timeout_min': 60, 'num_gpus': 0.5, 'partition': 'gpu'}
+    >>> typed({"time": "60", "num_gpus": "0.5", "partition": "gpu"})
+    {'time': 60, 'num_gpus': 0.5, 'partition': 'gpu'}
     """
     return {name: _typed(text) for name, text in options.items()}
 

@@ -28,24 +28,21 @@ class Keeper:
 
     def submit(self, jobs: list[Job], options: dict[str, Any]) -> None:
         """Start a task for each job. A worker process does one job: its memory is free again at the end."""
-        import ray
-
+        ray = _ray()
         task = ray.remote(max_calls=1)(run_job).options(max_retries=RETRIES, **options)
         for job in jobs:
             self.tasks[job.name] = task.remote(job)
 
     def alive(self) -> list[str]:
         """Return the names of the jobs that wait or run."""
-        import ray
-
+        ray = _ray()
         waiting = list(self.tasks.values())
         ended = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]) if waiting else set()
         return [name for name, task in self.tasks.items() if task not in ended]
 
     def cancel(self) -> None:
         """Interrupt all jobs, as Ctrl-C does."""
-        import ray
-
+        ray = _ray()
         for name in self.alive():
             ray.cancel(self.tasks[name])
 
@@ -54,7 +51,7 @@ class RayEngine:
     """Tasks on the cluster at an address, by default the one that runs on this machine."""
 
     def __init__(self, launch: Launch, root: Path) -> None:
-        self.ray = optional_import("ray", "--launcher ray", "ray")
+        self.ray = _ray()
         self.parallel, self.options = launch.parallel, {"num_cpus": 1, **typed(launch.options)}
         passed = {name: text for name, text in os.environ.items() if name.startswith(_PASSED)}
         address = launch.address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -109,3 +106,7 @@ class RayEngine:
         except self.ray.exceptions.RayError as error:
             name = type(error).__name__
             raise ConnectionError(f"The Ray cluster does not answer ({name}). Run `personax resume` later.") from None
+
+
+def _ray() -> Any:
+    return optional_import("ray", "--launcher ray", "ray")

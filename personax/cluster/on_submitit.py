@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,10 +86,8 @@ class SlurmEngine:
     """Arrays of jobs on Slurm, which starts those of a failed node again elsewhere."""
 
     def __init__(self, launch: Launch, root: Path) -> None:
-        if shutil.which("sbatch") is None:
-            raise ValueError("sbatch is not found: this is no machine of a Slurm cluster. Use --launcher local.")
         self.executor = _submitit().SlurmExecutor(_logs(root), max_num_timeout=_MOST_TIMEOUTS)
-        options: dict[str, Any] = {"name": "personax", "timeout_min": 60 * HOURS, **typed(launch.options)}
+        options: dict[str, Any] = {"job_name": "personax", "time": 60 * HOURS, **typed(launch.options)}
         if launch.parallel is not None:
             options["array_parallelism"] = launch.parallel
         self.executor.update_parameters(**options, additional_parameters={"requeue": True})
@@ -123,7 +120,7 @@ class SlurmEngine:
 
 
 def _submitit() -> Any:
-    return optional_import("submitit", "This launcher", "slurm")
+    return optional_import("submitit", "--launcher local or slurm", "slurm")
 
 
 def _logs(root: Path) -> Path:
