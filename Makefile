@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-attacks test-flower check lint bench clean
+.PHONY: demo test test-slow test-attacks test-flower test-cluster check lint bench clean
 
 demo: .venv/base
 	$(BIN)/personax compare
@@ -23,6 +23,11 @@ test-attacks: .venv/test
 test-flower: .venv-flower/test
 	.venv-flower/bin/python -m pytest tests/flower personax/flower
 
+# Real schedulers on this machine: submitit, a Ray head with a second node, and Slurm if its daemons are installed
+# (Debian: slurm-wlm and munge, as root). About ten minutes.
+test-cluster: .venv-cluster/test
+	.venv-cluster/bin/python -m pytest tests/cluster personax/cluster
+
 lint: .venv/test .venv/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,7 +40,7 @@ bench: .venv/base
 	$(BIN)/personax bench --only growth --out bench-growth.json
 
 clean:
-	rm -rf .venv .venv-flower build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-flower .venv-cluster build *.egg-info .pytest_cache .ruff_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -52,4 +57,10 @@ clean:
 	$(PYTHON) -m venv .venv-flower
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
 		--editable ".[test-flower]"
+	touch $@
+
+.venv-cluster/test: pyproject.toml constraints-cluster.txt
+	$(PYTHON) -m venv .venv-cluster
+	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cluster.txt \
+		--editable ".[test-cluster]"
 	touch $@

@@ -39,7 +39,7 @@ _STAGES = TypeAdapter(list[tuple[list[dict[str, Any]], str, list[TrialRecord]]])
 
 @dataclass(frozen=True)
 class Job:
-    """What a process needs to know to do its part of a study.
+    """The description of a job, for the process that does it.
 
     `place` is the folder in which relative paths of the configuration are looked up, `flags` are those of XLA, `log`
     names loggers, and `setting` has the arguments of a reproduction.

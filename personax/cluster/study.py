@@ -26,7 +26,7 @@ PAUSE = 1.0  # seconds between two looks at the jobs
 
 @dataclass(frozen=True)
 class Launched:
-    """What the head of a study did last: by which engine, which jobs, and their ids."""
+    """The last state of the head of a study: the engine, the jobs and their ids."""
 
     launcher: Launcher
     address: str | None

@@ -36,7 +36,7 @@ class Folder(NamedTuple):
 
     @property
     def jobs(self) -> Path:
-        """Where the jobs of a study on a cluster report."""
+        """The folder in which the jobs of a study on a cluster report."""
         return self.root / "jobs"
 
     @property
@@ -49,7 +49,7 @@ class Folder(NamedTuple):
         return self.root / "report.html"
 
     def checkpoints(self, name: str) -> Path:
-        """Where the states of one algorithm are."""
+        """The folder with the states of one algorithm."""
         return self.root / "checkpoints" / slug(name)
 
     @property

@@ -1,0 +1,147 @@
+"""Studies as commands: start them, kill parts of them, and compare what they leave with a plain run."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from personax.experiment.folders import Folder
+
+CONFIG = """
+name = "jobs"
+seeds = [0, 1]
+[data]
+kind = "synthetic"
+num_clients = 8
+num_features = 3
+num_classes = 3
+num_samples = 20
+[model]
+kind = "logistic_regression"
+[schedule]
+num_rounds = {num_rounds}
+cohort_size = 2
+delays = "persafl"
+[evaluation]
+every = {every}
+[local]
+lr = 0.1
+num_steps = 2
+batch_size = 4
+[tune]
+lr = [0.05, 0.1]
+num_extensions = 1
+[algorithms.FedAvg]
+recipe = "fedavg"
+[algorithms.APFL]
+recipe = "apfl"
+mix = 0.5
+"""
+NAMES = ["FedAvg", "APFL", "Local"]
+LONG = {"num_rounds": 12000, "every": 20}  # long enough for a checkpoint and a kill
+SHORT = {"num_rounds": 20, "every": 5}
+
+
+class Place:
+    """A folder for studies, with an environment for the commands that are run in it."""
+
+    def __init__(self, root, **environment):
+        self.root = Path(root)
+        self.environment = {**os.environ, "PERSONAX_COMPILED": str(self.root / "compiled"), **environment}
+
+    def write(self, name, **settings):
+        path = self.root / f"{name}.toml"
+        path.write_text(CONFIG.format(**settings))
+        return path
+
+    def start(self, *words, **options):
+        """Start a command in a session of its own."""
+        command = [str(Path(sys.executable).with_name("personax")), *map(str, words)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        return subprocess.Popen(command, cwd=self.root, env=self.environment, **{**pipes, **options})
+
+    def run(self, *words, status=0, seconds=600):
+        """Run a command to its end; what it printed."""
+        process = self.start(*words)
+        said, _ = process.communicate(timeout=seconds)
+        assert process.returncode == status, said
+        return said
+
+    def plain(self, name, *words, **settings):
+        """A run of one process, which nothing interrupts."""
+        config = self.write(name, **settings)
+        self.run("compare", config, "--out", self.root / f"plain-{name}", *words)
+        return self.root / f"plain-{name}"
+
+
+def records(root):
+    """The last report of each job, by name."""
+    found = {}
+    for path in Folder(Path(root)).jobs.glob("*.json"):
+        with contextlib.suppress(ValueError, KeyError):
+            table = json.loads(path.read_text())
+            found[table["name"]] = table
+    return found
+
+
+def wait_for(condition, seconds=180, head=None):
+    """Wait until a condition holds; what it gave. The head of the study must not end before."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, "The condition did not hold in time."
+        if head is not None and head.poll() is not None:
+            raise AssertionError(f"The head ended with {head.returncode}: {head.stdout.read()}")
+        time.sleep(0.05)
+    return found
+
+
+def running_worker(root):
+    """A job that has begun to train: (name, process id); None if there is none."""
+    found = ((name, one["pid"]) for name, one in records(root).items() if one["state"] == "running" and one["total"])
+    return next(found, None)
+
+
+def saved_worker(root):
+    """A running job that has saved a checkpoint: (name, process id); None if there is none."""
+    folder = Folder(Path(root))
+    for name, record in records(root).items():
+        if record["state"] == "running" and list(folder.checkpoints(name).glob("*.json")):
+            return name, record["pid"]
+    return None
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def finish(head, seconds=600):
+    """Wait for the end of a command; what it printed."""
+    said, _ = head.communicate(timeout=seconds)
+    assert head.returncode == 0, said
+    return said
+
+
+def timeless(item):
+    """Plain data without what a clock said."""
+    if isinstance(item, dict):
+        return {key: timeless(entry) for key, entry in item.items() if key not in ("seconds", "started")}
+    return [timeless(entry) for entry in item] if isinstance(item, list) else item
+
+
+def assert_same(root, plain):
+    """The same results, models and numbers of clients, to the last bit."""
+    one, other = Folder(Path(root)), Folder(Path(plain))
+    read = lambda folder: timeless(json.loads(folder.results.read_text()))
+    assert read(one) == read(other)
+    for name in NAMES:
+        assert one.model(name).read_bytes() == other.model(name).read_bytes(), name
+    assert pq.read_table(one.clients).equals(pq.read_table(other.clients))
+    lines = lambda folder: [timeless(json.loads(line)) for line in folder.metrics.read_text().splitlines()]
+    assert lines(one) == lines(other)
+    assert one.config.read_bytes() == other.config.read_bytes()
