@@ -62,7 +62,7 @@ def launch_of(
     if not all(pairs.values()):
         raise ValueError("`--job` needs KEY=VALUE, such as --job partition=gpu.")
     jax.config.update("jax_platforms", "cpu")  # this process trains nothing, and leaves the GPUs to its jobs
-    return Launch(chosen, address, pairs, parallel)
+    return Launch(chosen, address, pairs, parallel, tuple(log or ()))
 
 
 def train_jobs(folder: Folder, work: Work, launch: Launch, fresh: Sequence[str] = ()) -> RunRecord:
