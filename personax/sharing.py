@@ -232,10 +232,13 @@ def over(task: Task, base: Params) -> Task:
     """
     if not jax.tree.leaves(base):
         return task
-    whole = lambda params: join(params, base)
+    whole, statistics = lambda params: join(params, base), None
+    if (of_whole := task.statistics) is not None:
+        statistics = lambda params, batch: like(of_whole(whole(params), batch), params)
     return task._replace(
         loss=lambda params, batch: task.loss(whole(params), batch),
         metrics=lambda params, batch: task.metrics(whole(params), batch),
+        statistics=statistics,
     )
 
 

@@ -36,6 +36,7 @@ class Batch(NamedTuple):
 
 Batches = dict[str, Batch]  # by role; the leading axis counts the batches of that role in one local step
 LossFn = Callable[[Params, Batch], Scalar]  # f_i(w; xi): one client's loss on a batch
+StatisticsFn = Callable[[Params, Batch], Params]  # new values of the leaves that no gradient moves, None elsewhere
 Metrics = dict[str, Array]
 
 
@@ -43,6 +44,16 @@ class Apply(Protocol):
     """The outputs of a network. Without a key the network is in evaluation mode: dropout is off."""
 
     def __call__(self, params: Params, x: Array, key: Array | None = None, /) -> Array: ...
+
+
+class Train(Protocol):
+    """The outputs of a network in training, and new values of its statistics.
+
+    The statistics are a tree like the parameters, with None for all leaves that a gradient moves. Rows of weight 0 are
+    filler: the outputs of the others and the statistics do not depend on them.
+    """
+
+    def __call__(self, params: Params, x: Array, weight: Array, key: Array, /) -> tuple[Array, Params]: ...
 
 
 ClockName = Literal["step", "round"]
@@ -66,7 +77,10 @@ class Clock(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network as a pair of pure functions; `init` takes a key and one example batch `x`.
+    """A network as pure functions; `init` takes a key and one example batch `x`.
+
+    `train` is for networks with statistics, such as the running means of batch normalization, which no gradient moves.
+    Without it, the network in training is `apply` with a key.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> init = lambda key, x: {"w": jnp.zeros((x.shape[1], 1))}
@@ -78,6 +92,7 @@ class Model(NamedTuple):
 
     init: Callable[[Array, Array], Params]
     apply: Apply
+    train: Train | None = None
 
 
 class Task(NamedTuple):
@@ -85,13 +100,17 @@ class Task(NamedTuple):
 
     `metrics(params, batch)` returns the weighted mean of each metric over the batch, with dropout off.
     `check(outputs, targets)` describes what is wrong with one client's targets, or returns "".
+    `statistics(params, batch)` returns the values after a step on this batch of the leaves that no gradient moves, such
+    as the running means of batch normalization: a tree like `params` with None for all other leaves. Optimizers, weight
+    decay and clipping skip these leaves. Apart from that they are parameters: the server averages them like the others.
 
     >>> import personax as px
     >>> px.classification(px.mlp((8,), num_outputs=3))._fields
-    ('model', 'loss', 'metrics', 'check')
+    ('model', 'loss', 'metrics', 'check', 'statistics')
     """
 
     model: Model
     loss: LossFn
     metrics: Callable[[Params, Batch], Metrics]
     check: Callable[[Any, Any], str] = lambda outputs, targets: ""
+    statistics: StatisticsFn | None = None

@@ -19,6 +19,7 @@ from personax.keys import MAX_DRAWS, MAX_STEPS
 from personax.objectives import Objective, Visit
 from personax.objectives.divided import split, with_part
 from personax.objectives.objective import Memory, only_batch, shrink_to
+from personax.objectives.statistics import statistics_of, updated, without_statistics
 from personax.sharing import Patterns, as_patterns, join, like, only, over
 from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared, Task
 from personax.values import Static, require, require_count, require_one_of, require_positive, short_repr, value
@@ -234,7 +235,7 @@ class _Course(NamedTuple):
 
     objective: Objective
     local: Local
-    loss: LossFn
+    task: Task
     visit: Visit
     read: Callable[[PyTree], Batches]
     stage: Stage
@@ -283,7 +284,7 @@ def local_update(
         is_recorded: record the iterate and the memory after each step as the path.
     """
     part, state = split(begin.personal)
-    anchor, loss = join(part, begin.anchor), over(task, begin.frozen).loss
+    anchor, task = join(part, begin.anchor), over(task, begin.frozen)
     start, memory = objective.begin(anchor, state)
     visit = Visit(anchor, begin.shared, Clock(begin.round, 0, local.steps_of(client.num_samples)), 0.0)
     draws = local.draws(objective)
@@ -292,10 +293,10 @@ def local_update(
     for stage in local.stages(client.num_samples, max_count):
         indices = stage.first + jnp.arange(stage.longest)
         at = indices, draw_rows(stream, client, indices, draws, local.sampling, local.query_share)
-        course = _Course(objective, local, loss, visit, partial(_read, data, draws), stage)
+        course = _Course(objective, local, task, visit, partial(_read, data, draws), stage)
         (end, memory, lr_sum), path = _take_steps(course, _Carry(end, memory, (), lr_sum), at, is_recorded)
     visit = visit._replace(lr=lr_sum)
-    full = lambda w: full_gradient(loss, w, data, client, local.size_of("outer"), max_count)
+    full = lambda w: full_gradient(task.loss, w, data, client, local.size_of("outer"), max_count)
     state, extra = objective.finish(end, memory, visit, full)
     # Without the barrier, XLA keeps a copy of all clients' initial models through the loop.
     begun = jax.lax.optimization_barrier(start)
@@ -314,23 +315,25 @@ def _take_steps(
     Return the model, the memory and the sum of the step sizes; and, if they are recorded, the iterate and the memory
     after each step.
     """
-    objective, local, loss, stage = course.objective, course.local, course.loss, course.stage
-    start, descends = begin.iterate, course.descends
+    objective, local, task, stage = course.objective, course.local, course.task, course.stage
+    start, descends, batch = begin.iterate, course.descends, course.outer_batch(at)
+    fixed = statistics_of(task, start, batch)
+    part = lambda tree: without_statistics(stage.part(tree), fixed)
     # What does not move is a constant of the loss, so that no gradient of it is computed. Other objectives than the
     # plain loss need the whole model; XLA removes the gradients that no step uses.
-    along_part = (lambda w, batch: loss(join(w, start), batch)) if stage.trains else loss
+    along_part = (lambda w, batch: task.loss(join(w, start), batch)) if stage.trains else task.loss
     moving = stage.part(start) if descends else start
-    here = along(along_part, moving, course.outer_batch(at), len(at[0]), is_recorded or not descends)
+    here = along(along_part, moving, batch, len(at[0]), is_recorded or not descends or fixed is not None)
 
     def step(carry: _Carry, index: Scalar, drawn: PyTree) -> tuple[_Carry, PyTree]:
         now, batches = course.at(index, drawn)
-        at_part = carry.iterate if descends else stage.part(carry.iterate)
+        at_part = carry.iterate if descends else part(carry.iterate)
         if descends:
             kept, scale = (carry.memory, carry.optimizer), -now.lr
             change = here.gradient(at_part, only_batch(batches, "outer"))
         else:
-            direction, memory = objective.gradient(loss, carry.iterate, carry.memory, now, batches)
-            direction = stage.part(direction)
+            direction, memory = objective.gradient(task.loss, carry.iterate, carry.memory, now, batches)
+            direction = part(direction)
             if local.clip_norm is not None:
                 direction = shrink_to(direction, local.clip_norm)
             change, state = local.optimizer.at(now.lr).update(direction, carry.optimizer, at_part)
@@ -340,11 +343,14 @@ def _take_steps(
             is_active = now.clock.step < stage.end
             new = jax.tree.map(lambda a, b: jnp.where(is_active, a, b), new, carry)
         moved = here.step(at_part, scale, change, is_active)
-        whole = join(moved, carry.iterate) if stage.trains and not descends else moved
-        new = new._replace(iterate=objective.project(whole))
+        whole = objective.project(moved if descends else join(moved, carry.iterate))
+        if fixed is not None and task.statistics is not None:
+            statistics = task.statistics(join(carry.iterate, start), only_batch(batches, "outer"))
+            whole = updated(whole, stage.part(statistics), is_active)
+        new = new._replace(iterate=whole)
         return new, (new.iterate, new.memory) if is_recorded else ()
 
-    first = _Carry(here.start(), begin.memory, local.optimizer.at(0.0).init(stage.part(start)), begin.lr_sum)
+    first = _Carry(here.start(), begin.memory, local.optimizer.at(0.0).init(part(start)), begin.lr_sum)
     last, path = here.loop(step, first, *at)
     end = here.params(last.iterate)
     return (join(end, start) if stage.trains else end, last.memory, last.lr_sum), path

@@ -18,6 +18,7 @@ from personax.evaluation.scoring import COMPUTED, Scoring
 from personax.fast.passes import optimized
 from personax.keys import RunStream, run_stream, typed_key
 from personax.objectives.objective import descend
+from personax.objectives.statistics import statistics_of
 from personax.simulation.checks import check_model
 from personax.simulation.results import Result, Snapshot, repeat
 from personax.simulation.stream import roomy
@@ -426,9 +427,13 @@ def _adapted(
     if not scoring.adapts:
         return params
     batches: Batch = gather(data, *drawn)
+    # A step of one batch is enough to know whether the model has statistics.
+    first = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], batches))
+    has_statistics = len(batches.weight) and statistics_of(task, params, first) is not None
+    statistics = (task.statistics,) if has_statistics else ()
     if scoring.model == "adapted" or algorithm is None:
-        return descend(task.loss, params, batches, scoring.lr)[0]
-    return algorithm.objective.personalize(task.loss, params, personal, shared, batches, scoring.lr)
+        return descend(task.loss, params, batches, scoring.lr, *statistics)[0]
+    return algorithm.objective.personalize(task.loss, params, personal, shared, batches, scoring.lr, *statistics)
 
 
 def _metrics(task: Task, data: ClientData, client: ClientRows, params: Params, max_count: int) -> Metrics:

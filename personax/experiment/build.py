@@ -22,7 +22,7 @@ from personax.experiment.pretrained import digest_of, pretrained
 from personax.models import dual_lora, lora
 from personax.models.tasks import as_inputs, classification, regression
 from personax.schedules import Delays, DeviceDelays, Schedule, VisitWork, arrivals, rounds
-from personax.simulation.checks import check_model
+from personax.simulation.checks import check_model, check_statistics
 from personax.typing import Array, Model, Params, Task
 from personax.values import DATASETS, DELAYS, MODELS, PARTITIONS, RECIPES, ConfigError, call, check_names
 
@@ -82,6 +82,7 @@ def build(config: Config) -> Study:
             check_model(task, part, None)
     params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.first_sample[0])))
     for training in trainings:
+        check_statistics(training.algorithm, task, federation)
         _check_scores(training, federation, params)
     return Study(federation, task, trainings, keys, first(is_local_baseline), first(is_global_baseline))
 

@@ -11,10 +11,11 @@ Passes = Literal["all", "none"]
 
 @functools.cache
 def optimized(task: Task, passes: Passes = "all") -> Task:
-    """The same task with its loss and its metrics rewritten; with "none" it is left as it is, for debugging.
+    """The same task, rewritten: loss, metrics and statistics; with "none" it is left as it is, for debugging.
 
     Equal arguments give the same task, because `jit` recognizes a function by identity.
     """
     if passes == "none":
         return task
-    return task._replace(loss=rewritten(task.loss), metrics=rewritten(task.metrics))
+    statistics = None if task.statistics is None else rewritten(task.statistics)
+    return task._replace(loss=rewritten(task.loss), metrics=rewritten(task.metrics), statistics=statistics)

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from personax.models.batch_norm import batch_norm, init_batch_norm
 from personax.typing import Model, Params
 from personax.values import MODELS, require, require_count, require_one_of, require_positive
 
 Activation = Callable[[Array], Array]
+Norm = Callable[[int, Array], Array]  # the normalization of this number
 
 
 @jax.custom_jvp
@@ -35,17 +37,22 @@ def _elu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arra
     return y, tangents[0] * jnp.where(y > 0, jnp.ones_like(y), y + 1)
 
 
-# All of them are monotone, which `_max_pool` relies on.
+# All of them are monotone, so that pooling may come before.
 _ACTIVATIONS: dict[str, Activation] = {"elu": _elu, "relu": jax.nn.relu, "tanh": jnp.tanh}
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PADDINGS = ("SAME", "VALID")
 _POOLINGS = ("each", "last")
 _INITS = ("glorot", "fan_in")
+_NORMS = ("none", "batch")
 
 
 @MODELS.register()
-def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu", init: str = "glorot") -> Model:
+def mlp(
+    widths: Sequence[int], num_outputs: int, activation: str = "elu", init: str = "glorot", norm: str = "none"
+) -> Model:
     """Fully connected network with one hidden layer for each entry of `widths`; inputs are flattened.
+
+    With `norm="batch"` each hidden layer has batch normalization in place of a bias, called `norm_0`, `norm_1`, ...
 
     Fallah 2020 section 5 and gMeta 2025: `mlp((80, 60), 10)`; gMeta does not name its activation.
     APFL 2020 Table 2 and appendix B: `mlp((200, 200), 10, "relu")`.
@@ -58,7 +65,8 @@ def mlp(widths: Sequence[int], num_outputs: int, activation: str = "elu", init: 
     """
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
     require_one_of("init", init, _INITS)
-    return _mlp(_counts("widths", widths), _count("num_outputs", num_outputs), activation, init)
+    require_one_of("norm", norm, _NORMS)
+    return _mlp(_counts("widths", widths), _count("num_outputs", num_outputs), activation, init, norm == "batch")
 
 
 @MODELS.register()
@@ -87,12 +95,14 @@ def cnn(
     dropout: float = 0.0,
     init: str = "glorot",
     pooling: str = "each",
+    norm: str = "none",
 ) -> Model:
     """Convolutional network for images `[batch, height, width, channel]` or `[batch, height, width]`.
 
     Each entry of `channels` is a convolution, the activation and 2x2 max pooling (an odd last row or column is
     dropped; with `pooling="last"` the last one alone is pooled); each entry of `widths` is a hidden dense layer, the
-    activation and dropout; then the output layer.
+    activation and dropout; then the output layer. With `norm="batch"` each of these layers but the last has batch
+    normalization in place of a bias, called `norm_0`, `norm_1`, ..., first those of the convolutions.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> model = px.cnn((4, 8), (16,), num_outputs=10, kernel_size=3, dropout=0.2)
@@ -104,13 +114,15 @@ def cnn(
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
     require_one_of("init", init, _INITS)
     require_one_of("pooling", pooling, _POOLINGS)
+    require_one_of("norm", norm, _NORMS)
     require(lambda v: (v >= 0) & (v < 1), "dropout", dropout, "lie in [0, 1)", "It is the share of units set to zero.")
     widths = _counts("widths", widths)
     if dropout:
         hint = "Dropout follows hidden dense layers: add one, or leave `dropout` at 0."
         require(lambda v: v.size > 0, "widths", widths, "not be empty with dropout", hint)
     sizes = _counts("channels", channels), widths, _count("num_outputs", num_outputs)
-    return _cnn(*sizes, _count("kernel_size", kernel_size), padding, activation, float(dropout), init, pooling)
+    options = (padding, activation, float(dropout), init, pooling, norm == "batch")
+    return _cnn(*sizes, _count("kernel_size", kernel_size), *options)
 
 
 @MODELS.register()
@@ -180,24 +192,27 @@ def _standardized(model: Model, mean: tuple[float, ...], deviation: tuple[float,
         of_channel = lambda given: jnp.reshape(jnp.asarray(given), (1,) * (x.ndim - 1) + (-1,))
         return (x - of_channel(mean)) / of_channel(deviation)
 
+    train = model.train
     return Model(
         lambda key, x: model.init(key, inputs(x)),
         lambda params, x, key=None: model.apply(params, inputs(x), key),
+        None if train is None else lambda params, x, weight, key: train(params, inputs(x), weight, key),
     )
 
 
 @functools.cache
-def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str) -> Model:
+def _mlp(widths: tuple[int, ...], num_outputs: int, activation: str, start: str, normalizes: bool) -> Model:
     sizes = (*widths, num_outputs)
     act = _ACTIVATIONS[activation]
 
     def init(key: Array, x: Array) -> Params:
-        return _init_dense(start, key, math.prod(x.shape[1:]), sizes)
+        dense = _init_dense(start, key, math.prod(x.shape[1:]), sizes)
+        return _with_norms(dense, widths) if normalizes else dense
 
-    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
-        return _dense_layers(params, _flatten(x), len(sizes), act)
+    def forward(params: Params, x: Array, key: Array | None, norm: Norm) -> Array:
+        return _dense_layers(params, _flatten(x), len(sizes), act, norm=norm)
 
-    return Model(init, apply)
+    return _model(init, forward, normalizes)
 
 
 @functools.cache
@@ -211,6 +226,7 @@ def _cnn(
     dropout: float,
     start: str,
     pooling: str,
+    normalizes: bool,
 ) -> Model:
     sizes = (*widths, num_outputs)
     act = _ACTIVATIONS[activation]
@@ -225,22 +241,62 @@ def _cnn(
             f"conv_{i}": _init_layer(start, keys[i], (kernel_size, kernel_size, depths[i], depths[i + 1]))
             for i in range(len(channels))
         }
-        return convs | _init_dense(start, dense_key, height * width * depths[-1], sizes)
+        layers = convs | _init_dense(start, dense_key, height * width * depths[-1], sizes)
+        return _with_norms(layers, (*channels, *widths)) if normalizes else layers
 
-    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
-        x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["bias"].dtype)
+    def forward(params: Params, x: Array, key: Array | None, norm: Norm) -> Array:
+        x = x.reshape(x.shape[0], *_image_shape(x)).astype(params["dense_0"]["kernel"].dtype)
         for i in range(len(channels)):
             layer = params[f"conv_{i}"]
             x = jax.lax.conv_general_dilated(x, layer["kernel"], (1, 1), padding, dimension_numbers=_LAYOUT)
-            x = _max_pool(x) if pooled[i] else x
-            x = act(x + layer["bias"][None, None, None, :])
-        return _dense_layers(params, _flatten(x), len(sizes), act, dropout, key)
+            # Pooling comes first where everything after it is monotone, because that then costs a quarter.
+            x = _max_pool(x) if pooled[i] and not normalizes else x
+            x = act(norm(i, x) if normalizes else x + layer["bias"][None, None, None, :])
+            x = _max_pool(x) if pooled[i] and normalizes else x
+        return _dense_layers(params, _flatten(x), len(sizes), act, dropout, key, norm, len(channels))
 
-    return Model(init, apply)
+    return _model(init, forward, normalizes)
+
+
+def _model(
+    init: Callable[[Array, Array], Params], forward: Callable[[Params, Array, Array | None, Norm], Array], norms: bool
+) -> Model:
+    """A network, given as a function of its normalizations, with or without them."""
+    if not norms:
+        return Model(init, lambda params, x, key=None: forward(params, x, key, _no_norm))
+
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        if key is not None:
+            return train(params, x, jnp.ones(len(x)), key)[0]
+        return forward(params, x, None, lambda i, x: batch_norm(params[f"norm_{i}"], x, None)[0])
+
+    def train(params: Params, x: Array, weight: Array, key: Array) -> tuple[Array, Params]:
+        statistics = jax.tree.map(lambda _: None, params)
+
+        def norm(i: int, x: Array) -> Array:
+            x, new = batch_norm(params[f"norm_{i}"], x, weight)
+            statistics[f"norm_{i}"] |= new
+            return x
+
+        return forward(params, x, key, norm), statistics
+
+    return Model(init, apply, train)
+
+
+def _no_norm(index: int, x: Array) -> Array:
+    return x
+
+
+def _with_norms(layers: Params, sizes: Sequence[int]) -> Params:
+    """Layers with a normalization after each but the last, in place of its bias."""
+    *hidden, last = layers
+    kernels = {name: {"kernel": layers[name]["kernel"]} for name in hidden}
+    norms = {f"norm_{i}": init_batch_norm(size) for i, size in enumerate(sizes)}
+    return {**kernels, last: layers[last], **norms}
 
 
 def _max_pool(x: Array) -> Array:
-    """2x2 maxima, before the bias and the activation: these are monotone, and cost a quarter afterwards."""
+    """2x2 maxima."""
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
@@ -259,12 +315,23 @@ def _init_dense(start: str, key: Array, num_inputs: int, sizes: tuple[int, ...])
 
 
 def _dense_layers(
-    params: Params, x: Array, num_layers: int, act: Activation, dropout: float = 0.0, key: Array | None = None
+    params: Params,
+    x: Array,
+    num_layers: int,
+    act: Activation,
+    dropout: float = 0.0,
+    key: Array | None = None,
+    norm: Norm = _no_norm,
+    num_before: int = 0,
 ) -> Array:
-    """Dense layers with the activation and dropout between them. Without a key dropout is off."""
+    """Dense layers with the activation and dropout between them. Without a key dropout is off.
+
+    A layer without a bias has a normalization in its place; `num_before` of them precede these layers.
+    """
     for i in range(num_layers):
         layer = params[f"dense_{i}"]
-        x = x.astype(layer["kernel"].dtype) @ layer["kernel"] + layer["bias"][None, :]
+        x = x.astype(layer["kernel"].dtype) @ layer["kernel"]
+        x = x + layer["bias"][None, :] if "bias" in layer else norm(num_before + i, x)
         if i < num_layers - 1:
             x = act(x)
             if dropout and key is not None:

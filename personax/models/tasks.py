@@ -1,8 +1,9 @@
 """Tasks that a network is trained for: `classification` and `regression`, each with a loss, metrics and a data check.
 
 Losses are weighted means over the batch, sum_j weight_j l_j / sum_j weight_j, so filler rows of weight 0 count for
-nothing and a batch of fillers has loss and gradient zero. With `l2 > 0` they add l2/2 |params|^2. Images stored as
-uint8 become floats in [0, 1] here, inside the loss, so that a federation stays in bytes.
+nothing and a batch of fillers has loss and gradient zero. With `l2 > 0` they add l2/2 |params|^2, where statistics such
+as the running means of batch normalization do not count. Images stored as uint8 become floats in [0, 1] here, inside
+the loss, so that a federation stays in bytes.
 """
 
 import functools
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from personax.typing import Batch, LossFn, Metrics, Model, Params, Scalar, Task
+from personax.objectives.statistics import statistics_of, without_statistics
+from personax.typing import Batch, LossFn, Metrics, Model, Params, Scalar, StatisticsFn, Task
 from personax.values import require_count, require_nonnegative
 
 
@@ -62,7 +64,8 @@ def rematerialize(task: Task, slice_size: int) -> Task:
 
     Only a slice's activations are in memory, and they are computed again for the gradient. The loss must be a weighted
     mean over examples, as those here are: loss(B) = sum_s (weight of slice s / weight of B) loss(s). With dropout the
-    masks are others than on the whole batch.
+    masks are others than on the whole batch. Batch normalization makes the loss of an example depend on the others of
+    its batch; such a network is refused.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> task = px.rematerialize(px.regression(px.logistic_regression(1)), slice_size=1)
@@ -81,6 +84,11 @@ def _rematerialized(task: Task, slice_size: int) -> Task:
         num = -(-len(batch.weight) // slice_size)
         if num == 1:
             return task.loss(params, batch)
+        if statistics_of(task, params, batch) is not None:
+            raise ValueError(
+                "`rematerialize` takes the loss of a batch as the mean over its slices. With batch normalization the loss "
+                f"of {len(batch.weight)} examples is another. Use layer or group normalization, or the whole batch."
+            )
         filler = num * slice_size - len(batch.weight)
         pad = lambda leaf: jnp.pad(leaf, ((0, filler),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")
         x, y, weight = (pad(leaf).reshape(num, slice_size, *leaf.shape[1:]) for leaf in batch[:3])
@@ -105,9 +113,10 @@ def _classification(model: Model, l2: float) -> Task:
         outputs = model.apply(params, inputs_of(params, batch.x))
         hits = (jnp.argmax(outputs, axis=-1) == batch.y).astype(outputs.dtype)
         cross_entropy = _weighted_mean(_cross_entropy(outputs, batch.y), batch.weight)
-        return {"loss": cross_entropy + _penalty(params, l2), "accuracy": _weighted_mean(hits, batch.weight)}
+        penalty = _penalty(params, l2, _statistics_in(model, params, batch) if l2 else None)
+        return {"loss": cross_entropy + penalty, "accuracy": _weighted_mean(hits, batch.weight)}
 
-    return Task(model, _loss(model, _cross_entropy, l2), metrics, _check_labels)
+    return Task(model, _loss(model, _cross_entropy, l2), metrics, _check_labels, _statistics(model))
 
 
 @functools.cache
@@ -116,13 +125,13 @@ def _regression(model: Model, l2: float, deviation: tuple[float, ...] | None) ->
         outputs = model.apply(params, inputs_of(params, batch.x))
         errors = _squared_error(outputs, batch.y)
         error = _weighted_mean(errors, batch.weight)
-        loss = error + _penalty(params, l2)
+        loss = error + _penalty(params, l2, _statistics_in(model, params, batch) if l2 else None)
         if deviation is not None:
             units = jnp.square(jnp.asarray(deviation, errors.dtype)).reshape(1, *errors.shape[1:])
             error = _weighted_mean(units * errors, batch.weight)
         return {"loss": loss, "error": error}
 
-    return Task(model, _loss(model, _squared_error, l2), metrics, _check_targets)
+    return Task(model, _loss(model, _squared_error, l2), metrics, _check_targets, _statistics(model))
 
 
 def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float) -> LossFn:
@@ -132,9 +141,37 @@ def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float)
         return _weighted_mean(of_examples(outputs, batch.y), batch.weight)
 
     def loss(params: Params, batch: Batch) -> Array:
-        return mean(model.apply(params, inputs_of(params, batch.x), batch.key), batch) + _penalty(params, l2)
+        outputs, statistics = _trained(model, params, batch)
+        return mean(outputs, batch) + _penalty(params, l2, statistics)
 
     return loss
+
+
+def _trained(model: Model, params: Params, batch: Batch) -> tuple[Array, Params]:
+    """The outputs in training, and the new statistics; None where there are none."""
+    x = inputs_of(params, batch.x)
+    if model.train is None:
+        return model.apply(params, x, batch.key), None
+    return model.train(params, x, batch.weight, batch.key)
+
+
+def _statistics_in(model: Model, params: Params, batch: Batch) -> Params:
+    """The shapes of the statistics, with None for all other leaves."""
+    return jax.eval_shape(functools.partial(_trained, model), params, batch)[1]
+
+
+def _statistics(model: Model) -> StatisticsFn | None:
+    """The statistics after a step on a batch; those of a batch of fillers are the old ones."""
+    if model.train is None:
+        return None
+
+    def statistics(params: Params, batch: Batch) -> Params:
+        new = _trained(model, params, batch)[1]
+        counts = jnp.any(batch.weight > 0)
+        keep = lambda new, old: None if new is None else jnp.where(counts, new, old).astype(old.dtype)
+        return jax.tree.map(keep, new, params, is_leaf=lambda leaf: leaf is None)
+
+    return statistics
 
 
 def as_inputs(x: Array, dtype: Any = float) -> Array:
@@ -168,9 +205,12 @@ def _weighted_mean(losses: Array, weight: Array) -> Array:
     return jnp.sum(weight * per_example) / jnp.maximum(jnp.sum(weight), jnp.finfo(losses.dtype).tiny)
 
 
-def _penalty(params: Params, l2: float) -> Array | float:
-    """l2/2 |params|^2; a plain 0 costs nothing where there is no penalty."""
-    return l2 / 2 * sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params)) if l2 else 0.0
+def _penalty(params: Params, l2: float, statistics: Params) -> Array | float:
+    """l2/2 |params|^2 without the statistics; a plain 0 costs nothing where there is no penalty."""
+    if not l2:
+        return 0.0
+    moved = without_statistics(params, statistics)
+    return l2 / 2 * sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(moved))
 
 
 def _check_labels(outputs: Any, targets: Any) -> str:

@@ -9,7 +9,8 @@ import optax
 
 from personax.objectives import objective
 from personax.objectives.objective import Memory, Visit
-from personax.typing import Array, Batch, Batches, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.objectives.statistics import updated
+from personax.typing import Array, Batch, Batches, Extra, LossFn, Params, Personal, Scalar, Shared, StatisticsFn
 from personax.values import OBJECTIVES, Tuned, require_nonnegative, require_positive, value
 
 
@@ -61,6 +62,7 @@ class Aruba:
 
     federated = True
     is_plain = False
+    is_at_iterate = True
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient
@@ -111,7 +113,14 @@ class Aruba:
         )
 
     def personalize(
-        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+        self,
+        loss: LossFn,
+        params: Params,
+        personal: Personal,
+        shared: Shared,
+        batches: Batch,
+        lr: Scalar,
+        statistics: StatisticsFn | None = None,
     ) -> Params:
         """Refine the model with ARUBA++, one step per batch; `lr` multiplies the learned step sizes."""
 
@@ -120,6 +129,7 @@ class Aruba:
             gradient = jax.grad(loss)(w, batch)
             moved = jax.tree.map(lambda w, d: w - lr * d, w, _scaled(gradient, geometry))
             squares = _plus_squares(geometry.gradients, gradient, self.refinement)
+            moved = updated(moved, None if statistics is None else statistics(w, batch))
             return (moved, geometry._replace(gradients=squares)), None
 
         return jax.lax.scan(step, (params, shared), batches)[0][0]

@@ -39,6 +39,7 @@ class Ditto:
 
     federated = True
     is_plain = False
+    is_at_iterate = False
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 
 from personax.objectives.objective import Objective, descend, first_extra
-from personax.sharing import Sharing, join, names_of, only
-from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.sharing import Sharing, join, like, names_of, only
+from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared, StatisticsFn
 from personax.values import value
 
 
@@ -67,7 +67,14 @@ class Divided:
         return {"personal": shared, **named}
 
     def personalize(
-        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+        self,
+        loss: LossFn,
+        params: Params,
+        personal: Personal,
+        shared: Shared,
+        batches: Batch,
+        lr: Scalar,
+        statistics: StatisticsFn | None = None,
     ) -> Params:
         """Compute the client's model from any shared part with fresh batches.
 
@@ -77,12 +84,14 @@ class Divided:
         """
         whole, of_whole = self.whole(params, personal), lambda part, batch: loss(join(part, whole), batch)
         if self.sharing.personal:
-            part = descend(of_whole, only(whole, self.sharing.personal), batches, lr)[0]
+            own = only(whole, self.sharing.personal)
+            part = descend(of_whole, own, batches, lr, statistics_at(statistics, whole))[0]
             whole = join(part, whole)
             if self.objective.default_scoring()["model"] == "global":
                 return whole
         trained, of_trained = self.sharing.trained(whole), lambda part, batch: loss(join(part, whole), batch)
-        made = self.objective.personalize(of_trained, trained, split(personal)[1], shared, batches, lr)
+        others = () if statistics is None else (statistics_at(statistics, whole),)
+        made = self.objective.personalize(of_trained, trained, split(personal)[1], shared, batches, lr, *others)
         return join(made, whole)
 
     def default_scoring(self) -> dict[str, Any]:
@@ -114,6 +123,13 @@ class Divided:
                 f"{objective} already keeps a personal copy of every parameter, so that a personal {listed} would be "
                 "a second one. Leave `sharing.personal` out, or use another objective."
             )
+
+
+def statistics_at(statistics: StatisticsFn | None, whole: Params) -> StatisticsFn | None:
+    """Return the statistics of a part of a model whose other leaves are those of `whole`."""
+    if statistics is None:
+        return None
+    return lambda part, batch: like(statistics(join(part, whole), batch), part)
 
 
 def first_extra_of(objective: Objective, params: Params) -> Extra:

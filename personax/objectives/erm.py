@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
-from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared
+from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared, StatisticsFn
 from personax.values import OBJECTIVES, value
 
 
@@ -28,6 +28,7 @@ class Erm:
 
     federated = True
     is_plain = True
+    is_at_iterate = True
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient
@@ -71,6 +72,7 @@ class LocalOnly:
 
     federated = False
     is_plain = True
+    is_at_iterate = True
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient
@@ -99,6 +101,13 @@ class LocalOnly:
         return {"global": params, "personal": personal}
 
     def personalize(
-        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+        self,
+        loss: LossFn,
+        params: Params,
+        personal: Personal,
+        shared: Shared,
+        batches: Batch,
+        lr: Scalar,
+        statistics: StatisticsFn | None = None,
     ) -> Params:
-        return objective.descend(loss, personal, batches, lr)[0]
+        return objective.descend(loss, personal, batches, lr, statistics)[0]

@@ -54,6 +54,7 @@ class Meta:
 
     federated = True
     is_plain = False
+    is_at_iterate = False
     newcomer_model = objective.newcomer_personalizes
     personal_number = objective.no_number
     init_personal = objective.nothing_kept

@@ -71,6 +71,7 @@ class Mixture:
 
     federated = True
     is_plain = False
+    is_at_iterate = False
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function

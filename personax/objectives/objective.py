@@ -16,7 +16,22 @@ import jax.numpy as jnp
 import optax
 
 from personax.fast.backends import unroll_length
-from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared
+from personax.objectives.statistics import statistics_of, updated
+from personax.typing import (
+    Array,
+    Batch,
+    Batches,
+    Clock,
+    Extra,
+    LossFn,
+    Params,
+    Personal,
+    PyTree,
+    Scalar,
+    Shared,
+    StatisticsFn,
+    Task,
+)
 from personax.values import OBJECTIVES
 
 __all__ = [
@@ -99,12 +114,15 @@ class Objective(Protocol):
     - `finish` returns the personal state to keep and an extra to upload.
     - `absorb` updates the shared state with the sum of the uploaded extras, on the server.
     - `models` names the models that the client holds.
-    - `personalize` computes the client's personal model from any w with fresh batches (leading axis: steps).
+    - `personalize` computes the client's personal model from any w with fresh batches (leading axis: steps). An
+      objective that `is_at_iterate` also takes `statistics`, the `Task.statistics` of a model with some, see `descend`.
 
     Facts:
 
     - `federated` is False if nothing is uploaded.
     - `is_plain` is True if the direction is the loss gradient on one outer batch, without memory or projection.
+    - `is_at_iterate` is True if a local step computes gradients at the iterate alone. The statistics of its batch,
+      which batch normalization averages, are then those of one model.
     - `default_scoring` gives the fields of `Scoring` that a run uses by default.
     - `newcomer_model` names the model with which a client unseen in training replaces the model `scored`: `"adapted"`,
       `"recomputed"` (by `personalize`), or None if there is none.
@@ -124,6 +142,7 @@ class Objective(Protocol):
 
     federated: bool
     is_plain: bool
+    is_at_iterate: bool
 
     def default_scoring(self) -> dict[str, Any]: ...
     def newcomer_model(self, scored: str, /) -> str | None: ...
@@ -168,6 +187,16 @@ def require_objective(given: Any) -> None:
         raise ValueError(
             f"The objective {type(given).__name__} lacks {', '.join(f'`{name}`' for name in missing)}. "
             "Implement each, or assign a default from `personax.objectives.objective`."
+        )
+
+
+def require_one_model(given: Objective, task: Task, params: Params, batch: Batch) -> None:
+    """Raise an error if the model has statistics and a step of this objective uses several models."""
+    if not given.is_at_iterate and statistics_of(task, params, batch) is not None:
+        raise ValueError(
+            f"{given} computes gradients at other models than the one that it trains, and the statistics of batch "
+            "normalization would be those of several models. Use layer or group normalization, or an objective that "
+            "`is_at_iterate`, such as that of `fedavg(...)` or `fedprox(...)`."
         )
 
 
@@ -342,7 +371,14 @@ def only_global(self: Any, params: Params, personal: Personal) -> dict[str, Para
 
 
 def fine_tune(
-    self: Any, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+    self: Any,
+    loss: LossFn,
+    params: Params,
+    personal: Personal,
+    shared: Shared,
+    batches: Batch,
+    lr: Scalar,
+    statistics: StatisticsFn | None = None,
 ) -> Params:
     """Take one gradient step on the client's loss per batch: Fallah (3), gMeta (7), "FedAvg + update".
 
@@ -353,11 +389,15 @@ def fine_tune(
     >>> px.objective.fine_tune(px.Erm(), loss, jnp.zeros(1), (), (), batches, 0.5).tolist()  # three steps toward 1
     [0.875]
     """
-    return descend(loss, params, batches, lr)[0]
+    return descend(loss, params, batches, lr, statistics)[0]
 
 
-def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[Params, Params]:
+def descend(
+    loss: LossFn, params: Params, batches: Batch, lr: Scalar, statistics: StatisticsFn | None = None
+) -> tuple[Params, Params]:
     """Take one step per batch, `w_l = w_{l-1} - lr grad f(w_{l-1}, D_{l-1})`; also return w_0, ..., w_{n-1}.
+
+    The leaves that `statistics` has become `statistics(w_{l-1}, D_{l-1})`.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> keys = jax.random.split(jax.random.key(0), 3)
@@ -369,7 +409,8 @@ def descend(loss: LossFn, params: Params, batches: Batch, lr: Scalar) -> tuple[P
     """
 
     def step(w: Params, batch: Batch) -> tuple[Params, Params]:
-        return descent_step(w, jax.grad(loss)(w, batch), lr), w
+        new = None if statistics is None else statistics(w, batch)
+        return updated(descent_step(w, jax.grad(loss)(w, batch), lr), new), w
 
     return jax.lax.scan(step, params, batches, unroll=unroll_length(len(batches.weight)))
 

@@ -31,6 +31,7 @@ class Proximal:
 
     federated = True
     is_plain = False
+    is_at_iterate = True
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient

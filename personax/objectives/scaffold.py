@@ -39,6 +39,7 @@ class Scaffold:
 
     federated = True
     is_plain = False
+    is_at_iterate = True
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient

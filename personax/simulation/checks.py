@@ -9,6 +9,7 @@ from personax.algorithms import Algorithm
 from personax.data.federation import Federation
 from personax.keys import MAX_STEPS
 from personax.models.tasks import as_inputs
+from personax.objectives.objective import require_one_model
 from personax.schedules import Schedule
 from personax.simulation.averages import Tracker
 from personax.typing import Batch, Params, Task
@@ -51,6 +52,16 @@ def check_run(
         raise ValueError("A tracker follows synchronous rounds with `num_steps` local steps; here it cannot.")
     if tracker is not None and (problem := tracker.explain(algorithm.objective, streams)):
         raise ValueError(problem)
+
+
+def check_statistics(algorithm: Algorithm, task: Task, federation: Federation) -> None:
+    """Check that the algorithm can train the model's statistics, if it has some."""
+    if task.statistics is None:
+        return
+    x, y = federation.first_sample
+    key, inputs = jax.random.key(0), jax.eval_shape(as_inputs, x)
+    batch = Batch(x, y, np.ones(1, np.float32), key)  # pyright: ignore[reportArgumentType]
+    require_one_model(algorithm.objective, task, jax.eval_shape(task.model.init, key, inputs), batch)
 
 
 def check_model(task: Task, federation: Federation, params: Params | None) -> None:

@@ -19,7 +19,7 @@ from personax.fast.precision import Precision, products_in
 from personax.keys import typed_key
 from personax.schedules import Schedule
 from personax.simulation.averages import Tracker
-from personax.simulation.checks import check_model, check_run
+from personax.simulation.checks import check_model, check_run, check_statistics
 from personax.simulation.engine import Procedure, Program, SimulationRun, initial_params, initialize, replicate
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot, State, Unshared, repeat
@@ -126,6 +126,7 @@ def plan_run(
     algorithm = algorithm if isinstance(algorithm, Algorithm) else _swept(algorithm, key)
     check_run(algorithm, federation, schedules, num_seeds, tracker, streams=stream is not None)
     devices = execution.devices
+    check_statistics(algorithm, task, federation)
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
     task = optimized(task, execution.passes)

@@ -46,6 +46,7 @@ class WithCopy:
 
     federated = True
     is_plain = False
+    is_at_iterate = False
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function
@@ -108,6 +109,7 @@ class OutputMixture:
 
     federated = True
     is_plain = False
+    is_at_iterate = False
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function
@@ -172,6 +174,7 @@ class KeptStep:
 
     federated = True
     is_plain = False
+    is_at_iterate = False
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function
@@ -215,6 +218,7 @@ class PersistentTheta:
 
     federated = True
     is_plain = False
+    is_at_iterate = False
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient
