@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from personax.typing import Params, PyTree, Task
+from personax.typing import Params, PyTree, StatisticsFn, Task
 from personax.values import Static, short_repr, value
 
 __all__ = [
@@ -232,14 +232,19 @@ def over(task: Task, base: Params) -> Task:
     """
     if not jax.tree.leaves(base):
         return task
-    whole, statistics = lambda params: join(params, base), None
-    if (of_whole := task.statistics) is not None:
-        statistics = lambda params, batch: like(of_whole(whole(params), batch), params)
+    whole = lambda params: join(params, base)
     return task._replace(
         loss=lambda params, batch: task.loss(whole(params), batch),
         metrics=lambda params, batch: task.metrics(whole(params), batch),
-        statistics=statistics,
+        statistics=statistics_at(task.statistics, base),
     )
+
+
+def statistics_at(statistics: StatisticsFn | None, base: Params) -> StatisticsFn | None:
+    """Return the statistics as a function of a part of the model, where the other parameters are those of `base`."""
+    if statistics is None:
+        return None
+    return lambda part, batch: like(statistics(join(part, base), batch), part)
 
 
 def fingerprint(tree: PyTree) -> str:

@@ -427,13 +427,17 @@ def _adapted(
     if not scoring.adapts:
         return params
     batches: Batch = gather(data, *drawn)
-    # A step of one batch is enough to know whether the model has statistics.
-    first = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], batches))
-    has_statistics = len(batches.weight) and statistics_of(task, params, first) is not None
-    statistics = (task.statistics,) if has_statistics else ()
+    statistics = (task.statistics,) if _updates_statistics(task, params, batches) else ()
     if scoring.model == "adapted" or algorithm is None:
         return descend(task.loss, params, batches, scoring.lr, *statistics)[0]
     return algorithm.objective.personalize(task.loss, params, personal, shared, batches, scoring.lr, *statistics)
+
+
+def _updates_statistics(task: Task, params: Params, batches: Batch) -> bool:
+    """Return True if there are batches and the model has statistics."""
+    if task.statistics is None or not len(batches.weight):
+        return False
+    return statistics_of(task, params, jax.tree.map(lambda leaf: leaf[0], batches)) is not None
 
 
 def _metrics(task: Task, data: ClientData, client: ClientRows, params: Params, max_count: int) -> Metrics:

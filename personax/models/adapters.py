@@ -124,7 +124,7 @@ def _from_linen(module: Any) -> Model:
         if not accepted:
             raise ValueError(
                 f"{type(module).__name__} has batch normalization, and its `__call__` takes none of "
-                f"{', '.join(_MODES)}. Give it the argument `train` and use `linen.BatchNorm(use_running_average=not train)`."
+                f"{', '.join(_MODES)}. Give it the argument `train`: `linen.BatchNorm(use_running_average=not train)`."
             )
         return {"params": variables.get("params", {}), "batch_stats": variables["batch_stats"]}
 

@@ -77,14 +77,14 @@ def _in_type(given: Array, dtype: Any) -> Array:
 
 def _weighted(module: Any, share: Array) -> Any:
     """A module whose batch normalizations see this row with its share of the batch."""
-    weigh = lambda layer: WeightedBatchNorm(layer, share) if _is_batch_norm(layer) else layer
+    weigh = lambda layer: WeightedBatchNorm(layer=layer, share=share) if _is_batch_norm(layer) else layer
     return jax.tree.map(weigh, module, is_leaf=_is_batch_norm)
 
 
 class WeightedBatchNorm(eqx.nn.StatefulLayer):
     """`eqx.nn.BatchNorm` in training, on rows with shares of the batch in place of equal ones."""
 
-    layer: eqx.nn.BatchNorm
+    layer: Any  # an `eqx.nn.BatchNorm`
     share: Array
 
     def __call__(

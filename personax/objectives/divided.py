@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from personax.objectives.objective import Objective, descend, first_extra
-from personax.sharing import Sharing, join, like, names_of, only
+from personax.sharing import Sharing, join, names_of, only, statistics_at
 from personax.typing import Batch, Extra, LossFn, Params, Personal, Scalar, Shared, StatisticsFn
 from personax.values import value
 
@@ -123,13 +123,6 @@ class Divided:
                 f"{objective} already keeps a personal copy of every parameter, so that a personal {listed} would be "
                 "a second one. Leave `sharing.personal` out, or use another objective."
             )
-
-
-def statistics_at(statistics: StatisticsFn | None, whole: Params) -> StatisticsFn | None:
-    """Return the statistics of a part of a model whose other leaves are those of `whole`."""
-    if statistics is None:
-        return None
-    return lambda part, batch: like(statistics(join(part, whole), batch), part)
 
 
 def first_extra_of(objective: Objective, params: Params) -> Extra:

@@ -179,7 +179,7 @@ def test_seeds_together_are_the_seeds_one_by_one():
 
 def test_a_resumed_run_is_the_uninterrupted_one():
     algorithm = px.fedavg(lr=0.1, server=px.asynchronous(0.5), **EPOCHS)
-    schedule = px.arrivals(len(SIZES), 12, delays=px.delays.Exponential(1.0), key=KEY)
+    schedule = px.arrivals(len(SIZES), 12, delays=px.delays.persafl_delays(len(SIZES), key=KEY), key=KEY)
     kept = []
     whole = train(algorithm, schedule=schedule, observe=lambda snapshot: kept.append(snapshot), every=4)
     again = train(algorithm, schedule=schedule, start=kept[1], observe=lambda snapshot: None, every=4)
