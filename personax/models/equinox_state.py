@@ -77,7 +77,7 @@ def _in_type(given: Array, dtype: Any) -> Array:
 
 def _weighted(module: Any, share: Array) -> Any:
     """A module whose batch normalizations see this row with its share of the batch."""
-    weigh = lambda layer: WeightedBatchNorm(layer=layer, share=share) if _is_batch_norm(layer) else layer
+    weigh = lambda layer: _weighted_norm(layer, share) if _is_batch_norm(layer) else layer
     return jax.tree.map(weigh, module, is_leaf=_is_batch_norm)
 
 
@@ -110,6 +110,9 @@ class WeightedBatchNorm(eqx.nn.StatefulLayer):
         by_batch = _copy(state).set(index, (mean, var)).set(counter, jnp.zeros_like(count))
         state = state.set(index, (mix(old_mean, mean), mix(old_var, var))).set(counter, count + 1)
         return layer(x, by_batch, inference=True)[0], state
+
+
+_weighted_norm: Any = WeightedBatchNorm  # its constructor takes the fields, which a type checker does not see
 
 
 def _copy(state: PyTree) -> Any:
