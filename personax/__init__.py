@@ -41,6 +41,7 @@ from personax.data.schema import Schema
 from personax.evaluation.evaluate import adaptation_curve, client_models, evaluate, observer, personalize
 from personax.evaluation.scores import Comparison, Evaluation, Interval
 from personax.evaluation.scoring import Scoring, fallah_scoring
+from personax.evaluation.validation import ValidationData, controlled, split_validation
 from personax.models import (
     cnn,
     cnn2,
@@ -72,7 +73,9 @@ from personax.objectives import (
 from personax.schedules import Schedule, arrivals, delays, rounds, traces, uniform_arrivals
 from personax.server import Server, asynchronous, buffered, discounts, synchronous
 from personax.sharing import Sharing
+from personax.simulation import controllers
 from personax.simulation.averages import RandomIterate, WeightedAverage
+from personax.simulation.control import Control
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import simulate
@@ -96,6 +99,7 @@ __all__ = [
     "Batches",
     "Clock",
     "Comparison",
+    "Control",
     "Ditto",
     "Erm",
     "Evaluation",
@@ -132,6 +136,7 @@ __all__ = [
     "Stream",
     "Task",
     "TrainedModel",
+    "ValidationData",
     "Visit",
     "WeightedAverage",
     "adaptation_curve",
@@ -146,6 +151,8 @@ __all__ = [
     "cnn",
     "cnn2",
     "cnn3",
+    "controlled",
+    "controllers",
     "curvature",
     "datasets",
     "delays",
@@ -186,6 +193,7 @@ __all__ = [
     "scaffold",
     "sharing",
     "simulate",
+    "split_validation",
     "standardized",
     "step_sizes",
     "synchronous",

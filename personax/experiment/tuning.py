@@ -13,6 +13,7 @@ from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
 from personax.evaluation.scores import Evaluation, higher_is_better, interval, show
 from personax.evaluation.scoring import Scoring
+from personax.evaluation.validation import validation_of
 from personax.experiment.build import Study, Training, build, make_schedules, make_training, with_scores
 from personax.experiment.config import AlgorithmSection, Config, ConfigError, TuneSection
 from personax.experiment.records import TrialRecord, TunedAlgorithm, TuningRecord
@@ -25,7 +26,6 @@ from personax.simulation.simulate import initial_params, simulate
 from personax.simulation.work import work_of
 from personax.typing import Array, Task
 
-VALIDATION_SHARE = 0.2
 MOST_BYTES = 1 << 30  # of the clients' personal states in one sweep
 
 Notify = Callable[[str], None]
@@ -141,12 +141,6 @@ def _check(config: Config, searches: dict[str, OptionSearch]) -> None:
     for name, search in searches.items():  # all combinations must make sense before the first is tried
         for options in search.choices:
             make_training(name, with_options(name, config.algorithms[name], options))
-
-
-def validation_of(federation: Federation, key: Array, share: float = VALIDATION_SHARE) -> Federation:
-    """The same clients, without their tests: a part of their training data takes the place."""
-    train = Federation(federation.x, federation.y, federation.offsets, ids=federation.ids, names=federation.names)
-    return train.split_tests(share, key=key)
 
 
 def with_options(name: str, entry: AlgorithmSection, options: Options) -> AlgorithmSection:

@@ -12,9 +12,9 @@ from personax import theory
 from personax.algorithms import HESSIAN_FREE, fedavg
 from personax.curvature import exact, first_order
 from personax.data.federation import Federation
+from personax.evaluation.validation import validation_of
 from personax.experiment.build import Study
 from personax.experiment.config import Config
-from personax.experiment.tuning import validation_of
 from personax.inspection.findings import ClientFinding, Estimator, MeasuredConstant, Measurements
 from personax.keys import HostStream, InspectionStream, host_generator, inspection_key
 from personax.objectives import Meta

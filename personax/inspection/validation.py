@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from personax.evaluation.scores import Evaluation, higher_is_better, show
+from personax.evaluation.validation import validation_of
 from personax.experiment.build import Study, make_schedules, make_task, make_training, outputs_of, resolve
 from personax.experiment.config import AlgorithmSection, Config, dump, parse
 from personax.experiment.summaries import headline_of
-from personax.experiment.tuning import evaluations, validation_of
+from personax.experiment.tuning import evaluations
 from personax.inspection.advice import advise, starter_name
 from personax.inspection.findings import Advice, Measurements, RunSource, ShortRun, Validation
 from personax.inspection.measure import with_two_samples

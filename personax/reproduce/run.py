@@ -22,10 +22,11 @@ from personax.data.federation import Federation
 from personax.evaluation.evaluate import evaluate
 from personax.evaluation.scores import Evaluation, higher_is_better, interval, is_share
 from personax.evaluation.scoring import Scoring
+from personax.evaluation.validation import validation_of
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.folders import slug
 from personax.experiment.summaries import machine
-from personax.experiment.tuning import run_all, validation_of
+from personax.experiment.tuning import run_all
 from personax.fast.backends import runs_side_by_side
 from personax.models.tasks import as_inputs
 from personax.reproduce.experiment import Cell, Experiment, Measure, PaperTraining, Reading

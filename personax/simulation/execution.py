@@ -7,6 +7,7 @@ from typing import Any, Literal
 from personax.fast.passes import Passes
 from personax.fast.precision import Precision, require_precision
 from personax.simulation.averages import Tracker
+from personax.simulation.control import Control
 from personax.simulation.results import Snapshot
 from personax.simulation.stream import Stream
 from personax.values import require_count, require_one_of
@@ -60,6 +61,7 @@ class Monitor:
         every: rounds, or events, between two calls; by default only the first and the last.
         tracker: follows models between the server's, such as `RandomIterate()`.
         until: called with a snapshot before the first event and at each pause; if it returns True, the run ends there.
+        control: a controller that may end the run, seed by seed, or choose the next cohort (docs/devices.md).
 
     >>> Monitor(every=10).every
     10
@@ -69,6 +71,7 @@ class Monitor:
     every: int | None = None
     tracker: Tracker | None = None
     until: Callable[[Snapshot], bool] | None = None
+    control: Control | None = None
 
     def __post_init__(self) -> None:
         require_count("every", self.every)

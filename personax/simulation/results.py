@@ -94,6 +94,19 @@ class Unshared(NamedTuple):
         return fingerprint(join(self.frozen, self.start))
 
 
+@dataclass(frozen=True)
+class Controlled:
+    """The control of one seed so far: the controller's state, the cohorts it chose, and why and where the run ended.
+
+    `chosen` has pairs (first round, members); the members are None where the schedule's own cohorts are used again.
+    """
+
+    state: dict[str, Any]
+    chosen: tuple[tuple[int, tuple[int, ...] | None], ...] = ()
+    ended: str = ""
+    wave: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from.
@@ -115,6 +128,7 @@ class Snapshot:
     schedules: tuple[Schedule, ...]  # of each seed
     ids: np.ndarray  # of the federation's clients, in its order
     unshared: Unshared = Unshared()
+    control: tuple[Controlled, ...] = ()  # of each seed, where a controller is at work
 
     @property
     def has_seeds(self) -> bool:
@@ -147,8 +161,8 @@ class Snapshot:
         state = jax.tree.map(lambda leaf: leaf[part], self.state._replace(personal=()))
         personal = kept.of_seeds(begin, end) if isinstance(kept, Kept) else jax.tree.map(lambda leaf: leaf[part], kept)
         at = (np.asarray(self.num_events)[part], np.asarray(self.time)[part])
-        unshared = self.unshared.of_seeds(part)
-        return Snapshot(state._replace(personal=personal), self.wave, *at, self.schedules[part], self.ids, unshared)
+        seeds = (self.schedules[part], self.ids, self.unshared.of_seeds(part), self.control[part])
+        return Snapshot(state._replace(personal=personal), self.wave, *at, *seeds)
 
     def _of_each_seed(self, ask: Callable[[Schedule, int], np.ndarray]) -> np.ndarray:
         asked = [ask(s, int(n)) for s, n in zip(self.schedules, np.atleast_1d(self.num_events), strict=True)]
@@ -221,6 +235,7 @@ class Result:
             ("parameters", f"{size:,}"),
             ("evaluations", str(len(self.history))),
         ]
+        facts += [("ended early", one.ended) for one in snapshot.control if one.ended][:1]
         counts = (("too stale", self.num_dropped), ("not finite", self.num_skipped))
         return [*facts, *((title, f"{np.sum(of):,} updates") for title, of in counts if np.sum(of))]
 

@@ -20,13 +20,14 @@ from personax.keys import typed_key
 from personax.schedules import Schedule
 from personax.simulation.averages import Tracker
 from personax.simulation.checks import check_model, check_run, check_statistics
+from personax.simulation.control import Control, with_chosen
 from personax.simulation.engine import Procedure, Program, SimulationRun, initial_params, initialize, replicate
 from personax.simulation.execution import Execution, Monitor
-from personax.simulation.results import NonFiniteUpdate, Result, Snapshot, State, Unshared, repeat
+from personax.simulation.results import Controlled, NonFiniteUpdate, Result, Snapshot, State, Unshared, repeat
 from personax.simulation.speed import gradient_program
 from personax.simulation.store import Kept, Store, kept_shapes
 from personax.simulation.stream import Stream, Streamed, block_sizes
-from personax.simulation.waves import WavePlan, best_width, plan_arrivals, plan_rounds, stack, widen
+from personax.simulation.waves import WavePlan, best_width, ended, plan_arrivals, plan_rounds, stack, widen
 from personax.simulation.work import bytes_per_event
 from personax.typing import Array, Params, Task
 
@@ -71,6 +72,9 @@ class PlannedRun(NamedTuple):
     schedules: list[Schedule]
     stream: Stream | None
     precision: Precision
+    replan: Callable[[list[Schedule]], WavePlan]
+    control: tuple[Controlled, ...] = ()  # of each seed, where a controller is at work
+    original: "PlannedRun | None" = None  # the run before its control
 
     def seedless(self, leaf: np.ndarray) -> Any:
         """Drop the axis of seeds if the run has a single key."""
@@ -88,15 +92,35 @@ class PlannedRun(NamedTuple):
         if not streams:
             return shapes
         done = zip(self.schedules, np.atleast_1d(num_events), strict=True)
-        num = sum(len(np.unique(schedule.client[:num])) for schedule, num in done)
+        num = sum(len(np.unique(schedule.client[:num][schedule.reported[:num]])) for schedule, num in done)
         return shapes._replace(
             personal=kept_shapes(run.program.num_clients, run.program.has_seeds, shapes.personal, num)
         )
 
+    def controlled(self, control: tuple[Controlled, ...]) -> "PlannedRun":
+        """Return the run with the cohorts that controllers chose, in which seeds end where they ended them."""
+        first = self.original or self
+        schedules = list(map(with_chosen, first.schedules, control))
+        same = all(one is other for one, other in zip(schedules, first.schedules, strict=True))
+        plan = first.run.plan if same else first.replan(schedules)
+        if any(one.ended for one in control):
+            plan = ended(plan, first.run.program.num_clients, [one.wave if one.ended else None for one in control])
+        run = first.run._replace(plan=plan)
+        return first._replace(run=run, schedules=schedules, control=control, original=first)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True if controllers have ended all seeds."""
+        return bool(self.control) and all(one.ended for one in self.control)
+
+    def stops(self, every: int | None, wave: int = 0) -> list[int]:
+        """Return the waves after `wave` after which the run pauses: every `every` rounds or events, and the end."""
+        first = self.original or self
+        return _stops(first.run.plan, first.schedules[0], wave, every)
+
     def pauses(self, every: int) -> list[list[int]]:
         """Return how many events of each seed have arrived at each pause, before the first event and at the end."""
-        plan = self.run.plan
-        return [_num_arrived(plan, wave).tolist() for wave in (0, *_stops(plan, self.schedules[0], 0, every))]
+        return [_num_arrived(self.run.plan, wave).tolist() for wave in (0, *self.stops(every))]
 
     def shares(self, other: "PlannedRun", wave: int) -> bool:
         """Return whether the first `wave` waves of another run are those of this one, whose state is then the same."""
@@ -134,50 +158,106 @@ def plan_run(
     overhead = overhead_of(algorithm, task, federation, num_seeds)
     ahead = tracker is None and stream is None
     num_devices = 1 if devices is None else len(devices)
-    plan = plan_waves(algorithm, schedules, execution.wave_width, overhead, ahead, num_devices)
-    run = SimulationRun(program, algorithm, federation, key, plan, tracker, skips)
-    return PlannedRun(run, schedules, stream, execution.precision)
+    width = execution.wave_width
+    replan = lambda schedules: plan_waves(algorithm, schedules, width, overhead, ahead, num_devices)
+    run = SimulationRun(program, algorithm, federation, key, replan(schedules), tracker, skips)
+    return PlannedRun(run, schedules, stream, execution.precision, replan)
 
 
 def run_plan(
     planned: PlannedRun, *, params: Params | None = None, start: Snapshot | None = None, monitor: Monitor = Monitor()
 ) -> Result:
     """Run what `plan_run` gave, with the same tracker. The arguments are those of `simulate`."""
-    run, schedules, stream, precision = planned
-    plan, seedless = run.plan, planned.seedless
-    unshared = _unshared(run, params) if start is None else start.unshared
-    frozen_has_seeds = unshared.has_seeds and unshared.frozen is not None
-    run = run._replace(program=replace(run.program, frozen_has_seeds=frozen_has_seeds), frozen=unshared.frozen)
+    observe, control = monitor.observe, monitor.control
+    unshared = _unshared(planned.run, params) if start is None else start.unshared
+    planned = _begun(planned, unshared, control, start)
+    run = planned.run
     if start is None:
-        wave, state = 0, _first_state(run, params, stream is not None)
+        wave, state = 0, _first_state(run, params, planned.stream is not None)
     else:
-        _check_start(start, plan, seedless, stream is not None)
+        _check_start(start, planned.run.plan, planned.seedless, planned.stream is not None)
         wave, state = start.wave, start.state
-    observe = monitor.observe
-    stops = _stops(plan, schedules[0], wave, monitor.every if observe else None)
-    if stream is None:
-        advance_to, shown = _resident(run, seedless), lambda state: state
-    else:
-        streamed = _streamed(run, stream, state.personal, stops, wave)
-        advance_to, shown, state = streamed.advance, streamed.shown, state._replace(personal=())
-    snap = lambda state, wave: replace(
-        _snapshot(plan, schedules, run.federation.ids, seedless, shown(state), wave), unshared=unshared
-    )
-    history = [observe(snap(state, wave))] if observe and start is None else []
+    looks = planned.stops(monitor.every if observe else None, wave)
+    decisions = {0, *planned.stops(control.every)} if control else set()
+    stops = sorted({*looks, *(stop for stop in decisions if stop > wave)})
+    stream = planned.stream
+    store = None if stream is None else Store(state.personal, stream.memory, stream.folder)
+    running = _running(planned, unshared, store, stops, wave)
+    state, seen = state if store is None else state._replace(personal=()), wave
+    history = [observe(running.snapshot(state, wave))] if observe and start is None else []
     for stop in stops:
-        if monitor.until and monitor.until(snap(state, wave)):
+        if monitor.until and monitor.until(running.snapshot(state, wave)):
             break
-        with products_in(precision):
-            state = advance_to(state, wave, stop)
+        if control is not None and wave in decisions:
+            running = _decided(running, control, state, wave, stops)
+        if running.planned.has_ended:
+            break
+        with products_in(planned.precision):
+            state = running.advance(state, wave, stop)
         wave = stop
         if not run.skips and np.any(state.faults.num):
-            raise _fault_error(snap(state, wave), run)
-        if observe:
-            history.append(observe(snap(state, wave)))
+            raise _fault_error(running.snapshot(state, wave), run)
+        if observe and stop in looks:
+            history, seen = [*history, observe(running.snapshot(state, wave))], wave
+    if observe and wave > seen:
+        history.append(observe(running.snapshot(state, wave)))
     up, down = bytes_per_event(run.algorithm, state.server, run.program.has_seeds)
+    plan, schedules, seedless = running.planned.run.plan, running.planned.schedules, planned.seedless
     arrived = np.arange(schedules[0].num_events) < _num_arrived(plan, wave)[:, None]
     sent, received = np.stack([s.aggregated for s in schedules]) * arrived * up, arrived * down
-    return Result(snap(state, wave), history, seedless(sent), seedless(received))
+    return Result(running.snapshot(state, wave), history, seedless(sent), seedless(received))
+
+
+def _begun(planned: PlannedRun, unshared: Unshared, control: Control | None, start: Snapshot | None) -> PlannedRun:
+    """The plan with what is frozen, and with the decisions of its controller so far."""
+    first = planned.original or planned
+    has_seeds = unshared.has_seeds and unshared.frozen is not None
+    program = replace(first.run.program, frozen_has_seeds=has_seeds)
+    first = first._replace(run=first.run._replace(program=program, frozen=unshared.frozen))
+    if control is None:
+        return first
+    control.check(first.schedules)
+    before = () if start is None else start.control
+    return first.controlled(before or control.begin(len(first.schedules)))
+
+
+class _RunningPlan(NamedTuple):
+    """A run from any wave on: how it advances, and how its state is shown."""
+
+    planned: PlannedRun
+    unshared: Unshared
+    store: Store | None
+    advance: Callable[[State, int, int], State]
+
+    def snapshot(self, state: State, wave: int) -> Snapshot:
+        """Return the snapshot of a state before a wave."""
+        run, schedules = self.planned.run, self.planned.schedules
+        shown = state if self.store is None else state._replace(personal=self.store.view())
+        num_events = _num_arrived(run.plan, wave)
+        times = np.asarray([s.time[:num].max(initial=0.0) for s, num in zip(schedules, num_events, strict=True)])
+        at = (self.planned.seedless(num_events), self.planned.seedless(times))
+        return Snapshot(shown, wave, *at, tuple(schedules), run.federation.ids, self.unshared, self.planned.control)
+
+
+def _running(planned: PlannedRun, unshared: Unshared, store: Store | None, stops: list[int], wave: int) -> _RunningPlan:
+    """A run with its data and personal states on the device, or on the host, where the store has them."""
+    run = planned.run
+    if store is None:
+        return _RunningPlan(planned, unshared, None, _resident(run, planned.seedless))
+    sizes = block_sizes(run.plan, run.federation, store.kept.layout.num_bytes, stops, wave)
+    return _RunningPlan(planned, unshared, store, Streamed(run, store, sizes).advance)
+
+
+def _decided(running: _RunningPlan, control: Control, state: State, wave: int, stops: list[int]) -> _RunningPlan:
+    """The run after a decision of its controller."""
+    run = running.planned.run
+    keys = list(run.key) if run.program.has_seeds else [run.key]
+    found = control.decide(run.algorithm, running.snapshot(state, wave), run.federation.counts, keys)
+    before = running.planned.control
+    planned = running.planned.controlled(found)
+    if [(one.chosen, one.ended) for one in found] == [(one.chosen, one.ended) for one in before]:
+        return running._replace(planned=running.planned._replace(control=found))
+    return _running(planned, running.unshared, running.store, [stop for stop in stops if stop > wave], wave)
 
 
 def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:
@@ -189,12 +269,6 @@ def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Call
     return lambda state, begin, stop: run.advance(
         program, procedure, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
     )
-
-
-def _streamed(run: SimulationRun, stream: Stream, kept: Kept, stops: list[int], wave: int) -> Streamed:
-    """A run with its data and its personal states on the host."""
-    store = Store(kept, stream.memory, stream.folder)
-    return Streamed(run, store, block_sizes(run.plan, run.federation, kept.layout.num_bytes, stops, wave))
 
 
 def _first_state(run: SimulationRun, params: Params | None, streams: bool) -> State:
@@ -294,19 +368,6 @@ def _check_start(start: Snapshot, plan: WavePlan, seedless: Callable[[np.ndarray
 def _num_arrived(plan: WavePlan, wave: int) -> np.ndarray:
     """The number of events of each seed that have arrived before a wave."""
     return plan.num_arrived[:, wave - 1] if wave else np.zeros(len(plan.num_arrived), int)
-
-
-def _snapshot(
-    plan: WavePlan,
-    schedules: list[Schedule],
-    ids: np.ndarray,
-    seedless: Callable[[np.ndarray], Any],
-    state: State,
-    wave: int,
-) -> Snapshot:
-    num_events = _num_arrived(plan, wave)
-    times = [s.time[:num].max(initial=0.0) for s, num in zip(schedules, num_events, strict=True)]
-    return Snapshot(state, wave, seedless(num_events), seedless(np.asarray(times)), tuple(schedules), ids)
 
 
 def _fault_error(snapshot: Snapshot, run: SimulationRun) -> NonFiniteUpdate:

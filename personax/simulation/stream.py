@@ -87,10 +87,6 @@ class Streamed:
         self._settle(before)
         return state._replace(personal=())
 
-    def shown(self, state: State) -> State:
-        """The state with the personal states of all clients: a view, of which later waves change nothing."""
-        return state._replace(personal=self.store.view())
-
     def _blocks(self, begin: int, stop: int) -> Iterator[_Block]:
         for first, last in pairwise([*range(begin, stop, self.sizes.num_waves), stop]):
             yield _block(self.run.plan, self.run.program.has_seeds, self.sizes, first, last)

@@ -242,6 +242,16 @@ def widen(plan: WavePlan, num_clients: int, multiple: int) -> WavePlan:
     return plan._replace(waves=Waves(*map(pad, plan.waves, fill)))
 
 
+def ended(plan: WavePlan, num_clients: int, waves: Sequence[int | None]) -> WavePlan:
+    """Return the plan of seeds that each end before a wave, or not at all: nothing is trained or arrives afterwards."""
+    arrays = Waves(*(array.copy() for array in plan.waves))
+    for array, value in zip(arrays, _nothing(num_clients, plan.num_slots, plan.num_places), strict=True):
+        for seed, wave in enumerate(waves):
+            if wave is not None:
+                array[seed, wave:] = value
+    return plan._replace(waves=arrays)
+
+
 def _nothing(num_clients: int, num_slots: int, num_places: int) -> Waves:
     """The values of an entry in which nothing is trained and nothing arrives."""
     return Waves(num_clients, 0, 0, False, False, 0, num_places, -1, num_slots)

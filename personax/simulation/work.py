@@ -8,6 +8,7 @@ from personax.data.federation import Federation
 from personax.schedules import VisitWork
 from personax.server import ServerState
 from personax.simulation.engine import initial_params
+from personax.simulation.results import Snapshot
 from personax.typing import PyTree, Task
 
 
@@ -35,6 +36,14 @@ def bytes_per_event(algorithm: Algorithm, server: ServerState, has_seeds: bool) 
         return 0, 0
     pending, sent = (server.pending, server.pending_extra), (server.params, server.shared)
     return _size(pending, has_seeds), _size(sent, has_seeds)
+
+
+def traffic(algorithm: Algorithm, snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes that each seed has moved up and down so far."""
+    up, down = bytes_per_event(algorithm, snapshot.state.server, snapshot.has_seeds)
+    nums = np.atleast_1d(snapshot.num_events)
+    aggregated = [int(s.aggregated[:num].sum()) for s, num in zip(snapshot.schedules, nums, strict=True)]
+    return up * np.asarray(aggregated, float), down * nums.astype(float)
 
 
 def _size(tree: PyTree, has_seeds: bool) -> int:

@@ -13,6 +13,7 @@ size) or `TunedShare[...]` (a number from 0 to 1).
 
 from personax.values.axes import (
     BATCH_SIZES,
+    CONTROLLERS,
     CURVATURES,
     DATASETS,
     DELAY_TIMES,
@@ -58,6 +59,7 @@ from personax.values.tables import short_repr, to_dict
 
 __all__ = [
     "BATCH_SIZES",
+    "CONTROLLERS",
     "CURVATURES",
     "DATASETS",
     "DELAYS",

@@ -121,6 +121,7 @@ DELAY_TIMES = Axis("delay")
 DATASETS = Axis("data set", supplied=("test_share", "key"))
 PARTITIONS = Axis("partition", supplied=("labels", "key"))
 MODELS = Axis("model", supplied=("num_outputs",))
+CONTROLLERS = Axis("controller")
 
 
 def options_of(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import personax as px
+from personax.evaluation.validation import validation_of
 from personax.experiment import tuning
 from personax.experiment.build import build, make_schedules, make_training, resolve
 from personax.experiment.config import AlgorithmSection, TuneSection, dump, parse
@@ -15,7 +16,7 @@ from personax.experiment.folders import Folder
 from personax.experiment.records import RUN, TUNING, TrialRecord, TunedAlgorithm, TuningRecord, read_results
 from personax.experiment.runs import execute, start
 from personax.experiment.search import has_option, search_of, values_of
-from personax.experiment.tuning import best_trial, best_trials, run_all, tune, validation_of, with_options
+from personax.experiment.tuning import best_trial, best_trials, run_all, tune, with_options
 from personax.values import RECIPES
 from tests.experiment.test_config import refused
 from tests.test_contract import assert_close

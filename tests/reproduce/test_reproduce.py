@@ -13,7 +13,7 @@ import pytest
 import personax as px
 from personax.data.datasets import stand_in
 from personax.evaluation.scores import interval
-from personax.experiment.tuning import validation_of
+from personax.evaluation.validation import validation_of
 from personax.report import write_reproduction
 from personax.report.papers import section
 from personax.reproduce import EXPERIMENTS, persafl

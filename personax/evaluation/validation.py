@@ -1,0 +1,142 @@
+"""Validation data: a part of the clients' training data, by which a run is controlled."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from personax.algorithms import Algorithm
+from personax.data.federation import ClientData, Federation
+from personax.evaluation.evaluate import evaluate
+from personax.evaluation.scores import higher_is_better
+from personax.evaluation.scoring import Scoring
+from personax.fast.passes import optimized
+from personax.simulation.control import ClientLosses, Control, Controller
+from personax.simulation.results import Snapshot
+from personax.simulation.stream import roomy
+from personax.typing import Array, Batch, Params, Task
+
+SHARE = 0.2  # of each client's training data
+_CHUNK = 64  # clients, and samples, whose losses are computed at the same time
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationData:
+    """The clients of a federation with validation data in the place of their tests: see `split_validation`."""
+
+    federation: Federation
+
+
+def split_validation(federation: Federation, share: float = SHARE, *, key: Array) -> tuple[Federation, ValidationData]:
+    """Split off a share of each client's training data; return the federation that trains, and the validation data.
+
+    Tests and newcomers stay as they are, and nothing but the validation data may control a run.
+
+    >>> training, validation = split_validation(fed, key=jax.random.key(0))  # doctest: +SKIP
+    """
+    if federation.is_mapped:
+        raise ValueError(
+            "Validation data cannot be split off a federation in files, which would read all of it. Split it before "
+            "`save(...)`."
+        )
+    held = validation_of(federation, key, share)
+    tests = {name: getattr(federation, name) for name in ("test_x", "test_y", "test_offsets", "newcomers", "schema")}
+    return replace(held, **tests, origin=federation.origin), ValidationData(held)
+
+
+def validation_of(federation: Federation, key: Array, share: float = SHARE) -> Federation:
+    """Return the same clients without their tests: a part of their training data takes the place."""
+    train = Federation(federation.x, federation.y, federation.offsets, ids=federation.ids, names=federation.names)
+    return train.split_tests(share, key=key)
+
+
+def controlled(
+    controller: Controller,
+    algorithm: Algorithm,
+    task: Task,
+    validation: ValidationData | None = None,
+    scoring: Scoring = Scoring("global"),
+    *,
+    metric: str | None = None,
+    training: Federation | None = None,
+    every: int = 1,
+    key: Array,
+) -> Control:
+    """Make the control of a run, for `Monitor(control=...)`.
+
+    Args:
+        controller: a controller such as `px.controllers.EarlyStopping()`.
+        algorithm: the algorithm that is trained.
+        task: the model and its loss.
+        validation: validation data from `split_validation`, for controllers that need a score. Test data is refused.
+        scoring: the model that is scored on it; the mean over clients is the score.
+        metric: the metric; by default the accuracy, or the error, or the loss.
+        training: the federation that trains, for controllers that look at the clients' training losses.
+        every: rounds, or events of arrivals, between two decisions.
+        key: the key of the run.
+
+    >>> control = controlled(controllers.EarlyStopping(), algorithm, task, validation, key=key)  # doctest: +SKIP
+    >>> simulate(algorithm, task, training, schedule, key=key, monitor=Monitor(control=control))  # doctest: +SKIP
+    """
+    if controller.needs_score and not isinstance(validation, ValidationData):
+        given = "none" if validation is None else type(validation).__name__
+        raise ValueError(
+            f"{controller} may look at validation data alone, got {given}. Split it off the training data: "
+            "`training, validation = px.split_validation(federation, key=key)`."
+        )
+    if controller.needs_losses and training is None:
+        raise ValueError(f"{controller} needs the clients' training losses. Give the federation as `training=...`.")
+    if controller.needs_losses and algorithm.sharing.divides:
+        raise ValueError(f"{controller} needs losses of a whole model, and the server has a part. Share everything.")
+    score, losses, better = None, None, True
+    if controller.needs_score and validation is not None:
+        scored = replace(scoring, clients="all", score_on="test")
+        name = metric or _metric_of(task, validation.federation)
+        better = higher_is_better(name)
+        found = lambda snapshot: evaluate(algorithm, task, validation.federation, snapshot, scored, key=key)
+        score = lambda snapshot: np.asarray(found(snapshot).mean(name), float)
+    if controller.needs_losses and training is not None:
+        losses = partial(sample_losses, task, training)
+    return Control(controller, every, score, losses, better)
+
+
+def _metric_of(task: Task, federation: Federation) -> str:
+    """The accuracy where there is one, or the error, or the first metric."""
+    x, y = federation.first_sample
+    batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(1), jax.random.key(0))
+    names = list(jax.eval_shape(lambda: task.metrics(task.model.init(jax.random.key(0), batch.x.astype(float)), batch)))
+    return next((name for name in ("accuracy", "error") if name in names), names[0])
+
+
+def sample_losses(
+    task: Task, federation: Federation, snapshot: Snapshot, seed: int, positions: np.ndarray
+) -> ClientLosses:
+    """Return the losses of the server's model on the training samples of the clients at these positions.
+
+    The loss of a sample is the task's metric `loss`, without dropout.
+    """
+    params = jax.tree.map(lambda leaf: leaf[seed], snapshot.params) if snapshot.has_seeds else snapshot.params
+    clients, places = np.unique(positions, return_inverse=True)
+    num_rows = roomy(int(federation.counts[clients].sum()))
+    data = federation.train_of(clients, num_rows, roomy(len(clients)))
+    owner = np.full(num_rows, len(data.start))
+    filled = np.repeat(np.arange(len(clients)), federation.counts[clients])
+    owner[: len(filled)] = filled
+    total, squares = (np.asarray(part)[places] for part in _sums(optimized(task), params, data, owner))
+    counts = federation.counts[positions]
+    return ClientLosses(total / counts, np.sqrt(squares / counts))
+
+
+@partial(jax.jit, static_argnums=0)
+def _sums(task: Task, params: Params, data: ClientData, owner: Array) -> tuple[Array, Array]:
+    """The sums of each client's losses, and of their squares; `owner` is the client of each row, if it has one."""
+
+    def loss_of(row: Array) -> Array:
+        batch = Batch(data.x[row][None], data.y[row][None], jnp.ones(1), jax.random.key(0))
+        return task.metrics(params, batch)["loss"]
+
+    losses = jax.lax.map(loss_of, jnp.arange(len(data.y)), batch_size=_CHUNK)
+    add = lambda values: jnp.zeros(len(data.start)).at[owner].add(values, mode="drop")
+    return add(losses), add(losses**2)
