@@ -264,6 +264,33 @@ def ditto(
 
 
 @RECIPES.register(
+    summary="FedAvg with personal normalization layers",
+    source="Li 2021 (FedBN), Algorithm 1",
+    citations=("li2021fedbn",),
+)
+def fedbn(
+    *,
+    norm: Patterns = "*[Nn]orm*",
+    lr: Tuned[StepSize | float],
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """FedBN: Li 2021 (FedBN), Algorithm 1. FedAvg in which each client keeps its own batch normalization.
+
+    `norm` names the normalization layers: scale, bias and running statistics. The default selects every name with
+    "norm" or "Norm" in it.
+
+    Departures from the paper: not all clients train in each round, but the cohort of the schedule; a newcomer trains
+    normalization of its own, where the paper averages that of all clients.
+
+    >>> import personax as px
+    >>> px.fedbn(lr=0.1, num_steps=5).sharing
+    Sharing(personal=('*[Nn]orm*',))
+    """
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(norm))
+
+
+@RECIPES.register(
     summary="Asynchronous averaging that adds deltas as they arrive",
     source="PersA-FL 2023, Algorithms 1 and 2, Option A; after Xie 2019",
     citations=("toghani2023", "xie2019"),

@@ -54,6 +54,10 @@ SYNCHRONOUS = {
     ),
     "apfl": lambda s: personax.apfl(lr=personax.step_sizes.Decay(0.05 * s, 0.01), mix=0.3 * s, radius=9.0 * s, **STEPS),
 }
+NORMALIZED = {  # for a network with batch normalization
+    "fedbn": lambda s: personax.fedbn(lr=0.05 * s, num_epochs=2, batch_size=4, sampling="shuffled"),
+}
+SYNCHRONOUS |= NORMALIZED
 ASYNCHRONOUS = {
     "fedasync": lambda s: personax.fedasync(lr=0.05 * s, **STEPS),
     "fedasync_mixing": lambda s: personax.fedasync_mixing(lr=0.05 * s, mixing=0.6 * s, strength=0.1 * s, **STEPS),

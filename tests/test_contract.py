@@ -17,7 +17,7 @@ from personax.simulation.engine import advance
 from personax.simulation.results import State
 from personax.simulation.waves import plan_arrivals
 from personax.values import OBJECTIVES, construct, to_dict
-from tests.recipes import ASYNCHRONOUS, RECIPES
+from tests.recipes import ASYNCHRONOUS, NORMALIZED, RECIPES
 from tests.simulation.options import grouped
 
 # Seeds and chunks wrap the visit of an objective, whatever its options: one recipe for each objective.
@@ -28,6 +28,7 @@ each = lambda names: pytest.mark.parametrize("name", [pytest.param(n, marks=pyte
 MODULES = (personax, personax.step_sizes, personax.curvature, personax.discounts, optimizers)
 NAMES = {name: item for module in MODULES for name, item in vars(module).items()}
 TASK = personax.classification(personax.mlp((4,), 3))
+NORMALIZED_TASK = personax.classification(personax.mlp((4,), 3, norm="batch"))
 NUM = 5
 
 
@@ -40,6 +41,10 @@ def data(position, seed=0):
 FED = personax.Federation.from_clients([data(i) for i in range(NUM)], test=[data(i, 1) for i in range(NUM)])
 
 
+def task_of(name):
+    return NORMALIZED_TASK if name in NORMALIZED else TASK
+
+
 def schedule_for(name, seed=0, num=24):
     key = jax.random.key(seed)
     if name in ASYNCHRONOUS:
@@ -50,7 +55,7 @@ def schedule_for(name, seed=0, num=24):
 def simulate(name, scale=1.0, seed=0, fed=FED, schedule=None, **options):
     options.setdefault("wave_width", 4)
     schedule = schedule_for(name, seed) if schedule is None else schedule
-    return run(RECIPES[name](scale), TASK, fed, schedule, key=jax.random.key(seed), **grouped(**options))
+    return run(RECIPES[name](scale), task_of(name), fed, schedule, key=jax.random.key(seed), **grouped(**options))
 
 
 def end(result):
@@ -81,7 +86,7 @@ def test_same_key_same_bits_and_other_numbers_without_compiling(name):
 
 @each(RECIPES)
 def test_float32_stays_float32_and_trees_keep_their_shape(name, monkeypatch):
-    params = TASK.model.init(jax.random.key(0), jnp.asarray(FED.x[:1]))
+    params = task_of(name).model.init(jax.random.key(0), jnp.asarray(FED.x[:1]))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
     shapes, shared = [], RECIPES[name](1.0).sharing.shared(params)
 
@@ -169,7 +174,7 @@ def test_evaluation_does_not_touch_the_run(name):
     result = simulate(name)
     before = jax.tree.map(np.array, end(result))
     scoring = personax.Scoring("adapted", num_steps=2)
-    scores = personax.evaluate(RECIPES[name](1.0), TASK, FED, result, scoring, key=jax.random.key(5))
+    scores = personax.evaluate(RECIPES[name](1.0), task_of(name), FED, result, scoring, key=jax.random.key(5))
     assert scores.metrics["accuracy"].shape == (NUM,) and scores.scoring == scoring
     assert_same_bits(before, end(result))
 

@@ -312,6 +312,7 @@ WRITTEN = {
         {"mix": 0.3, "update_mix": "never", "radius": 9.0},
         px.apfl(mix=0.3, update_mix="never", radius=9.0, **LOCAL),
     ),
+    "fedbn": ({"norm": ["norm_0", "*.var"]}, px.fedbn(norm=("norm_0", "*.var"), **LOCAL)),
     "fedsa_lora": ({"personal": "*.b"}, px.fedsa_lora(personal="*.b", **LOCAL)),
     "feddpa": (
         {"num_personal_steps": 2, "frozen": ["base", "!*.bias"]},

@@ -264,6 +264,7 @@ DEFAULTS = {  # of each recipe, the numbers that it declares
     "per_fedavg": {"lr", "adapt_lr"},
     "pfedme": {"lr", "strength", "prox_lr"},
     "apfl": {"lr", "mix"},
+    "fedbn": {"lr"},
     "fedasync": {"lr"},
     "fedasync_mixing": {"lr", "mixing"},
     "fedbuff": {"lr", "server_lr"},
