@@ -5,11 +5,11 @@ a control: the same program over a tiny base, which needs what Python, JAX and t
 their peak resident memory is compared with what the run has to hold:
 
     base         the bytes of its parameters, times 1.1
-    adapters     those of all clients, before and after a round, and those of the server
-    cohort       of each client that trains: its adapters at the start, now, their gradient, their sum and their change
-    activations  of each client that trains: inputs, products and derivatives of each layer for its batch
+    adapters     those of all clients and of the server, before and after a round
+    cohort       of each client that trains: its adapters and their gradient
+    activations  of each client that trains: inputs, products, activations and derivatives of each layer for its batch
 
-Fails if it is larger. With `--merged` each client has its own W + A B, for comparison.
+Fails if it is larger. With `--merged` each client of the cohort has its own W + A B, for comparison; there is no bound.
 """
 
 import argparse
@@ -67,7 +67,8 @@ def measure(method: str, base: str, is_merged: bool) -> dict[str, float]:
     marks: list[float] = []
     observe = lambda snapshot: marks.append((jax.block_until_ready(snapshot.state), time.perf_counter())[1])
     schedule = px.rounds(NUM_CLIENTS, NUM_ROUNDS, COHORT, key=key)
-    px.simulate(algorithm, task, fed, schedule, key=key, monitor=px.Monitor(observe, every=1))
+    together = px.Execution(cohort_chunk=COHORT if is_merged else None)  # large kernels would train in turn on a CPU
+    px.simulate(algorithm, task, fed, schedule, key=key, monitor=px.Monitor(observe, every=1), execution=together)
     size = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
     sides = (SIDE * SIDE, *widths, CLASSES)
     return {
@@ -82,7 +83,7 @@ def measure(method: str, base: str, is_merged: bool) -> dict[str, float]:
 
 
 def in_process(*arguments: str) -> dict[str, float]:
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -94,7 +95,7 @@ def report(method: str, is_merged: bool) -> bool:
     parts = {
         "base": 1.1 * found["base"],
         "adapters": 2 * NUM_CLIENTS * found["adapters"] + 2 * found["trained"],
-        "cohort": 5 * COHORT * found["trained"],
+        "cohort": 2 * COHORT * found["trained"],
         "activations": COHORT * found["activations"],
     }
     bound = sum(parts.values())
@@ -105,12 +106,13 @@ def report(method: str, is_merged: bool) -> bool:
     print(
         f"  peak {found['peak'] / 1e6:.0f} MB, control {control['peak'] / 1e6:.0f} MB, {found['seconds']:.2f} s a round"
     )
-    print(f"  difference {added / 1e6:.0f} MB; bound {bound / 1e6:.0f} MB = {listed}", flush=True)
-    return added <= bound
+    print(f"  difference {added / 1e6:.0f} MB; without W + A B at most {bound / 1e6:.0f} MB = {listed}", flush=True)
+    return is_merged or added <= bound
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", choices=METHODS, help="one of the methods instead of all")
     parser.add_argument("--merged", action="store_true")
     parser.add_argument("--measure", choices=METHODS, help=argparse.SUPPRESS)
     parser.add_argument("--base", choices=WIDTHS, help=argparse.SUPPRESS)
@@ -118,8 +120,7 @@ def main() -> None:
     if given.measure:
         print(json.dumps(measure(given.measure, given.base, given.merged)))
         return
-    within = [report(method, given.merged) for method in METHODS]
-    if not all(within) and not given.merged:
+    if not all([report(method, given.merged) for method in ([given.method] if given.method else METHODS)]):
         raise SystemExit("More memory than the bound.")
 
 

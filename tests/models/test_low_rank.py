@@ -285,3 +285,28 @@ def test_adapters_train_in_a_task():
     gradient = jax.grad(task.loss)(params, batch)
     assert all(jnp.abs(own["kernel"]["b"]).max() > 0 for own in gradient["lora"].values())
     assert all(jnp.abs(own["kernel"]["a"]).max() == 0 for own in gradient["lora"].values())  # because B is zero
+
+
+class NnxAdapters(nnx.Module):
+    """Flax's own adapters."""
+
+    def __init__(self, rngs):
+        self.first = nnx.LoRALinear(6, 7, lora_rank=2, param_dtype=float, rngs=rngs)
+        self.second = nnx.Linear(7, 3, param_dtype=float, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(jnp.tanh(self.first(x)))
+
+
+def test_adapters_of_another_library_are_divided_by_their_names():
+    model = from_nnx(lambda rngs: NnxAdapters(rngs))
+    fed = personax.Federation.from_clients([(np.asarray(flat(5)), np.arange(5) % 3)] * 2)
+    sharing = personax.Sharing(personal="*.lora_b", frozen=("*.kernel", "*.bias"))
+    local = personax.Local(0.1, num_steps=2, batch_size=3)
+    algorithm = personax.Algorithm(personax.Erm(), local, personax.synchronous(), sharing)
+    key, task = jax.random.key(0), personax.classification(model)
+    params = disturbed(model.init(key, flat()))
+    result = personax.simulate(algorithm, task, fed, personax.rounds(2, 1, 2, key=key), key=key, params=params)
+    changed = {name for name, leaf in by_name(result.params).items() if jnp.any(leaf != by_name(params)[name])}
+    assert changed == {"first.lora.lora_a"}
+    assert list(by_name(result.personal.part)) == ["first.lora.lora_b"]
