@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,6 +77,7 @@ def join(
     shape: Annotated[str | None, typer.Option(help="The shape of a sample, such as 28x28.")] = None,
     report: Annotated[int | None, typer.Option(min=1, help="Report test scores after every N updates.")] = None,
     limits: Annotated[Path | None, typer.Option(help="A TOML file: what you allow the server to ask for.")] = None,
+    base: Annotated[Path | None, typer.Option(help="The file of the base, if the server's model has one.")] = None,
     personalize_only: Annotated[bool, typer.Option("--personalize-only", help="No training.")] = False,
 ) -> None:
     """Take part in a live federation with your own data, which stays here, and get your own model."""
@@ -95,6 +97,7 @@ def join(
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
         logging.getLogger("personax.live").setLevel(logging.INFO)  # shows attempts to connect, but no messages of JAX
         allowed = Limits() if limits is None else read_limits(limits)
+        allowed = allowed if base is None else replace(allowed, base=str(base))
         sizes = None if shape is None else tuple(int(part) for part in shape.split("x"))
         samples = SampleFile(data, label, sizes)
         if identity is None:

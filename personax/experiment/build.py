@@ -242,6 +242,11 @@ def task_of(config: Config, schema: Schema) -> Task:
     return _task(config, make_network(config.model.table, outputs.num), outputs, schema.target_scaling)
 
 
+def starting_model(config: Config, schema: Schema) -> Model:
+    """The model for samples of this schema, which starts at the parameters of its file, if there is one."""
+    return make_network(config.model.table, schema.num_outputs, config.model)
+
+
 def make_network(table: Mapping[str, Any], num_outputs: int, start: ModelSection | None = None) -> Model:
     """The network that a `[model]` table describes; with `start`, it begins at the parameters of its file, if any."""
     own = {name: item for name, item in table.items() if name != "lora"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
@@ -9,8 +10,9 @@ import pydantic
 
 from personax.algorithms import Algorithm
 from personax.data.schema import Schema
-from personax.experiment.config import parse
+from personax.experiment.config import Config, parse
 from personax.experiment.names import printable
+from personax.experiment.pretrained import digest_of
 from personax.live.limits import Limits, Refused, within
 from personax.live.messages import Mismatch
 from personax.live.recipe import OPTIMIZERS, Recipe, check_names_on_the_wire, optimizers_in
@@ -43,7 +45,7 @@ def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
         table = content["config"]
         _refuse_imports(table, limits)
         _refuse_depth(table.get("model"), limits)
-        config = parse(table)
+        config = _with_base(parse(table), limits)
         check_names_on_the_wire(config)
         recipe = Recipe(config, Schema.from_dict(content["schema"]), bool(content["fits_scaling"]))
         _check_limits(recipe, limits)
@@ -58,6 +60,19 @@ def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
             "personax."
         ) from None
     return recipe
+
+
+def _with_base(config: Config, limits: Limits) -> Config:
+    """The configuration with the client's own file of the base, whatever path the server gave, if there is a base."""
+    digest = config.model.base_digest
+    if digest is None:
+        return replace(config, model=replace(config.model, base=None))
+    needed = f"The server's model starts at a base with the SHA-256 {digest:.64}"
+    if limits.base is None:
+        raise Refused(f"{needed}. Ask its operator for the file, and give it with --base (limit `base`).")
+    if (found := digest_of(limits.base)) != digest:
+        raise Refused(f"{needed}, and {limits.base} has {found}. Ask its operator for the file.")
+    return replace(config, model=replace(config.model, base=limits.base))
 
 
 def _refuse_depth(table: Any, limits: Limits) -> None:

@@ -41,6 +41,7 @@ class Limits:
     max_updates: Count | None = None  # number of updates after which the client leaves
     patience: Positive = 3600.0  # seconds without an answer before the client gives up
     allow_imports: Flag = False  # code of installed packages, by name: recipes, objectives, models, optimizers, ...
+    base: str | None = None  # the file with the base of the server's model, which `[model] base` names there
     share_moments: Flag = False  # the mean and spread of each column, from which a server fits a common scaling
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from personax.algorithms import Algorithm
 from personax.data.schema import Schema
-from personax.experiment.build import Training, make_training, task_of
+from personax.experiment.build import Training, make_training, starting_model, task_of
 from personax.experiment.config import (
     Config,
     ConfigError,
@@ -64,9 +64,9 @@ class Recipe:
         return task_of(self.config, self.schema)
 
     def initial_params(self) -> Params:
-        """The model before training, as in the simulator. It depends only on the shape of a sample."""
+        """The model before training, as in the simulator. It depends on the shape of a sample and a base's file."""
         x = jnp.zeros((1, *self.schema.shape), self.schema.dtype)
-        return first_params(self.task.model, x, self.key)
+        return first_params(starting_model(self.config, self.schema), x, self.key)
 
     @cached_property
     def params_shape(self) -> Params:
@@ -118,6 +118,7 @@ class Recipe:
     def _text(self) -> str:
         table = tomllib.loads(dump(self.config))
         kept = {name: table[name] for name in ("name", "seeds", "model", "task", "algorithms")}
+        kept["model"].pop("base", None)  # each client has the file, with the same digest, in a place of its own
         return json.dumps({"config": kept, "schema": self.schema.to_dict(), "fits_scaling": self.fits_scaling})
 
 

@@ -1,0 +1,77 @@
+"""A base of the model: only its digest is on the wire, and each client has the file."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from personax.experiment import checkpoint
+from personax.experiment.build import resolve
+from personax.experiment.config import parse
+from personax.experiment.pretrained import digest_of
+from personax.live.acceptance import read_recipe
+from personax.live.limits import Limits, Refused, read_limits
+from personax.live.recipe import make_recipe
+from tests.live.parts import recipe
+
+
+def served(path):
+    given = recipe("Ditto")
+    table = {
+        "name": "live",
+        "seeds": [3],
+        "model": {"kind": "logistic_regression", "base": str(path), "lora": {"rank": 2}},
+        "algorithms": {"Ditto": {"recipe": "ditto", "strength": 1.0, "lr": 0.1, "num_steps": 2, "batch_size": 8}},
+    }
+    return make_recipe(resolve(parse(table), baselines=False), given.schema)
+
+
+@pytest.fixture
+def base(tmp_path):
+    params = recipe().initial_params()
+    checkpoint.export(tmp_path / "base.safetensors", jax.tree.map(lambda leaf: np.asarray(leaf) + 1, params), {})
+    return tmp_path / "base.safetensors"
+
+
+def test_server_and_client_start_at_the_file(base, tmp_path):
+    given = served(base)
+    mine = tmp_path / "mine.safetensors"
+    mine.write_bytes(base.read_bytes())
+    found = read_recipe(given.to_text(), given.layout_text(), Limits(base=str(mine)))
+    started = found.initial_params()
+    jax.tree.map(np.testing.assert_array_equal, started, given.initial_params())
+    expected = jax.tree.map(lambda leaf: np.asarray(leaf) + 1, recipe().initial_params())
+    jax.tree.map(np.testing.assert_array_equal, started["base"], expected)
+
+
+def test_the_path_of_the_server_is_not_on_the_wire(base):
+    text = served(base).to_text()
+    assert str(base.parent) not in text and digest_of(base) in text
+
+
+def test_a_client_needs_the_same_file(base, tmp_path):
+    given = served(base)
+    with pytest.raises(Refused, match=f"base with the SHA-256 {digest_of(base)}. Ask its operator for the file"):
+        read_recipe(given.to_text(), given.layout_text(), Limits())
+    other = tmp_path / "other.safetensors"
+    checkpoint.export(other, recipe().initial_params(), {})
+    with pytest.raises(Refused, match=f"other.safetensors has {digest_of(other)}"):
+        read_recipe(given.to_text(), given.layout_text(), Limits(base=str(other)))
+
+
+def test_a_server_cannot_name_a_file_of_the_client(base):
+    """A path in the recipe is ignored: nothing is read that the client's owner did not name."""
+    given = served(base)
+    content = json.loads(given.to_text())
+    content["config"]["model"]["base"] = "/etc/hostname"
+    found = read_recipe(json.dumps(content), given.layout_text(), Limits(base=str(base)))
+    assert found.config.model.base == str(base)
+    del content["config"]["model"]["base_digest"]
+    without = read_recipe(json.dumps(content), given.layout_text(), Limits())
+    assert without.config.model.base is None
+
+
+def test_limits_name_the_file(base, tmp_path):
+    (tmp_path / "limits.toml").write_text(f'base = "{base}"\n')
+    assert read_limits(tmp_path / "limits.toml").base == str(base)
