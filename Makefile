@@ -1,9 +1,12 @@
-# Everything happens in .venv, which is made on first use from plain python3 and pip.
+# Everything happens in .venv, which is created on first use from plain python3 and pip. Dependencies are installed by
+# hash from locks/ (written by tools/lock.py), and the project itself without dependencies.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := python -m pip install --quiet --disable-pip-version-check
+HASHED := $(PIP) --require-hashes
+PROJECT := $(PIP) --no-deps --no-build-isolation --editable .
 
-.PHONY: demo test test-slow test-attacks test-flower test-cluster check lint bench clean
+.PHONY: demo test test-slow test-attacks test-flower test-cluster test-loggers check lint dist locks bench clean
 
 demo: .venv/base
 	$(BIN)/personax compare
@@ -28,6 +31,10 @@ test-flower: .venv-flower/test
 test-cluster: .venv-cluster/test
 	.venv-cluster/bin/python -m pytest tests/cluster personax/cluster
 
+# wandb and MLflow have many dependencies: they have an environment of their own, too.
+test-loggers: .venv-loggers/test
+	.venv-loggers/bin/python -m pytest tests/experiment/test_loggers.py tests/experiment/test_trackers.py
+
 lint: .venv/test .venv/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,28 +42,39 @@ lint: .venv/test .venv/lint
 
 check: lint test
 
+# Build the source distribution and the wheel, install each in an empty environment elsewhere, and run the demo there.
+dist: .venv/dist
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation --outdir dist
+	PYTHON=$(PYTHON) tools/try_dist.sh dist/*.whl dist/*.tar.gz
+
+# Write locks/ again after a change of pyproject.toml or of a constraints file.
+locks:
+	$(PYTHON) tools/lock.py
+
 bench: .venv/base
 	$(BIN)/personax bench --out bench.json
 	$(BIN)/personax bench --only growth --out bench-growth.json
 
 clean:
-	rm -rf .venv .venv-flower .venv-cluster build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-flower .venv-cluster .venv-loggers build dist *.egg-info .pytest_cache .ruff_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/base: .venv/bin/python pyproject.toml constraints.txt
-	$(INSTALL) --editable .
+.venv/base: .venv/bin/python pyproject.toml locks/base.txt
+	$(BIN)/$(HASHED) --requirement locks/base.txt
+	$(BIN)/$(PROJECT)
 	touch $@
 
-.venv/%: .venv/base
-	$(INSTALL) --editable ".[$*]"
+.venv/%: .venv/base locks/%.txt
+	$(BIN)/$(HASHED) --requirement locks/base.txt --requirement locks/$*.txt
 	touch $@
 
-.venv-flower/test: pyproject.toml constraints-flower.txt
-	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
-		--editable ".[test-flower]"
+.venv-%/test: pyproject.toml locks/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/$(HASHED) --requirement locks/$*.txt
+	.venv-$*/bin/$(PROJECT)
 	touch $@
 
 .venv-cluster/test: pyproject.toml constraints-cluster.txt

@@ -1,4 +1,4 @@
-"""The command line, `personax`: one module for each group of commands, put together here."""
+"""The command line, `personax`, with one module for each group of commands."""
 
 import gc
 import os
@@ -32,7 +32,7 @@ FLAGS = (  # XLA reads them when the first array is created
 
 app = typer.Typer(
     name="personax",
-    help="Personalized federated learning in JAX: train, compare, hand a personal model to anyone.",
+    help="Personalized federated learning in JAX: train, compare, and give everyone a personal model.",
     epilog="Begin with: personax compare",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -50,7 +50,7 @@ def _prepare_process(context: typer.Context) -> None:
 def set_up(command: str | None) -> None:
     """Configure this process for a command: cache compiled programs, and make XLA deterministic.
 
-    The processes of `personax bench` are left alone, because they measure Personax as a library.
+    The processes of `personax bench` are not configured, because they measure personax as a library.
     """
     if command == "bench":
         return
@@ -67,7 +67,7 @@ def _raise_interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-# In the order of `personax --help`. The examples are shown at the end of each command's own help.
+# In the order of `personax --help`. Each command's help ends with its examples.
 for _name, _command, _examples in (
     ("compare", runs.compare, "Examples: personax compare | personax compare mine.toml --set seeds=5 --out runs/mine"),
     ("run", runs.run, "Example: personax run mine.toml --algorithm FedAvg"),

@@ -1,4 +1,4 @@
-"""The command `personax bench`. It imports what it needs when it runs, so that other commands start fast."""
+"""The command `personax bench`. It imports its modules when it runs, so that other commands start fast."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,17 +9,19 @@ from personax.cli.errors import plain_errors
 
 
 def bench(
-    only: Annotated[list[str] | None, typer.Option(help="A row, or all whose names begin so: mnist, mnist-hf.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only the rows whose names begin with this: mnist, mnist-hf.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON; the table goes to stderr.")] = False,
-    path: Annotated[Path | None, typer.Option("--out", "-o", help="Write the record there, too.")] = None,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave the peers out.")] = False,
-    peers: Annotated[list[str] | None, typer.Option("--peer", help="These peers alone.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each side of a row is timed.")] = 2.0,
-    turns: Annotated[int, typer.Option(min=1, help="In how many turns.")] = 3,
-    note: Annotated[str, typer.Option(help="What should be known of the machine.")] = "",
+    path: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the record to this file.")] = None,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Measure personax only.")] = False,
+    peers: Annotated[list[str] | None, typer.Option("--peer", help="Only this peer. May be repeated.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds for which each side of a row is timed.")] = 2.0,
+    turns: Annotated[int, typer.Option(min=1, help="Number of turns that this time is divided into.")] = 3,
+    note: Annotated[str, typer.Option(help="A remark on the machine, for the record.")] = "",
 ) -> None:
     """Time rounds against the machine's limits and against peers, measured in the same run (docs/performance.md)."""
-    kept = "nothing is kept without --out" if path is None else f"the rows above are in {path}"
+    kept = "nothing was saved, because there is no --out" if path is None else f"the rows above are in {path}"
     with plain_errors(f"Interrupted; {kept}."):
         from personax.bench.peers import PEERS
         from personax.bench.record import BENCH, BenchRecord

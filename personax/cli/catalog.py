@@ -1,4 +1,4 @@
-"""The command `personax list`: the one list of everything that has a name."""
+"""The command `personax list`: a list of everything that a configuration or a command can name."""
 
 from collections.abc import Sequence
 

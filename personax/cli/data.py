@@ -14,26 +14,25 @@ from personax.data.datasets.registry import list_datasets
 from personax.data.datasets.sources import SOURCES
 from personax.data.datasets.stand_in import write_stand_in
 
-group = typer.Typer(
-    help="Get datasets, and see which there are.", epilog="Example: personax data list", **GROUP_SETTINGS
-)
+group = typer.Typer(help="Download datasets, and list them.", epilog="Example: personax data list", **GROUP_SETTINGS)
 
 
 def _require_fetchable(name: str) -> None:
-    """Raise an error for a dataset that needs no download; `fetch` knows which names there are."""
+    """Raise an error for a dataset that is not downloaded. Unknown names are left to `fetch`."""
     how = next((entry.how for entry in list_datasets() if entry.name == name), "")
     if how:
-        raise ValueError(f"{name} is not fetched ({how}). See `personax.data.datasets.{name}`.")
+        raise ValueError(f"{name} is not downloaded ({how}). See `personax.data.datasets.{name}`.")
 
 
 @group.command("fetch", epilog="Example: personax data fetch mnist")
 def fetch_dataset(name: Annotated[str, typer.Argument(help=" or ".join(SOURCES))]) -> None:
-    """Get a dataset from the network, verify it, and keep it.
+    """Download a dataset, verify it, and store it.
 
-    It goes to the folder PERSONAX_DATA, or else to the user's cache. What is there already is not fetched again.
+    It is stored in the folder PERSONAX_DATA, or in your cache folder if that is not set. A dataset that is already
+    there is not downloaded again.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with plain_errors("Interrupted. Run the same command again to go on from here."):
+    with plain_errors("Interrupted. To continue, run the same command again."):
         _require_fetchable(name)
         with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
             tasks = {}
@@ -50,21 +49,21 @@ def fetch_dataset(name: Annotated[str, typer.Argument(help=" or ".join(SOURCES))
 @group.command("stand-in", epilog="Example: personax data stand-in femnist --writers 1000")
 def stand_in(
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
-    writers: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
+    writers: Annotated[int, typer.Option(min=1, help="Number of writers.")] = 1000,
 ) -> None:
-    """Write a stand-in for FEMNIST in LEAF's format: MNIST's digits in the hands of invented writers.
+    """Write a stand-in for FEMNIST in LEAF's format: MNIST's digits, distorted for each of its invented writers.
 
     To reproduce apfl-figure5 with it, write it to the folder femnist in the folder PERSONAX_DATA.
     """
     with plain_errors("Interrupted. Run the same command again."):
         if folder.exists():
-            raise FileExistsError(f"{folder} is there already, and nothing was written. Give another folder.")
+            raise FileExistsError(f"{folder} exists, and nothing was written. Give another folder.")
         typer.echo(f"A stand-in for FEMNIST is in {write_stand_in(folder, writers)}")
 
 
 @group.command("list", epilog="Example: personax data list")
 def list_command() -> None:
-    """Show the datasets, their sizes, and whether they are here."""
+    """Show the datasets, their sizes, and their places on this machine."""
     with plain_errors():
         print_table(
             ("name", "what", "size", "where", "citation"),

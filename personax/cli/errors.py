@@ -36,7 +36,7 @@ def plain_errors(interrupted: str = "Interrupted.") -> Iterator[None]:
         typer.echo(f"Error: {error.name} is not installed. Install it with: pip install 'personax[live]'", err=True)
         raise typer.Exit(1) from None
     except _EXPECTED as error:
-        # The words may come from another machine or from a file of someone else.
+        # The message may come from another machine or from an untrusted file.
         words = "\n".join(printable(line) for line in str(error).split("\n"))
         typer.echo(f"Error: {words}", err=True)
         raise typer.Exit(1) from None

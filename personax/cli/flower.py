@@ -1,4 +1,4 @@
-"""The command `personax flower init`. Everything else is done by Flower's own commands."""
+"""The command `personax flower init`. Flower's own commands do the rest."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +22,10 @@ def _group() -> None:  # without a callback, Typer would merge the only command 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
     config: Annotated[Path | None, typer.Option(help="A TOML file. By default the embedded digits.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
-    clients: Annotated[int, typer.Option(min=0, help="How many there are; 0: as many as come.")] = 3,
+    algorithm: Annotated[str | None, typer.Option(help="The algorithm, if the file has several.")] = None,
+    clients: Annotated[int, typer.Option(min=0, help="Number of clients to wait for; 0: do not wait.")] = 3,
 ) -> None:
-    """Write a ready Flower app, which `flwr run DIR` starts."""
+    """Write a complete Flower app, which `flwr run DIR` starts."""
     with plain_errors():
         from personax.flower.template import write_app
 

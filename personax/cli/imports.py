@@ -1,4 +1,4 @@
-"""A configuration that imports is code: commands that run it print what they import."""
+"""Announce imports: a configuration that imports runs code, so commands print what they import."""
 
 from collections.abc import Sequence
 from pathlib import Path

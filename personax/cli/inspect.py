@@ -23,15 +23,15 @@ def inspect(
     config: ConfigFile = None,
     overrides: Overrides = None,
     folder: Out = None,
-    clients: Annotated[int, typer.Option(min=2, help="How many are measured at most.")] = 20,
-    samples: Annotated[int, typer.Option(min=4, help="How many of each client are measured at most.")] = 32,
+    clients: Annotated[int, typer.Option(min=2, help="The largest number of clients to measure.")] = 20,
+    samples: Annotated[int, typer.Option(min=4, help="The largest number of samples to measure for each client.")] = 32,
 ) -> None:
-    """Measure how much clients differ and the papers' constants, and say what follows: limits, advice, a starter."""
+    """Measure how much clients differ and the papers' constants; derive limits, advice and a starter configuration."""
     with plain_errors("Interrupted; nothing was written."):
         resolved = resolve(load_and_announce(config, overrides), baselines=False)
         root = folder or Path("runs") / f"{readable_slug(resolved.name)}-inspected-{datetime.now():%Y%m%d-%H%M%S}"
         if (root / "inspection.json").exists():
-            raise ValueError(f"{root} holds an inspection already. Give another folder.")
+            raise ValueError(f"{root} already has an inspection. Give another folder.")
         with err.status("Reading the data") as status:
             found = inspect_federation(resolved, Effort(clients, samples), lambda text: status.update(text))
         root.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Commands of a live federation: `serve`, `join` and `status`.
 
-They import what they need when they run, so that other commands start fast and work without the extra `live`.
+They import their modules when they run, so that other commands start fast and work without the extra `live`.
 """
 
 import asyncio
@@ -22,30 +22,34 @@ from personax.cli.errors import plain_errors
 from personax.cli.options import GROUP_SETTINGS
 
 Identity = Annotated[Path | None, typer.Option(help="The folder with ca.pem, cert.pem and key.pem.")]
-Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server listens.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: on this machine alone, for trying.")]
+Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The address of the server.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS, only on this machine, to try things out.")]
 
 
 def serve(
     config: Annotated[Path, typer.Argument(help="A TOML file with one algorithm, or use --algorithm.")],
-    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")] = "127.0.0.1:7000",
+    listen: Annotated[str, typer.Option(help="HOST:PORT. Port 0 picks a free one.")] = "127.0.0.1:7000",
     identity: Identity = None,
     insecure: Insecure = False,
-    algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="The algorithm, if the file has several.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; an old one goes on.")] = None,
-    stay: Annotated[bool, typer.Option("--stay", help="Serve the last model after the end, to newcomers.")] = False,
-    metrics_port: Annotated[int | None, typer.Option(help="A page for Prometheus on this machine.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The run folder. An existing run is resumed.")
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="After the end, keep serving the last model to newcomers.")
+    ] = False,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve metrics for Prometheus on this port.")] = None,
     view: Annotated[bool, typer.Option(help="Show the clients on the terminal.")] = True,
     roll_back_to: Annotated[
         int | None, typer.Option("--from", metavar="VERSION", min=0, help="First return to this saved version.")
     ] = None,
 ) -> None:
-    """Serve a recipe to clients on other machines; to resume after a crash, rerun the same command."""
+    """Serve a recipe to clients on other machines. To resume after a crash, rerun the same command."""
     with plain_errors():
         from personax.live.processes import keep_modules, set_up_server
 
-        set_up_server()  # before gRPC is imported, which reads its settings then
+        set_up_server()  # before gRPC is imported, because it reads its settings then
         from personax.cli.imports import load_and_announce
         from personax.experiment.folders import Folder, readable_slug
         from personax.live import server
@@ -60,7 +64,7 @@ def serve(
         with _show_server(view) as opened:
             record = server.serve(recipe, root, address, stay=stay, roll_back_to=roll_back_to, opened=opened)
         if record is None:
-            typer.echo(f"The run is in {root}. No client reported numbers, so there is nothing to show in a report.")
+            typer.echo(f"The run is in {root}. There is no report, because no client reported numbers.")
             return
         from personax.report import write_report
 
@@ -71,20 +75,24 @@ def join(
     server: Server,
     data: Annotated[Path, typer.Option(help="The client's samples: npz, CSV or Parquet with a label column.")],
     identity: Identity = None,
-    insecure: Annotated[str | None, typer.Option(help="Without TLS, on this machine alone: the client's name.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="For the personal state; by default in the identity.")] = None,
+    insecure: Annotated[str | None, typer.Option(help="Without TLS, only on this machine: the client's name.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The folder for the personal state. By default in the identity folder.")
+    ] = None,
     label: Annotated[str, typer.Option(help="The column of labels.")] = "label",
     shape: Annotated[str | None, typer.Option(help="The shape of a sample, such as 28x28.")] = None,
     report: Annotated[int | None, typer.Option(min=1, help="Report test scores after every N updates.")] = None,
-    limits: Annotated[Path | None, typer.Option(help="A TOML file: what you allow the server to ask for.")] = None,
-    base: Annotated[Path | None, typer.Option(help="The file of the base, if the server's model has one.")] = None,
-    personalize_only: Annotated[bool, typer.Option("--personalize-only", help="No training.")] = False,
+    limits: Annotated[Path | None, typer.Option(help="A TOML file with limits on the server's requests.")] = None,
+    base: Annotated[Path | None, typer.Option(help="The file with the base of the server's model, if it has one.")] = None,
+    personalize_only: Annotated[
+        bool, typer.Option("--personalize-only", help="Do not train; only make a personal model.")
+    ] = False,
 ) -> None:
-    """Take part in a live federation with your own data, which stays here, and get your own model."""
-    with plain_errors("Interrupted. The same command goes on from here."):
+    """Take part in a live federation with your own data, which stays on this machine, and get a personal model."""
+    with plain_errors("Interrupted. To resume, rerun the same command."):
         from personax.live.processes import keep_modules, set_up_client
 
-        set_up_client()  # before gRPC is imported, which reads its settings then
+        set_up_client()  # before gRPC is imported, because it reads its settings then
         from personax.live import client
         from personax.live.certificates import read_credentials
         from personax.live.connection import Connection
@@ -93,9 +101,9 @@ def join(
         from personax.live.samples import SampleFile
 
         if (identity is None) == (insecure is None):
-            raise ValueError("Give --identity for mutual TLS, or --insecure NAME to try without: one of them.")
+            raise ValueError("Give either --identity for mutual TLS or --insecure NAME to try without.")
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-        logging.getLogger("personax.live").setLevel(logging.INFO)  # shows attempts to connect, but no messages of JAX
+        logging.getLogger("personax.live").setLevel(logging.INFO)  # shows attempts to connect, but not JAX's messages
         allowed = Limits() if limits is None else read_limits(limits)
         allowed = allowed if base is None else replace(allowed, base=str(base))
         sizes = None if shape is None else tuple(int(part) for part in shape.split("x"))
@@ -116,7 +124,7 @@ def join(
                 found = client.take_part(connection, samples, state, **given, habits=client.Habits(report))
         except TooSlow as error:
             typer.echo(f"Error: {error}", err=True)
-            os._exit(1)  # the compiler still works in its thread
+            os._exit(1)  # a thread is still compiling
         finally:
             connection.close()
         _show_client(found)
@@ -126,9 +134,9 @@ def status(
     server: Server,
     identity: Identity = None,
     insecure: Insecure = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show how a live federation goes: all clients to its operator, a client itself."""
+    """Show the state of a live federation, with all clients for its operator and only itself for a client."""
     with plain_errors(), _operator(server, identity, insecure) as connection:
         from personax.live.standing import Standing
         from personax.live.view import table_of
@@ -150,12 +158,12 @@ group = typer.Typer(
 @group.command("exclude", epilog="Example: personax live exclude anna --server my.host:7000")
 def exclude(
     client: Annotated[str, typer.Argument(help="The client's name.")],
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")] = "127.0.0.1:7000",
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's address.")] = "127.0.0.1:7000",
     identity: Identity = None,
     insecure: Insecure = False,
     undo: Annotated[bool, typer.Option("--undo", help="Admit its uploads again.")] = False,
 ) -> None:
-    """Admit no more uploads of a client. Earlier ones stay: `personax serve --from` returns to a model before them."""
+    """Exclude a client's further uploads. To undo earlier ones, return to a saved model: `personax serve --from`."""
     with plain_errors(), _operator(server, identity, insecure) as connection:
         connection.exclude(client, not undo)
         typer.echo(f"{client} is {'admitted again' if undo else 'excluded'}. The journal has a record of it.")
@@ -164,9 +172,9 @@ def exclude(
 @group.command("audit", epilog="Example: personax live audit runs/live-mine")
 def audit(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the audit log of a run: starts and settings, logins, refusals, revocations, actions of operators."""
+    """Show the audit log of a run: starts, settings, logins, refusals, revocations and operator actions."""
     with plain_errors():
         from personax.live.audit import describe, read_audit
 
@@ -206,7 +214,9 @@ def _find_identity(given: Path | None, insecure: bool, role: str) -> Path | None
     usual = CERTIFICATES / role
     found = given or (usual if usual.is_dir() and not insecure else None)
     if (found is None) != insecure:
-        raise ValueError(f"Give --identity for mutual TLS ({usual} is not there), or --insecure to try: one of them.")
+        raise ValueError(
+            f"Give either --identity for mutual TLS ({usual} does not exist) or --insecure to try without."
+        )
     return found
 
 
@@ -233,7 +243,7 @@ def _show_server(view: bool) -> Iterator[Callable[[int, Any], None]]:
 
 
 def _show_client(found: Any) -> None:
-    """Print the scores of a client that has finished, and where its personal model is."""
+    """Print the scores of a client that has finished, and the path of its personal model."""
     from personax.evaluation.scores import show
 
     typer.echo(f"{found.num_updates} updates. On this client's test samples:")

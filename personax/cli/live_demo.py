@@ -1,4 +1,4 @@
-"""The command `personax live-demo`. It imports what it needs when it runs, so that other commands start fast."""
+"""The command `personax live-demo`. It imports its modules when it runs, so that other commands start fast."""
 
 import contextlib
 import json
@@ -15,10 +15,12 @@ from personax.evaluation.scores import show
 
 
 def live_demo(
-    folder: Annotated[Path | None, typer.Option("--out", "-o", help="By default a new one under runs/.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder. By default a new one under runs/.")
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
 ) -> None:
-    """A server and three clients on this machine, with certificates of their own: the digits, trained live."""
+    """Run a server and three clients on this machine, each with its own certificate, and train on the digits."""
     with plain_errors():
         from personax.live import demo
         from personax.live.certificates import read_credentials

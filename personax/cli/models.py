@@ -15,10 +15,10 @@ from personax.experiment.trained import TrainedModel
 Source = Annotated[
     Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a file such as personal.safetensors.")
 ]
-Algorithm = Annotated[str | None, typer.Option(help="Of a run: whose model. By default the best shared one.")]
-Client = Annotated[str | None, typer.Option(help="Of a run: the model of this client. By default the shared one.")]
-Score = Annotated[str | None, typer.Option(help="Of a client: which of its models, by the name of a score.")]
-AllowImports = Annotated[bool, typer.Option("--allow-imports", help="Let a model file import its network's code.")]
+Algorithm = Annotated[str | None, typer.Option(help="An algorithm of the run. By default that of the best model.")]
+Client = Annotated[str | None, typer.Option(help="A client of the run, for its personal model. By default shared.")]
+Score = Annotated[str | None, typer.Option(help="A score of the algorithm, if the client has several models.")]
+AllowImports = Annotated[bool, typer.Option("--allow-imports", help="Let a model file import the network's code.")]
 
 
 def predict(
@@ -28,7 +28,9 @@ def predict(
     client: Client = None,
     score: Score = None,
     allow_imports: AllowImports = False,
-    path: Annotated[Path, typer.Option("--out", "-o", help=".csv or .parquet")] = Path("predictions.csv"),
+    path: Annotated[Path, typer.Option("--out", "-o", help="The file to write, .csv or .parquet.")] = Path(
+        "predictions.csv"
+    ),
 ) -> None:
     """Predict the class or the target of each sample in a file, with a trained model."""
     with plain_errors():
@@ -45,14 +47,14 @@ def export(
     algorithm: Algorithm = None,
     client: Client = None,
     score: Score = None,
-    num_samples: Annotated[int | None, typer.Option(min=1, help="In each call. By default any number.")] = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="Samples in each call. By default any number.")] = None,
     allow_imports: AllowImports = False,
 ) -> None:
     """Write a trained model as StableHLO, which JAX runs without personax."""
     with plain_errors():
         model = _load(source, algorithm, client, score, allow_imports)
         place = model.export(path, num_samples=num_samples)
-        typer.echo(f"{model.title}: the model is in {place}, and how to call it in {place}.json")
+        typer.echo(f"{model.title}: the model is in {place}, and {place}.json describes how to call it")
 
 
 def _load(

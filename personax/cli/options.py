@@ -1,4 +1,4 @@
-"""Command-line options and settings that several groups share."""
+"""Options and settings shared by several groups of commands."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Progress bars of a run, one for each algorithm: its place among them, rounds, the time left, the latest score."""
+"""Progress bars of a run, one per algorithm, with its rounds, remaining time and latest score."""
 
 import time
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Column
 
-NARROW = 100  # columns of a terminal below which there is no bar beside the numbers
+NARROW = 100  # a terminal with fewer columns shows no bar beside the numbers
 
 
 class Bars:
-    """A `Watch` that draws progress bars on a terminal. Elsewhere it prints a line when an algorithm ends.
+    """A `Watch` that draws progress bars on a terminal. Otherwise it prints a line when an algorithm ends.
 
     `names` are the algorithms of the run, in order.
     """
 
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         self.console, self.names = console, list(names)
-        # Names are printed as they are, and cut off where the terminal is narrow.
+        # Names are printed without markup, and truncated on a narrow terminal.
         plain = lambda field, **column: TextColumn(
             f"{{task.{field}}}", markup=False, table_column=Column(no_wrap=True, **column)
         )
@@ -77,7 +77,7 @@ class Bars:
 
 
 def duration(seconds: float) -> str:
-    """A time for people.
+    """Format a time.
 
     >>> duration(0.4), duration(75), duration(7500)
     ('0 s', '1:15 min', '2:05 h')

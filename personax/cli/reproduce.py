@@ -22,18 +22,22 @@ from personax.values import check_names
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Which table or figure.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Show which there are.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many. By default the experiment's.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", "-o", help="By default runs/NAME, with -quick.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The same with fewer rounds and seeds: not a result.")] = False,
+    name: Annotated[str | None, typer.Argument(help="The name of a table or figure.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. By default the experiment's.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder. By default runs/NAME, or runs/NAME-quick.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Use fewer rounds and seeds. The numbers are not results.")
+    ] = False,
     launcher: LauncherOption = None,
     address: Address = None,
     options: JobOptions = None,
     parallel: Parallel = None,
 ) -> None:
-    """Repeat a table or a figure of a paper, its own numbers beside ours. An interrupted one goes on from there."""
-    with plain_errors(f"Interrupted. Go on with the same command: personax reproduce {name or ''}"):
+    """Reproduce a table or figure of a paper, with the paper's numbers beside ours. Rerun the command to resume."""
+    with plain_errors(f"Interrupted. To resume, rerun the same command: personax reproduce {name or ''}"):
         if listed or name is None:
             list_reproductions()
             return

@@ -32,9 +32,11 @@ from personax.values import check_names
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Fresh = Annotated[
     list[str] | None,
-    typer.Option("--fresh", metavar="NAME", help="Train this algorithm from the beginning; `all`: all of them."),
+    typer.Option(
+        "--fresh", metavar="NAME", help="Train this algorithm again from the beginning; `all` for all of them."
+    ),
 ]
-Tune = Annotated[bool, typer.Option("--tune", help="First pick step sizes and strengths on validation data.")]
+Tune = Annotated[bool, typer.Option("--tune", help="First choose step sizes and strengths on validation data.")]
 Log = Annotated[
     list[str] | None,
     typer.Option(
@@ -57,7 +59,7 @@ def compare(
     options: JobOptions = None,
     parallel: Parallel = None,
 ) -> None:
-    """Train several algorithms on the same federation, cohorts and batches, and see who wins, and for whom."""
+    """Compare algorithms on the same federation, cohorts and batches: which one wins, and for which clients."""
     with plain_errors():
         listeners, launch = _listeners(log), launch_of(launcher, address, options, parallel, log)
         _new_run(resolve(load_and_announce(config, overrides), baselines=True), folder, tuned, listeners, launch)
@@ -65,7 +67,7 @@ def compare(
 
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
-    algorithm: Annotated[str | None, typer.Option(help="Which one, where the file has several.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="The algorithm, if the file has several.")] = None,
     overrides: Overrides = None,
     folder: Out = None,
     tuned: Tune = False,
@@ -87,10 +89,11 @@ def resume(
     options: JobOptions = None,
     parallel: Parallel = None,
 ) -> None:
-    """Continue an interrupted run; it ends as if it had never been interrupted.
+    """Continue an interrupted run. It ends with the same numbers as an uninterrupted one.
 
-    A larger `schedule.num_rounds` in the run's config.toml continues a finished run. After any other change of its
-    settings or data nothing is trained, because the results would be mixed; --fresh trains again what is affected.
+    To train a finished run for longer, increase `schedule.num_rounds` in its config.toml. After any other change of its
+    settings or data, nothing is trained, because the results would be mixed. Use --fresh to train the affected
+    algorithms again.
     A study that was started with --launcher continues there: jobs that still run are followed, and what is missing is
     submitted.
     """
@@ -103,7 +106,7 @@ def resume(
             _show_run(folder, _start_tuned(load_run(folder.untuned), folder, launch))
             return
         if not folder.config.exists():
-            raise ValueError(f"{run} is not a run folder: it has no config.toml. Start one with `personax compare`.")
+            raise ValueError(f"{run} is not a run folder: it has no config.toml. Start a run with `personax compare`.")
         if (run / "live.json").exists():
             raise ValueError(f"{run} is a live run. To continue it, serve it again: personax serve ... --out {run}")
         announce_run(run)
@@ -120,50 +123,52 @@ def resume(
 def personalize(
     run: Run,
     data: Annotated[Path, typer.Option(help="The client's samples: npz, CSV or Parquet with a label column.")],
-    algorithm: Annotated[str | None, typer.Option(help="By default the run's best that adapts.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Adaptation steps. By default the run's.")] = None,
-    lr: Annotated[float | None, typer.Option(min=0, help="Their size. By default the run's.")] = None,
-    path: Annotated[Path, typer.Option("--out", "-o", help="The personal model.")] = Path("personal.safetensors"),
+    algorithm: Annotated[str | None, typer.Option(help="By default the best one of the run that adapts.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of adaptation steps. By default the run's.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="Their step size. By default the run's.")] = None,
+    path: Annotated[Path, typer.Option("--out", "-o", help="The file for the personal model.")] = Path(
+        "personal.safetensors"
+    ),
 ) -> None:
-    """Adapt a trained model to a client that nobody has seen, and write its personal model."""
+    """Adapt a trained model to a client that was not in training, and write its personal model."""
     with plain_errors():
         announce_run(run)
         given = {"num_steps": steps, "lr": lr, "notify": lambda text: err.print(text, highlight=False)}
         found = newcomers.personalize_newcomer(Folder(run), data, algorithm, **given)
         newcomers.write(found, path)
         typer.echo(f"{found.algorithm}: {found.words.split(';')[0]}, from {found.num_train} samples")
-        typer.echo(f"on {found.num_test} others:")
+        typer.echo(f"on {found.num_test} other samples:")
         for metric, before in found.before.items():
             typer.echo(f"  {metric:10}{show(before, metric):>8} before{show(found.after[metric], metric):>8} after")
         typer.echo(f"The model is in {path}")
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; also of runs made apart.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, also of separate runs.")],
     path: Annotated[
         Path | None, typer.Option("--out", "-o", help="By default report.html in the first folder.")
     ] = None,
 ) -> None:
-    """Write one HTML page about one run or several, which opens offline."""
+    """Write an HTML page about one or several runs. It needs no network."""
     with plain_errors():
         typer.echo(f"The report is in {write_report(runs, path or Folder(runs[0]).report)}")
 
 
 def cite(run: Run) -> None:
-    """Print BibTeX for exactly what a run used."""
+    """Print the BibTeX entries of everything that a run used."""
     with plain_errors():
         record = read_results(run)
         used = [key for algorithm in record.algorithms for key in algorithm.citations]
         typer.echo(citations.cite(dict.fromkeys([*used, *record.federation.citations, "jax"])))
 
 
-def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("personax.toml")) -> None:
+def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("personax.toml")) -> None:
     """Write a commented starter configuration."""
     with plain_errors():
         if path.exists():
-            raise ValueError(f"{path} exists. Choose another name, or remove it.")
+            raise ValueError(f"{path} exists. Choose another name, or delete it.")
         path.write_text(STARTER.read_text(encoding="utf-8"), encoding="utf-8")
-        typer.echo(f"Wrote {path}. Change it, then: personax compare {path}")
+        typer.echo(f"Wrote {path}. Edit it, then run: personax compare {path}")
 
 
 def _listeners(log: Sequence[str] | None) -> list[Listener]:
@@ -174,7 +179,7 @@ def _listeners(log: Sequence[str] | None) -> list[Listener]:
 def _new_run(
     config: Config, path: Path | None, tuned: bool, listeners: Sequence[Listener], launch: Launch | None = None
 ) -> None:
-    """Tune a resolved configuration if that is wanted, then run it in a new folder."""
+    """Tune a resolved configuration if `tuned`, then run it in a new folder."""
     path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_used(path)
     if tuned and launch is not None:
@@ -206,7 +211,7 @@ def _tune(config: Config) -> tuple[Config, TuningRecord]:
     """Tune a resolved configuration and print the scores on validation data."""
     err.print(
         f"Tuning on validation data: {config.tune.share:.0%} of each client's training data, drawn with split seed "
-        f"{split_seed(config)}. Test data are not looked at.",
+        f"{split_seed(config)}. Test data are not used.",
         highlight=False,
     )
     with err.status("Tuning") as status:
@@ -226,7 +231,7 @@ def _show_search(found: TuningRecord) -> None:
 
 
 def _go_on(folder: Folder) -> str:
-    return f"Interrupted. Go on with: personax resume {folder.root}"
+    return f"Interrupted. To continue, run: personax resume {folder.root}"
 
 
 def _finish(
@@ -246,7 +251,7 @@ def _finish(
 
 
 def _show_run(folder: Folder, record: RunRecord) -> None:
-    """Print the results of a run, and write its report. If all its algorithms diverged, exit with status 1."""
+    """Print the results of a run, and write its report. Raise an error if all its algorithms diverged."""
     _print_results(folder, record)
     typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
     sentences = divergence.warnings(record)
@@ -258,11 +263,11 @@ def _show_run(folder: Folder, record: RunRecord) -> None:
 
 
 def _print_results(folder: Folder, record: RunRecord) -> None:
-    """Print the table of the headline metric, and below it the verdict, the columns and the protocol of each score."""
+    """Print the table of the headline metric, then the verdict and explanations of the columns and scores."""
     diverged = {one.name: divergence.describe(one.divergences) for one in record.algorithms if one.divergences}
     of_metric = [row for row in record.table if row.metric == record.headline]
     rows = [_cells(row, diverged.get(row.algorithm, "")) for row in of_metric]
-    columns = [title for title in rows[0] if not title.startswith("over ")]  # to fit into 80 characters
+    columns = [title for title in rows[0] if not title.startswith("over ")]  # the rest fits into 80 characters
     print_table(columns, [[row[title] for title in columns] for row in rows])
     described = [(score.name, score.words) for algorithm in record.algorithms for score in algorithm.scores]
     for line in (*filter(None, [verdict(folder.root)]), *explain_columns(of_metric), *explain_scores(described)):
@@ -270,7 +275,7 @@ def _print_results(folder: Folder, record: RunRecord) -> None:
 
 
 def _cells(row: ScoreRow, diverged: str) -> dict[str, str]:
-    """The cells of a row, and when and where its algorithm diverged, if it did."""
+    """The cells of a row, with the time and place of divergence if its algorithm diverged."""
     cells = row.cells()
     if not diverged:
         return cells

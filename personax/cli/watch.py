@@ -1,4 +1,4 @@
-"""The command `watch`: a page that follows a run while it trains."""
+"""The command `personax watch`: a page that follows a run while it trains."""
 
 import contextlib
 from pathlib import Path
@@ -11,8 +11,8 @@ from personax.cli.errors import plain_errors
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, simulated or live.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="By default any free one.")] = 0,
-    every: Annotated[float, typer.Option(min=0.5, help="Seconds from one update of the page to the next.")] = 2.0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="By default a free one.")] = 0,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between updates of the page.")] = 2.0,
 ) -> None:
     """Follow a run in a browser on this machine: progress, curves and clients, while it trains."""
     with plain_errors():
@@ -24,7 +24,7 @@ def watch(
             from personax.live.following import Follower
 
             read = Follower(run).read
-        read()  # an error now and not in the browser
+        read()  # raises an error here rather than in the browser
         try:
             server = page_server(lambda: render(read(), every), port)
         except OSError as error:

@@ -53,7 +53,7 @@ def authority(tmp_path_factory):
     place = tmp_path_factory.mktemp("certified") / "certificates"
     ended = personax("certify", "create", place, "--host", "127.0.0.1", "--client", "anna", "--client", "bert")
     assert ended.exit_code == 0, ended.output
-    assert "hand it to no one" in ended.output and str(place / "clients" / "anna") in ended.output
+    assert "give it to nobody" in ended.output and str(place / "clients" / "anna") in ended.output
     return place
 
 
@@ -118,10 +118,10 @@ def test_without_tls_only_this_machine_is_served(address, tmp_path):
     given = ("--algorithm", "FedAvg", "--out", tmp_path / "run")
     ended = personax("serve", config, "--listen", address, "--insecure", *given)
     assert ended.exit_code == 1 and "Without TLS" in ended.output
-    assert "one of them" in personax("serve", config, "--listen", address, *given).output
+    assert "Give either --" in personax("serve", config, "--listen", address, *given).output
     both = ("--insecure", "--identity", tmp_path)
-    assert "one of them" in personax("serve", config, "--listen", address, *given, *both).output
-    assert "one of them" in personax("join", address, "--data", config).output
+    assert "Give either --" in personax("serve", config, "--listen", address, *given, *both).output
+    assert "Give either --" in personax("join", address, "--data", config).output
 
 
 def test_what_cannot_be_served_is_said(tmp_path):

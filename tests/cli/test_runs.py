@@ -109,15 +109,15 @@ def test_ctrl_c_says_that_one_can_go_on(tiny, monkeypatch):
     archive = Archive((tiny.url("tiny.tar.gz"),), interrupt)
     monkeypatch.setitem(SOURCES, "cifar10", source(cifar_like(), archive, name="cifar10"))
     ended = personax("data", "fetch", "cifar10")
-    assert ended.exit_code == 130 and "Interrupted. Run the same command again to go on from here." in ended.stderr
+    assert ended.exit_code == 130 and "Interrupted. To continue, run the same command again." in ended.stderr
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("minst", "`name` must be one of 'mnist', 'cifar10', got 'minst'. Did you mean `mnist`?"),
-        ("digits", "digits is not fetched (comes with personax). See `personax.data.datasets.digits`."),
-        ("femnist", "femnist is not fetched (needs a path). See `personax.data.datasets.femnist`."),
+        ("digits", "digits is not downloaded (comes with personax). See `personax.data.datasets.digits`."),
+        ("femnist", "femnist is not downloaded (needs a path). See `personax.data.datasets.femnist`."),
     ],
 )
 def test_names_that_cannot_be_fetched(name, said):
@@ -385,7 +385,7 @@ def test_init_writes_a_starter_that_can_be_read(place):
     ended = personax("init")
     assert (ended.exit_code, ended.stdout) == (
         0,
-        "Wrote personax.toml. Change it, then: personax compare personax.toml\n",
+        "Wrote personax.toml. Edit it, then run: personax compare personax.toml\n",
     )
     assert load(place / "personax.toml") == load(None)
     before = (place / "personax.toml").read_text()
@@ -402,7 +402,7 @@ def test_personalize_writes_a_model_and_tells_how_much_better_it_is(done, place)
     assert (
         first.startswith("FedAvg: the shared model after 2 gradient steps of size 0.3") and "from 16 samples" in first
     )
-    assert second == "on 4 others:" and last == "The model is in mine.safetensors"
+    assert second == "on 4 other samples:" and last == "The model is in mine.safetensors"
     assert [line.split()[0] for line in numbers] == ["loss", "accuracy"]
     assert all(line.split()[2::2] == ["before", "after"] for line in numbers)
     assert load_file(place / "mine.safetensors").keys() == {"dense_0.kernel", "dense_0.bias"}

@@ -737,7 +737,7 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(whole, programs, config_file,
         started.send_signal(number)
         _, err = started.communicate(timeout=60)
     assert started.returncode == 130 and "Traceback" not in err
-    assert err.splitlines()[-1] == f"Interrupted. Go on with: personax resume {folder.root}"
+    assert err.splitlines()[-1] == f"Interrupted. To continue, run: personax resume {folder.root}"
     assert_whole_files(folder)
     execute(folder)
     assert_same_end(folder, whole)

@@ -289,7 +289,7 @@ def test_the_command_writes_findings_a_page_and_a_starter_that_runs(tmp_path):
     page = (tmp_path / "found" / "report.html").read_text(encoding="utf-8")
     assert "What the theorems allow" in page and "kappa_G" in page and "accuracy on validation data" in page
     again = run("inspect", config, "--out", tmp_path / "found")
-    assert again.exit_code != 0 and "holds an inspection already" in again.output
+    assert again.exit_code != 0 and "already has an inspection" in again.output
     starter = tmp_path / "found" / "starter.toml"
     compared = run("compare", starter, "--set", "schedule.num_rounds=2", "--out", tmp_path / "run")
     assert compared.exit_code == 0, compared.output

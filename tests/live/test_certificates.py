@@ -89,7 +89,7 @@ def test_an_operator_is_revoked_and_gets_a_new_certificate(place, tmp_path):
         again = running.connect("operator")
         again.status()
         again.close()
-    assert "one of them" in personax("certify", "revoke", "--folder", place).output
+    assert "Give either the name" in personax("certify", "revoke", "--folder", place).output
 
 
 def test_an_authority_of_an_older_version_can_revoke_its_operator(place):
