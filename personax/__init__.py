@@ -92,6 +92,8 @@ if TYPE_CHECKING:
     from personax.experiment.trained import TrainedModel
     from personax.report import plot
 
+__version__ = "0.2.0"
+
 __all__ = [
     "Algorithm",
     "Aruba",

@@ -35,16 +35,16 @@ class RunStream(IntEnum):
 class HostStream(IntEnum):
     """NumPy streams of a key. Extra indices, where a stream has any, are given in parentheses."""
 
-    DELAY_FACTORS = 0  # how much slower than a download each client's upload is
+    DELAY_FACTORS = 0  # the ratio of each client's upload time to its download time
     COHORTS = 1  # members of each synchronous round
-    AGGREGATED = 2  # which members of a cohort are averaged
+    AGGREGATED = 2  # the members of a cohort that are averaged
     ARRIVING_CLIENTS = 3  # the client of each uniform arrival
     DOWNLOADS = 4  # the model version that each uniform arrival started from
     DELAYS = 5  # + the number of the block: download, compute, upload and pause times
     PARTITION_CLASSES = 2**30  # classes, or class proportions, of each client
     PARTITION_COUNTS = 2**30 + 1  # samples of each class for each client
-    PARTITION_ROWS = 2**30 + 2  # which samples of a class
-    TEST_SPLIT = 2**30 + 3  # which of a client's samples are test data
+    PARTITION_ROWS = 2**30 + 2  # samples of a class
+    TEST_SPLIT = 2**30 + 3  # a client's test samples
     HELD_OUT = 2**31 + 16  # clients kept out of training
     THEORY_SAMPLES = 2**31 + 24  # samples that stand for a client's loss (client id)
     DIRECTIONS = 2**31 + 25  # projections of sliced distances

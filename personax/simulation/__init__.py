@@ -1,1 +1,1 @@
-"""A whole federation in one process."""
+"""Simulation of a whole federation in one process."""

@@ -1,4 +1,4 @@
-"""Averages over a cohort at every local step: models between the server's, which only a simulator can observe."""
+"""Averages over a cohort at every local step, which only a simulator can observe."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -18,14 +18,14 @@ class Path(NamedTuple):
     anchor: Params
     iterates: Params
     memories: PyTree
-    client: Array  # positions; the number of clients for entries that do not count
+    client: Array  # positions; the number of clients for invalid entries
     valid: Array
     round: Array
     key: Array
 
 
 class Tracker(Protocol):
-    """Follows the iterates of a synchronous run. `explain` says why it cannot follow one, or returns nothing."""
+    """An observer of the iterates of a synchronous run. `explain` returns why it cannot follow a run, or ""."""
 
     def explain(self, objective: Objective, streams: bool) -> str: ...
     def init(self, params: Params, personal: Personal) -> PyTree: ...
@@ -33,7 +33,7 @@ class Tracker(Protocol):
 
 
 class WeightedSum(NamedTuple):
-    """Sums over local steps: of the weights p_t, and for each client of p_t times its mixed model."""
+    """Sums over local steps of the weights p_t and, for each client, of p_t times its mixed model."""
 
     weight: Array
     models: Params
@@ -63,18 +63,18 @@ class WeightedAverage:
         require_nonnegative("offset", self.offset)
 
     def explain(self, objective: Objective, streams: bool) -> str:
-        """It needs mixtures, and all clients on the device in every round."""
+        """Require a mixture, and all clients on the device in every round."""
         if not mixes_models(objective):
             return f"`WeightedAverage` is for `Mixture` objectives, got {objective}."
-        follows_all = "`WeightedAverage` follows all clients in every round, and this run streams a few at a time."
+        follows_all = "`WeightedAverage` follows all clients in every round, but this run streams a few at a time."
         return follows_all if streams else ""
 
     def init(self, params: Params, personal: Personal) -> WeightedSum:
-        """Nothing summed yet."""
+        """Sums of zero."""
         return WeightedSum(jnp.zeros(()), jax.tree.map(jnp.zeros_like, personal.model))
 
     def update(self, state: WeightedSum, path: Path, personal: Personal) -> WeightedSum:
-        """Add the local steps of one round; `personal` is the state of all clients before it."""
+        """Add the local steps of one round. `personal` is the state of all clients before the round."""
         num_steps = path.memories.mix.shape[1]
         t = path.round * num_steps + 1.0 + jnp.arange(num_steps)
         p = (t + self.offset) ** 2
@@ -87,16 +87,16 @@ class WeightedAverage:
         return WeightedSum(state.weight + p.sum(), jax.tree.map(jnp.add, state.models, added))
 
     def read(self, state: WeightedSum) -> Params:
-        """The average models, one for each client (after the seeds, where there are several)."""
+        """The average model of each client, with a leading axis of seeds if there are several."""
         over = lambda total: state.weight.reshape(state.weight.shape + (1,) * (total.ndim - state.weight.ndim))
         return jax.tree.map(lambda total: total / over(total).astype(total.dtype), state.models)
 
 
 @value
 class RandomIterate:
-    """Fallah Remark 4.7: in each round the cohort's mean iterate at a step drawn uniformly from 0 ... num_steps - 1.
+    """The random iterate of Fallah Remark 4.7: the cohort's mean iterate at a uniformly drawn step of each round.
 
-    The state is the latest one. Departures from the paper: none.
+    The step is one of 0 ... num_steps - 1. The state is the iterate of the last round. Departures from the paper: none.
 
     >>> import jax, personax as px
     >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
@@ -108,7 +108,7 @@ class RandomIterate:
     """
 
     def explain(self, objective: Objective, streams: bool) -> str:
-        """Nothing: every run has random iterates."""
+        """Return "", because every run has random iterates."""
         return ""
 
     def init(self, params: Params, personal: Personal) -> Params:
@@ -116,7 +116,7 @@ class RandomIterate:
         return params
 
     def update(self, state: Params, path: Path, personal: Personal) -> Params:
-        """The mean at this round's step; step 0 is the model that the cohort downloaded."""
+        """The mean iterate at this round's step. Step 0 is the model that the cohort downloaded."""
         num_steps = jax.tree.leaves(path.iterates)[0].shape[1]
         step = jax.random.randint(round_key(path.key, path.round), (), 0, num_steps)
         mean = _cohort_mean(path)
@@ -124,7 +124,7 @@ class RandomIterate:
 
 
 def _cohort_mean(path: Path) -> Params:
-    """The mean iterate after each step, leaves [steps, ...]; the anchor where nobody counts."""
+    """The mean iterate after each step, leaves [steps, ...]; the anchor if no entry is valid."""
     share = path.valid / jnp.maximum(path.valid.sum(), 1)
 
     def mean(anchor: Array, leaf: Array) -> Array:
@@ -135,7 +135,7 @@ def _cohort_mean(path: Path) -> Params:
 
 
 def _along(factor: Array, leaf: Array) -> Array:
-    """The leading axis scaled, entry by entry."""
+    """Scale the entries along the leading axis."""
     return factor.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype) * leaf
 
 

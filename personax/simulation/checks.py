@@ -1,4 +1,4 @@
-"""Checks before anything is compiled, with errors that name the client and the remedy."""
+"""Checks before compilation, with errors that name the client and the remedy."""
 
 from collections.abc import Sequence
 
@@ -23,33 +23,33 @@ def check_run(
     tracker: Tracker | None,
     streams: bool = False,
 ) -> None:
-    """Check that an algorithm, a federation and schedules fit each other."""
+    """Check that an algorithm, a federation and schedules are compatible."""
     if len(schedules) != num_seeds:
-        raise ValueError(f"Give one schedule, or one for each of the {num_seeds} keys, got {len(schedules)}.")
+        raise ValueError(f"Got {len(schedules)} schedules for {num_seeds} keys. Give one for all, or one for each key.")
     for schedule in schedules:
         if schedule.num_clients != federation.num_clients:
             raise ValueError(
-                f"The schedule is for {schedule.num_clients} clients, the federation has {federation.num_clients}. "
-                "Make it with the federation's `num_clients`."
+                f"The schedule has {schedule.num_clients} clients, but the federation has {federation.num_clients}. "
+                "Create it with the federation's `num_clients`."
             )
         if algorithm.server.is_synchronous and not schedule.has_rounds:
             raise ValueError(
-                "A synchronous server waits for rounds, and this schedule has none. "
+                "A synchronous server needs rounds, and this schedule has none. "
                 "Use `rounds(...)`, or a server that is `asynchronous(...)` or `buffered(...)`."
             )
     shapes = {(s.num_events, int(s.round_ends.sum())) for s in schedules}
     if len(shapes) > 1:
-        raise ValueError(f"Schedules of seeds that run together must have the same length, got {sorted(shapes)}.")
+        raise ValueError(f"The schedules of all seeds must have the same length, got {sorted(shapes)}.")
     if (longest := algorithm.local.steps_of(int(federation.counts.max()))) > MAX_STEPS:
         raise ValueError(f"A visit would take {longest} local steps, more than {MAX_STEPS}. Use fewer `num_epochs`.")
     draws_alone = set(algorithm.objective.roles()) == {"outer"}
     if algorithm.local.query_share is not None and draws_alone:
         raise ValueError(
-            f"`query_share` keeps a part of the data for the outer batches, and {algorithm.objective} draws no others. "
-            "Leave it out."
+            f"`query_share` reserves a part of the data for the outer batches, and {algorithm.objective} draws no "
+            "other batches. Remove it."
         )
     if tracker is not None and (not algorithm.server.is_synchronous or algorithm.local.num_steps is None):
-        raise ValueError("A tracker follows synchronous rounds with `num_steps` local steps; here it cannot.")
+        raise ValueError("A tracker needs a synchronous server and a fixed number of local steps. Give `num_steps`.")
     if tracker is not None and (problem := tracker.explain(algorithm.objective, streams)):
         raise ValueError(problem)
 
@@ -65,10 +65,10 @@ def check_statistics(algorithm: Algorithm, task: Task, federation: Federation) -
 
 
 def check_model(task: Task, federation: Federation, params: Params | None) -> None:
-    """Check that the task's model takes the clients' data and that the targets are what the task expects."""
+    """Check that the task's model accepts the clients' data and that the task accepts the targets."""
     x, y = federation.first_sample
     try:
-        # JAX keeps what it traces by the function: those of a task are traced once, however often they are checked.
+        # JAX caches traces by function, so the functions of a task are traced only once.
         key, inputs = jax.random.key(0), jax.eval_shape(as_inputs, x)
         shapes = jax.eval_shape(task.model.init, key, inputs) if params is None else params
         batch = Batch(x, y, np.ones(1, np.float32), key)  # pyright: ignore[reportArgumentType]
@@ -82,9 +82,9 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
     classes = federation.schema.classes
     if not federation.schema.has_numbered_classes and outputs.shape[-1:] < (len(classes),):
         raise ValueError(
-            f"The labels number {len(classes)} classes, {classes[0]!r} to {classes[-1]!r}, and the model has outputs "
-            f"of shape {outputs.shape[1:]}. Give it an output for each class; for a regression on the numbers that the "
-            "classes are called by use `federation.as_targets()`."
+            f"There are {len(classes)} classes, {classes[0]!r} to {classes[-1]!r}, but the model has outputs of shape "
+            f"{outputs.shape[1:]}. Give it an output for each class; for a regression on the numbers that name the "
+            "classes, use `federation.as_targets()`."
         )
     parts = [("training", federation.y, federation.offsets)]
     if federation.test_y is not None and federation.test_offsets is not None:
@@ -95,4 +95,4 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
                 if message := task.check(outputs, targets[offsets[i] : offsets[i + 1]]):
                     raise ValueError(f"{name}: the {part} {message}.")
     if loss.shape != ():
-        raise ValueError(f"The loss must be one number for a batch, got shape {loss.shape}. Take a mean over examples.")
+        raise ValueError(f"The loss of a batch must be a scalar, got shape {loss.shape}. Take a mean over examples.")

@@ -1,4 +1,4 @@
-"""The compiled part of a run: the clients of a wave vmapped, waves looped over, seeds vmapped or looped over."""
+"""The compiled part of a run: `vmap` over the clients of a wave, a loop over waves, and `vmap` or a loop over seeds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ LONG_VISIT = 256  # local steps
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled in, beside the shapes. With a mesh the members of a wave are divided among its devices."""
+    """The constants of a compiled run. With a mesh, the members of a wave are divided among its devices."""
 
     task: Task
-    num_clients: int  # of the federation, however many of them the data holds
+    num_clients: int  # of the federation, although the data may hold only some of them
     max_count: int
     cohort_chunk: int | None
     has_seeds: bool
-    sweeps: bool = False  # each seed has an algorithm of its own
+    sweeps: bool = False  # each seed has its own algorithm
     mesh: Mesh | None = None
-    frozen_has_seeds: bool = False  # each seed has frozen parameters of its own
+    frozen_has_seeds: bool = False  # each seed has its own frozen parameters
 
 
 class Procedure(NamedTuple):
@@ -51,7 +51,7 @@ class Procedure(NamedTuple):
 
 
 class SimulationRun(NamedTuple):
-    """All that a run is, from its first wave to its last."""
+    """Everything that defines a run, except for its state."""
 
     program: Program
     algorithm: Algorithm
@@ -59,12 +59,12 @@ class SimulationRun(NamedTuple):
     key: Array
     plan: WavePlan
     tracker: Tracker | None
-    skips: bool  # updates that are not finite
+    skips: bool  # True to skip updates that are not finite
     frozen: Params = None  # the parameters that nobody trains
 
     @property
     def advance(self) -> Callable[..., State]:
-        """The compiled function that takes this run on."""
+        """The compiled function that advances this run."""
         return advance if self.algorithm.local.steps_of(self.program.max_count) <= LONG_VISIT else advance_long
 
 
@@ -80,12 +80,12 @@ def _advance(
     stop: int,
     skips: bool,
 ) -> State:
-    """Waves `begin` to `stop`; ends early at an update that is not finite, unless those are skipped."""
+    """Run waves `begin` to `stop`. End early at an update that is not finite, unless such updates are skipped."""
     step = partial(_wave, program, data, tracker)
     streams_of = lambda key: (run_stream(key, RunStream.BATCHES), run_stream(key, RunStream.ITERATES))
 
     def run(step: Callable[..., State], procedure: Procedure, streams: PyTree, waves: Waves, state: State) -> State:
-        axis = waves.client.ndim - 2  # of the waves, behind that of seeds
+        axis = waves.client.ndim - 2  # the axis of waves, after that of seeds
         pick = lambda index: lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, axis, keepdims=False)
 
         def more(carry: tuple[Array, State]) -> Array:
@@ -113,9 +113,9 @@ def _advance(
     return jax.lax.map(of_seed, (own, *given))
 
 
-# On an NVIDIA GPU a run is one graph, its loops included, in which a kernel starts when what it reads is there. Kernels
-# of a loop's next step are in it, too; not where there would be too many of them. Products by the same matrix stay
-# apart: XLA would copy their other factors into one, and the results out of it.
+# On an NVIDIA GPU, a run including its loops is one graph, in which a kernel starts once its inputs are ready. The loop
+# is unrolled unless that would give too many kernels. Products by the same matrix are not merged, because XLA would
+# copy their other factors into one array and the results out of it.
 _GRAPH = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE",
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
@@ -127,7 +127,7 @@ advance_long = _compiled(compiler_options=_GRAPH)
 
 
 def seeds_run_in_order(waves: Waves, state: State) -> bool:
-    """Whether seeds run one after another: on a CPU whose caches do not hold the models of a wave in all of them."""
+    """Return True if seeds run sequentially, as on a CPU whose caches cannot hold a wave's models for all seeds."""
     num_seeds, _, num_members = waves.client.shape
     return holds_one_model(num_members * _num_bytes(state.server.params) // num_seeds)
 
@@ -142,10 +142,10 @@ class _Trained(NamedTuple):
     update: Update
     client: Array  # its place in the data
     event: Array
-    version: Array  # that it started from
-    counts: Array  # whether the schedule lets the server have it
+    version: Array  # the version that it started from
+    counts: Array  # True if the schedule passes it to the server
     finite: Array
-    stage: Array  # the first that is not
+    stage: Array  # the first stage that is not finite
 
 
 def _wave(
@@ -157,7 +157,7 @@ def _wave(
     wave: Waves,
     state: State,
 ) -> State:
-    """Train the members of one wave, then let the server receive those whose turn it is."""
+    """Train the members of one wave, then let the server receive the updates that are due."""
     algorithm = procedure.algorithm
     synchronous = algorithm.server.is_synchronous
     now = (state.server.params, state.server.shared, state.server.version)
@@ -187,7 +187,7 @@ def _wave(
 
 
 def _uploaded(trained: _Trained, algorithm: Algorithm) -> _Trained:
-    """What must wait with an update: what the server looks at, and no path."""
+    """The part of an update that waits for its turn: what the server uses, without the path."""
     unused = {"end": ()} if algorithm.server.applies == "deltas" else {"delta": ()}
     return trained._replace(update=trained.update._replace(path=(), **unused))
 
@@ -202,7 +202,7 @@ def _train(
     personal: Personal,
     anchors: PyTree,
 ) -> Update:
-    """The visits of a wave's members, each a function of its own client alone."""
+    """Run the visits of a wave's members, each of which depends only on its own client."""
     algorithm, frozen = procedure
     synchronous = algorithm.server.is_synchronous
     first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
@@ -229,7 +229,7 @@ def _train(
 
         if chunk is None:
             return jax.vmap(visit)(*members)
-        # One at a time without a batch axis: with one of length 1, XLA writes gradients of dense layers transposed.
+        # Without a batch axis for single clients: with an axis of length 1, XLA transposes gradients of dense layers.
         batch_size = None if chunk == 1 else chunk
         return jax.lax.map(lambda member: visit(*member), members, batch_size=batch_size)
 
@@ -243,7 +243,7 @@ def _train(
 
 
 def _default_chunk(task: Task, model: Params, batch: Batch) -> int | None:
-    """The number of clients to train at once: all, but large ones sequentially on a CPU, whose caches hold one."""
+    """The number of clients to train at once: one if the model is large for a CPU's caches, otherwise all (None)."""
     largest = lambda: largest_array(jax.make_jaxpr(jax.grad(task.loss))(model, batch).jaxpr)
     return 1 if holds_one_model(_num_bytes(model), largest) else None
 
@@ -258,7 +258,7 @@ def _outer_batch(data: ClientData, algorithm: Algorithm) -> Batch:
 def _receive(
     program: Program, algorithm: Algorithm, state: State, uploads: Upload, wave: Waves
 ) -> tuple[ServerState, PyTree]:
-    """Hand a wave's uploads to the server: at once at the end of a round, or one after another."""
+    """Pass a wave's uploads to the server: together at the end of a round, or sequentially."""
     server, objective = algorithm.server, algorithm.objective
     if server.is_synchronous:
         received = server.receive(state.server, uploads)
@@ -274,11 +274,11 @@ def _receive(
 
 
 def _finite(updates: Update) -> tuple[Array, Array]:
-    """Whether each update is finite, and the first stage (of `STAGES`) that is not."""
+    """For each update, True if it is finite, and the index of the first stage (in `STAGES`) that is not."""
     num = len(jax.tree.leaves(updates.delta)[0])
 
     def all_finite(tree: PyTree) -> Array:
-        # A sum is finite when its terms are, and several times faster than looking at each.
+        # A sum is not finite if a term is not, and summing is several times faster than checking each term.
         sums = [leaf.reshape(num, -1).sum(axis=1, dtype=float) for leaf in jax.tree.leaves(tree)]
         return jnp.isfinite(sum(sums, jnp.zeros(num)))
 
@@ -300,7 +300,7 @@ def _note(faults: Faults, trained: _Trained, arrived: Array) -> Faults:
 
 
 def replicate(mesh: Mesh | None, tree: PyTree) -> PyTree:
-    """The tree on all devices of a mesh; without one, as it is."""
+    """Copy a tree to all devices of a mesh; without a mesh, return it unchanged."""
     if mesh is None:
         return tree
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -310,21 +310,21 @@ def replicate(mesh: Mesh | None, tree: PyTree) -> PyTree:
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(place(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-        whole = np.asarray(leaf)  # by a callback, because devices of other processes cannot be put anything on
+        whole = np.asarray(leaf)  # with a callback, because `device_put` cannot reach devices of other processes
         return jax.make_array_from_callback(whole.shape, everywhere, lambda part: whole[part])
 
     return jax.tree.map(place, tree)
 
 
 def initial_params(task: Task, federation: Federation, *, key: Array) -> Params:
-    """The model that a run with this key starts from; with several keys along a leading axis."""
+    """The initial model of a run with this key; with several keys, along a leading axis."""
     keys = typed_key(key)
     return first_params(task.model, federation.first_sample[0], keys, keys.ndim > 0)
 
 
 @partial(jax.jit, static_argnames=("model", "has_seeds"))
 def first_params(model: Model, x: Array, key: Array, has_seeds: bool = False) -> Params:
-    """The model's own start for samples like these; a program of its own, which all algorithms share."""
+    """Initialize the model for samples of this shape, in a separate program that all algorithms share."""
     init = lambda key: model.init(run_stream(key, RunStream.INIT), as_inputs(x))
     return jax.vmap(init)(key) if has_seeds else init(key)
 
@@ -339,9 +339,9 @@ def initialize(
     num_slots: int,
     num_places: int,
 ) -> State:
-    """The state before the first event, for each seed, with the personal states of so many clients.
+    """The state before the first event, for each seed, with the personal states of `num_personal` clients.
 
-    `params` are the trained parameters, whose frozen ones may be missing.
+    `params` are the trained parameters; frozen ones may be missing.
     """
 
     def one(algorithm: Algorithm, params: Params) -> State:

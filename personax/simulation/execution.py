@@ -1,4 +1,4 @@
-"""Execution and monitoring of a run: what `simulate` takes besides the run itself."""
+"""Execution and monitoring of a run: the options of `simulate` that do not define the run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +18,17 @@ class Execution:
     """Settings for executing a run. Apart from rounding, its numbers do not depend on them.
 
     Args:
-        cohort_chunk: clients that train at the same time, on each device; by default all (on a CPU, large models one
-            after another).
-        wave_width: the most clients in an asynchronous wave; by default what costs least.
-        on_nonfinite: whether an update that is not finite raises `NonFiniteUpdate` or is skipped and counted.
+        cohort_chunk: the number of clients that train at the same time on each device. The default is all of them, or
+            one if the model is large for a CPU.
+        wave_width: the largest number of clients in an asynchronous wave. By default, the width with the lowest
+            estimated cost.
+        on_nonfinite: "raise" raises `NonFiniteUpdate` for an update that is not finite; "skip" skips and counts it.
         stream: keeps data and personal states on the host and moves only those of the next waves to the device. A
             memory-mapped federation is always streamed. (docs/scale.md)
-        devices: devices that share the members of each wave.
-        precision: of the clients' matrix products; "bf16" and "tf32" add up in float32.
-        passes: "all" rewrites the task's programs for speed, with the same results to rounding (docs/performance.md);
-            "none" runs them as they are.
+        devices: the devices among which the members of each wave are divided.
+        precision: the precision of the clients' matrix products. "bf16" and "tf32" accumulate in float32.
+        passes: "all" rewrites the task's programs for speed, with the same results up to rounding
+            (docs/performance.md); "none" runs them unchanged.
 
     >>> Execution(wave_width=4).on_nonfinite
     'raise'
@@ -46,21 +47,21 @@ class Execution:
         require_count("wave_width", self.wave_width)
         require_one_of("on_nonfinite", self.on_nonfinite, ("raise", "skip"))
         if self.devices is not None and not len(self.devices):
-            raise ValueError("`devices` is empty. Give `jax.devices()`, or leave it out.")
+            raise ValueError("`devices` is empty. Give `jax.devices()`, or omit it.")
         require_precision(self.precision)
         require_one_of("passes", self.passes, ("all", "none"))
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """Callbacks and trackers that watch a run.
+    """Callbacks and trackers that observe a run.
 
     Args:
-        observe: called with a snapshot before the first event, then every `every` rounds (events, where there are no
-            rounds: at the next wave) and at the end; what it returns is kept in `result.history`.
-        every: rounds, or events, between two calls; by default only the first and the last.
-        tracker: follows models between the server's, such as `RandomIterate()`.
-        until: called with a snapshot before the first event and at each pause; if it returns True, the run ends there.
+        observe: called with a snapshot before the first event, then every `every` rounds (without rounds: at the next
+            wave after every `every` events) and at the end. Its results are collected in `result.history`.
+        every: the number of rounds or events between calls. By default, only the first and the last call are made.
+        tracker: an observer of local iterates, such as `RandomIterate()`.
+        until: called with a snapshot before the first event and at each pause. If it returns True, the run ends there.
         control: a controller that may end the run, seed by seed, or choose the next cohort (docs/devices.md).
 
     >>> Monitor(every=10).every

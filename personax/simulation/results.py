@@ -1,4 +1,4 @@
-"""The state of a run, and its result."""
+"""The state and the result of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class NonFiniteUpdate(FloatingPointError):
 
 
 class Faults(NamedTuple):
-    """Updates that were not finite: how many, and the event and the stage of the first one."""
+    """Updates that were not finite: their number, and the event and stage of the first one."""
 
     num: Array
     event: Array
@@ -56,18 +56,18 @@ class Faults(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that a run carries from wave to wave. Leaves have a leading axis of seeds when there are several."""
+    """Everything that a run carries from wave to wave. With several seeds, leaves have a leading axis for them."""
 
     server: ServerState
-    personal: Personal  # of all clients; between the waves of a streamed run a `Kept`
-    slots: PyTree  # models that are still in use: (params, shared, version)
-    held: PyTree  # updates that wait for their turn
+    personal: Personal  # states of all clients; between the waves of a streamed run, a `Kept`
+    slots: PyTree  # models still in use: (params, shared, version)
+    held: PyTree  # updates that wait for their turn to arrive
     tracked: PyTree
     faults: Faults
 
 
 class Unshared(NamedTuple):
-    """The parameters that the server does not have: all that is frozen, and the start of each client's personal part.
+    """The parameters that the server does not have: the frozen ones, and the initial personal ones of each client.
 
     With `has_seeds`, every array has a leading axis of seeds; otherwise they are the same for all seeds.
     """
@@ -77,14 +77,14 @@ class Unshared(NamedTuple):
     has_seeds: bool = False
 
     def of_seeds(self, part: slice) -> "Unshared":
-        """Return those of some of the seeds."""
+        """Return the parameters of some of the seeds."""
         if not self.has_seeds:
             return self
         pick = lambda tree: jax.tree.map(lambda leaf: leaf[part], tree)
         return Unshared(pick(self.frozen), pick(self.start), has_seeds=True)
 
     def joined_to(self, shared: Params, num_seeds: int) -> Params:
-        """Return whole models, of that many seeds unless it is 0."""
+        """Return whole models, for `num_seeds` seeds unless it is 0."""
         own = (self.frozen, self.start)
         return join(shared, *(own if self.has_seeds or not num_seeds else repeat(own, num_seeds)))
 
@@ -109,7 +109,7 @@ class Controlled:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A run between two waves: what `observe` sees and `simulate(..., start=...)` continues from.
+    """A run between two waves, which `observe` receives and from which `simulate(..., start=...)` continues.
 
     >>> import jax, personax as px
     >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
@@ -123,21 +123,21 @@ class Snapshot:
 
     state: State
     wave: int
-    num_events: int | np.ndarray  # with several seeds, one for each
-    time: float | np.ndarray  # virtual
-    schedules: tuple[Schedule, ...]  # of each seed
-    ids: np.ndarray  # of the federation's clients, in its order
+    num_events: int | np.ndarray  # with several seeds, one number for each
+    time: float | np.ndarray  # virtual time
+    schedules: tuple[Schedule, ...]  # one for each seed
+    ids: np.ndarray  # ids of the federation's clients, in its order
     unshared: Unshared = Unshared()
     control: tuple[Controlled, ...] = ()  # of each seed, where a controller is at work
 
     @property
     def has_seeds(self) -> bool:
-        """Whether every array has a leading axis for several seeds."""
+        """True if every array has a leading axis for several seeds."""
         return np.ndim(self.num_events) > 0
 
     @property
     def visits(self) -> np.ndarray:
-        """How many updates each client has made so far, [clients] or [seeds, clients]."""
+        """The number of updates that each client has made so far, [clients] or [seeds, clients]."""
         return self._of_each_seed(Schedule.visits)
 
     @property
@@ -147,7 +147,7 @@ class Snapshot:
 
     @property
     def faults(self) -> list[Fault]:
-        """The first update that was not finite of each seed that had one, in the order of the seeds."""
+        """The first update that was not finite for each seed that has one, in the order of the seeds."""
         event, stage = (np.atleast_1d(leaf) for leaf in self.state.faults[1:])
         return [
             Fault(int(seed), int(event[seed]), int(self.schedules[seed].client[event[seed]]), STAGES[stage[seed]])
@@ -155,7 +155,7 @@ class Snapshot:
         ]
 
     def of_seeds(self, begin: int, end: int) -> "Snapshot":
-        """Some of several seeds."""
+        """The snapshot of some of the seeds."""
         part = slice(begin, end)
         kept = self.state.personal
         state = jax.tree.map(lambda leaf: leaf[part], self.state._replace(personal=()))
@@ -170,7 +170,7 @@ class Snapshot:
 
     @property
     def params(self) -> Params:
-        """The shared model. Where it is divided, with its frozen part and the start of the personal part."""
+        """The shared model. If parameters are divided, it includes the frozen and the initial personal ones."""
         shared, unshared = self.state.server.params, self.unshared
         if unshared.frozen is None and unshared.start is None:
             return shared
@@ -178,12 +178,12 @@ class Snapshot:
 
     @property
     def shared(self) -> Shared:
-        """What the server broadcasts beside the model."""
+        """The state that the server broadcasts beside the model."""
         return self.state.server.shared
 
     @property
     def personal(self) -> Personal:
-        """The personal states of all clients, along the axis after the seeds."""
+        """The personal states of all clients, along the axis after that of seeds."""
         if not isinstance(self.state.personal, Kept):
             return self.state.personal
         everyone = (*np.shape(self.num_events), len(self.ids))
@@ -199,10 +199,10 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The end of a run. With several seeds every array has a leading axis for them.
+    """The result of a run. With several seeds, every array has a leading axis for them.
 
-    `personal` holds the state of all clients, `tracked` what a tracker followed, `history` what `observe` returned.
-    Each event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back.
+    `personal` has the states of all clients, `tracked` the state of the tracker, and `history` the results of
+    `observe`. Each event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back.
 
     >>> import jax, personax as px
     >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
@@ -224,7 +224,7 @@ class Result:
         return html_table("Result", self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Titled lines of a summary."""
+        """The titles and texts of a summary."""
         snapshot, num = self.snapshot, len(self.snapshot.schedules)
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params)) // num
         events = np.atleast_1d(snapshot.num_events)
@@ -241,17 +241,17 @@ class Result:
 
     @property
     def has_seeds(self) -> bool:
-        """Whether every array has a leading axis for several seeds."""
+        """True if every array has a leading axis for several seeds."""
         return self.snapshot.has_seeds
 
     @property
     def params(self) -> Params:
-        """The shared model. Where it is divided, with its frozen part and the start of the personal part."""
+        """The shared model. If parameters are divided, it includes the frozen and the initial personal ones."""
         return self.snapshot.params
 
     @property
     def shared(self) -> Shared:
-        """What the server broadcasts beside the model."""
+        """The state that the server broadcasts beside the model."""
         return self.snapshot.shared
 
     @property
@@ -266,15 +266,15 @@ class Result:
 
     @property
     def num_dropped(self) -> np.ndarray:
-        """Updates that were too stale."""
+        """The number of updates dropped because they were too stale."""
         return np.asarray(self.snapshot.state.server.num_dropped)
 
     @property
     def num_skipped(self) -> np.ndarray:
-        """Updates that were not finite."""
+        """The number of updates that were not finite."""
         return np.asarray(self.snapshot.state.faults.num)
 
 
 def repeat(tree: PyTree, num: int) -> PyTree:
-    """The same tree `num` times, along a new leading axis."""
+    """Repeat a tree `num` times along a new leading axis."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), tree)

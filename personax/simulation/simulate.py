@@ -1,4 +1,4 @@
-"""Simulate a whole federation: an algorithm along a schedule, from the first event to the last."""
+"""Simulate a federation: run an algorithm along a schedule, from the first event to the last."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -47,15 +47,15 @@ def simulate(
     """Run an algorithm on a federation along a schedule.
 
     Args:
-        algorithm: a recipe, or one for each key: a sweep over their numbers.
+        algorithm: a recipe; or one for each key, to sweep over their numbers.
         task: the model and its loss.
         federation: the clients and their data.
-        schedule: who reports when; one for all seeds, or one for each.
+        schedule: the schedule of events, one for all seeds or one for each.
         key: one key, or an array of keys that runs that many seeds together.
-        params: the initial model of all seeds; by default the task's model is initialized from each key.
+        params: the initial model of all seeds. By default, the task's model is initialized from each key.
         start: a snapshot of the same run to continue from.
-        monitor: what is watched on the way, see `Monitor`.
-        execution: how it is executed, see `Execution`.
+        monitor: callbacks and trackers, see `Monitor`.
+        execution: settings that do not change the results, see `Execution`.
     """
     for part in (federation, federation.newcomers):
         if part is not None:
@@ -66,7 +66,7 @@ def simulate(
 
 
 class PlannedRun(NamedTuple):
-    """A run whose waves are planned: everything except where it starts and who watches it."""
+    """A run whose waves are planned: everything except its initial state and its monitor."""
 
     run: SimulationRun
     schedules: list[Schedule]
@@ -81,10 +81,10 @@ class PlannedRun(NamedTuple):
         return leaf if self.run.program.has_seeds else leaf[0]
 
     def state_shapes(self, num_events: int | Sequence[int]) -> State:
-        """Return the shapes and types of the state, into which a checkpoint is read, without computing anything.
+        """Return the shapes and types of the state, to read a checkpoint into, without computing anything.
 
-        `num_events` is how far the run has come (with several seeds, each): a run that streams from the host has
-        states of the clients that it visited.
+        `num_events` is the number of events so far (for each of several seeds): a run that streams from the host only
+        has the states of the clients that it has visited.
         """
         run, streams = self.run, self.stream is not None
         num_personal = 1 if streams else run.program.num_clients
@@ -119,11 +119,11 @@ class PlannedRun(NamedTuple):
         return _stops(first.run.plan, first.schedules[0], wave, every)
 
     def pauses(self, every: int) -> list[list[int]]:
-        """Return how many events of each seed have arrived at each pause, before the first event and at the end."""
+        """Return the number of events of each seed that have arrived at each pause, including the start and the end."""
         return [_num_arrived(self.run.plan, wave).tolist() for wave in (0, *self.stops(every))]
 
     def shares(self, other: "PlannedRun", wave: int) -> bool:
-        """Return whether the first `wave` waves of another run are those of this one, whose state is then the same."""
+        """Return True if the first `wave` waves of two runs agree, so that their states there are equal."""
         mine, its = self.run.plan, other.run.plan
         same = lambda one, another: np.array_equal(one[:, :wave], another[:, :wave])
         sizes = (mine.num_slots, mine.num_places) == (its.num_slots, its.num_places)
@@ -140,7 +140,7 @@ def plan_run(
     tracker: Tracker | None = None,
     execution: Execution = Execution(),
 ) -> PlannedRun:
-    """Check that algorithm, federation and schedules fit, and plan the waves; the model is checked by `check_model`."""
+    """Check that algorithm, federation and schedules are compatible, and plan the waves. (See also `check_model`.)"""
     key = typed_key(key)
     has_seeds = key.ndim > 0
     num_seeds = len(key) if has_seeds else 1
@@ -167,7 +167,7 @@ def plan_run(
 def run_plan(
     planned: PlannedRun, *, params: Params | None = None, start: Snapshot | None = None, monitor: Monitor = Monitor()
 ) -> Result:
-    """Run what `plan_run` gave, with the same tracker. The arguments are those of `simulate`."""
+    """Run a result of `plan_run`, with the same tracker. The arguments are those of `simulate`."""
     observe, control = monitor.observe, monitor.control
     unshared = _unshared(planned.run, params) if start is None else start.unshared
     planned = _begun(planned, unshared, control, start)
@@ -261,7 +261,7 @@ def _decided(running: _RunningPlan, control: Control, state: State, wave: int, s
 
 
 def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:
-    """A run with all data and all personal states on the device."""
+    """Return the function that advances a run with all data and personal states on the device."""
     program, mesh = run.program, run.program.mesh
     waves = jax.device_put(jax.tree.map(seedless, run.plan.waves))
     data, key, waves = replicate(mesh, (run.federation.train, run.key, waves))
@@ -272,7 +272,7 @@ def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Call
 
 
 def _first_state(run: SimulationRun, params: Params | None, streams: bool) -> State:
-    """The state before the first event; in a streamed run nobody has been visited."""
+    """The state before the first event. In a streamed run, no client has been visited."""
     program = run.program
     if not streams:
         return _initial_state(run, params, program.num_clients)
@@ -282,7 +282,7 @@ def _first_state(run: SimulationRun, params: Params | None, streams: bool) -> St
 
 
 def _initial_state(run: SimulationRun, params: Params | None, num_personal: int) -> State:
-    """From the given model or the task's own, with the personal states of so many clients."""
+    """The initial state from the given model or the task's own, with the personal states of `num_personal` clients."""
     if params is None:
         first = initial_params(run.program.task, run.federation, key=run.key)
     else:
@@ -294,7 +294,7 @@ def _initial_state(run: SimulationRun, params: Params | None, num_personal: int)
 
 
 def _unshared(run: SimulationRun, params: Params | None) -> Unshared:
-    """The parameters that the server does not have, of the given model or the task's own."""
+    """The parameters that the server does not have, from the given model or the task's own."""
     sharing = run.algorithm.sharing
     if not sharing.divides:
         return Unshared()
@@ -308,13 +308,15 @@ def _unshared(run: SimulationRun, params: Params | None) -> Unshared:
 
 
 def _swept(algorithms: Sequence[Algorithm], key: Array) -> Algorithm:
-    """Several algorithms as one, whose numbers have a leading axis."""
+    """Stack the numbers of several algorithms into one algorithm, along a leading axis."""
     if len(algorithms) != key.size or key.ndim != 1:
-        raise ValueError(f"Give one algorithm, or one for each key, got {len(algorithms)} for keys of {key.shape}.")
+        raise ValueError(
+            f"Got {len(algorithms)} algorithms for keys of shape {key.shape}. Give one for all, or one for each key."
+        )
     others = {jax.tree.structure(one): one for one in algorithms}
     if len(others) > 1:
         got = ", ".join(map(str, others.values()))
-        raise ValueError(f"Algorithms of a sweep must differ in numbers alone, got {got}. Run them separately.")
+        raise ValueError(f"Algorithms of a sweep must differ only in numbers, got {got}. Run them separately.")
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *algorithms)
 
 
@@ -332,7 +334,7 @@ def plan_waves(
     ahead: bool,
     num_devices: int,
 ) -> WavePlan:
-    """The waves of all seeds. A tracker, or the blocks of a streamed run, want all that trains in a wave to arrive."""
+    """Plan the waves of all seeds. Without `ahead`, all updates of a wave arrive after it, as a tracker requires."""
     if algorithm.server.is_synchronous:
         plans = [plan_rounds(s) for s in schedules]
     else:
@@ -342,7 +344,7 @@ def plan_waves(
 
 
 def _stops(plan: WavePlan, schedule: Schedule, wave: int, every: int | None) -> list[int]:
-    """The waves after which a run pauses: every `every` rounds, or events where there are none, and the end."""
+    """The waves after which a run pauses: every `every` rounds (or events, without rounds), and the end."""
     if every is None:
         return [plan.num_waves]
     counted = schedule.round_ends if schedule.has_rounds else np.ones(schedule.num_events, bool)
@@ -356,12 +358,12 @@ def _stops(plan: WavePlan, schedule: Schedule, wave: int, every: int | None) -> 
 def _check_start(start: Snapshot, plan: WavePlan, seedless: Callable[[np.ndarray], Any], streams: bool) -> None:
     if isinstance(start.state.personal, Kept) != streams:
         how = "with its clients' states on the " + ("device" if streams else "host")
-        raise ValueError(f"`start` is a snapshot of a run {how}. Continue it in the same way: see `stream`.")
+        raise ValueError(f"`start` is a snapshot of a run {how}. Continue it in the same way (see `stream`).")
     num_events = seedless(_num_arrived(plan, start.wave))
     if np.any(num_events != start.num_events):
         raise ValueError(
-            f"`start` has seen {start.num_events} events, which is not where this run pauses ({num_events}). "
-            "Continue with the schedule, the seeds and the `wave_width` that it began with."
+            f"`start` is a snapshot after {start.num_events} events, but this run pauses after {num_events}. "
+            "Continue with the same schedule, seeds and `wave_width`."
         )
 
 
@@ -371,7 +373,7 @@ def _num_arrived(plan: WavePlan, wave: int) -> np.ndarray:
 
 
 def _fault_error(snapshot: Snapshot, run: SimulationRun) -> NonFiniteUpdate:
-    """The error about the first update that was not finite."""
+    """The error for the first update that was not finite."""
     fault = min(snapshot.faults, key=lambda fault: fault.event)
     of_seed = f" of seed {fault.seed}" if snapshot.has_seeds else ""
     mode = "synchronous" if run.algorithm.server.is_synchronous else "asynchronous"

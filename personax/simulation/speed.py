@@ -1,4 +1,4 @@
-"""A sentence about a run that is far slower than its arithmetic."""
+"""A message for runs that are far slower than their arithmetic."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from personax.fast.speed import expected_seconds, slowest_primitive
 from personax.simulation.engine import initial_params
 from personax.typing import Batch, Task
 
-PATIENCE = 10.0  # seconds of training below which nothing is said
-SLOW = 10.0  # times the expected time
-TIMED_MEMBERS = 4  # clients that an equation is timed for
+PATIENCE = 10.0  # seconds of training below which there is no message
+SLOW = 10.0  # the ratio to the expected time above which a run is slow
+TIMED_MEMBERS = 4  # the number of clients for which an operation is timed
 REMEDIES = {
-    "conv_general_dilated": "Only convolutions over one or two axes without groups of the batch are made fast.",
+    "conv_general_dilated": "Only convolutions over one or two axes without batch groups are optimized.",
     "while": "A loop of unknown length runs until the slowest client ends: use `jax.lax.scan` or `fori_loop`.",
     "sort": "Sorting is slow on every backend: use `jax.lax.top_k`, or sort before training.",
 }
@@ -33,9 +33,9 @@ def gradient_program(algorithm: Algorithm, task: Task, federation: Federation) -
 
 
 def explain_speed(algorithm: Algorithm, task: Task, federation: Federation, num_visits: int, seconds: float) -> str:
-    """State if training took far longer than its operations should take on this machine, and why; "" if it did not.
+    """Explain why training took far longer than its operations should take on this machine; "" if it did not.
 
-    `num_visits` is the number of visits of all seeds together, and `seconds` the time without compilation.
+    `num_visits` is the total number of visits of all seeds, and `seconds` the time without compilation.
 
     >>> import personax as px
     >>> fed = px.Federation.from_clients([(jnp.ones((9, 5)), jnp.zeros(9, int))])

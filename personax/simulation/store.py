@@ -1,7 +1,7 @@
-"""Personal states on the host: each client has its own from its first visit on, and what exceeds memory goes to disk.
+"""Personal states on the host: one for each client that has been visited; those that exceed the memory go to disk.
 
-States are immutable records in a dictionary. A new state replaces the client's record; a view is a copy of the
-dictionary, so it stays as it is while the run goes on, and what nobody looks at any more is freed.
+States are immutable records in a dictionary. A new state replaces the client's record. A view is a copy of the
+dictionary, so it does not change while the run continues, and unused records are freed.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from personax.typing import Personal
 
 
 class _StateLayout:
-    """How a state becomes one row of bytes, all its leaves in a row."""
+    """The layout of a state as one row of bytes, with its leaves one after another."""
 
     def __init__(self, default: Personal, num_axes: int) -> None:
         leaves, self.structure = jax.tree.flatten(default)
@@ -34,11 +34,11 @@ class _StateLayout:
         return [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).reshape(-1, size) for leaf, size in leaves]
 
     def empty(self, num: int) -> list[np.ndarray]:
-        """Room for the bytes of so many states."""
+        """Buffers for the bytes of `num` states."""
         return [np.empty((num, part.stop - part.start), np.uint8) for part in self.parts]
 
     def states_of(self, leaves: list[np.ndarray], axes: tuple[int, ...]) -> Personal:
-        """The states of these bytes, along these leading axes."""
+        """The states with these bytes, along these leading axes."""
         shaped = zip(leaves, self.dtypes, self.shapes, strict=True)
         return jax.tree.unflatten(
             self.structure, [leaf.view(kind).reshape(*axes, *shape) for leaf, kind, shape in shaped]
@@ -46,11 +46,11 @@ class _StateLayout:
 
 
 class _StateFile:
-    """Rows of bytes in a file without a name; those that nobody refers to any more are written over."""
+    """Rows of bytes in an anonymous file. Unused rows are overwritten."""
 
     def __init__(self, num_bytes: int, folder: str | None) -> None:
         self.num_bytes, self.num_rows, self.free = num_bytes, 0, []
-        self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as a row is needed
+        self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open while a row is in use
 
     def __del__(self) -> None:
         self.file.close()
@@ -62,12 +62,12 @@ class _StateFile:
         place = _OnDisk(self, self.free.pop())
         self.file.seek(place.at * self.num_bytes)
         if self.file.write(row.data) != self.num_bytes:
-            raise OSError(f"A personal state of {self.num_bytes} bytes could not be written: the disk is full.")
+            raise OSError(f"The disk is full: a personal state of {self.num_bytes} bytes could not be written.")
         return place
 
 
 class _OnDisk:
-    """A row of a file; when nothing refers to it any more, its place is free."""
+    """A row of a file. When it is no longer referenced, its place becomes free."""
 
     def __init__(self, file: _StateFile, at: int) -> None:
         self.file, self.at = file, at
@@ -85,24 +85,24 @@ class _OnDisk:
 
 @jax.tree_util.register_pytree_with_keys_class
 class Kept:
-    """The personal states of all clients at one moment: of those visited so far, and the one that all others have.
+    """The personal states of all clients at one moment: those of visited clients, and the default of all others.
 
-    As a pytree it is the default, the numbers of those visited (seed times number of clients, plus position) in order,
-    and their states: what a checkpoint holds, and what it is rebuilt from.
+    As a pytree, it consists of the default, the sorted keys of visited clients (seed times number of clients, plus
+    position), and their states. Checkpoints contain these and rebuild it from them.
     """
 
     def __init__(self, num_clients: int, has_seeds: bool, default: Personal, visited: Any) -> None:
         self.num_clients, self.has_seeds, self.default = num_clients, has_seeds, default
-        self._visited = visited  # records by number, or (numbers, states) as a checkpoint has them
+        self._visited = visited  # records by key, or (keys, states) as in a checkpoint
 
     @cached_property
     def layout(self) -> _StateLayout:
-        """How one state becomes bytes."""
+        """The layout of a state as bytes."""
         return _StateLayout(self.default, int(self.has_seeds))
 
     @cached_property
     def records(self) -> dict[int, Any]:
-        """The states of those visited, by number."""
+        """The states of visited clients, by key."""
         if isinstance(self._visited, dict):
             return self._visited
         keys, states = self._visited
@@ -129,18 +129,18 @@ class Kept:
         return leaves
 
     def keys(self, positions: np.ndarray) -> np.ndarray:
-        """The numbers of these clients' records; those of a seed come after those of the seed before."""
+        """The keys of these clients' records, which are consecutive for each seed."""
         seeds = np.arange(len(positions))[:, None] if self.has_seeds else 0
         return self.num_clients * seeds + positions
 
     def of_seeds(self, begin: int, end: int) -> "Kept":
-        """The states of some of several seeds."""
+        """The states of some of the seeds."""
         first, last = begin * self.num_clients, end * self.num_clients
         records = {key - first: record for key, record in self.records.items() if first <= key < last}
         return Kept(self.num_clients, True, jax.tree.map(lambda leaf: leaf[begin:end], self.default), records)
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """Its parts, and what is the same in all of its kind."""
+        """Return the children and the static part."""
         names = [jax.tree_util.GetAttrKey(name) for name in ("default", "clients", "states")]
         return list(zip(names, (self.default, *self._parts()), strict=True)), (self.num_clients, self.has_seeds)
 
@@ -152,13 +152,13 @@ class Kept:
 
     @classmethod
     def tree_unflatten(cls, about: Any, parts: Any) -> "Kept":
-        """From its parts, whatever they are: JAX also makes trees of shapes."""
+        """Rebuild from the parts, which need not be arrays: JAX also makes trees of shapes."""
         (num_clients, has_seeds), (default, *visited) = about, parts
         return cls(num_clients, has_seeds, default, tuple(visited))
 
 
 def kept_shapes(num_clients: int, has_seeds: bool, one: Personal, num_visited: int) -> Kept:
-    """The shapes of what is kept of so many visited, from those of one client's state, [1, ...] or [seeds, 1, ...]."""
+    """The shapes of a `Kept` with `num_visited` visited clients, given one client's, [1, ...] or [seeds, 1, ...]."""
     shape = lambda leaf, *leading: jax.ShapeDtypeStruct((*leading, *leaf.shape[has_seeds + 1 :]), leaf.dtype)
     num = num_visited if jax.tree.leaves(one) else 0
     default = jax.tree.map(lambda leaf: shape(leaf, *leaf.shape[:has_seeds]), one)
@@ -167,22 +167,22 @@ def kept_shapes(num_clients: int, has_seeds: bool, one: Personal, num_visited: i
 
 
 class Store:
-    """The personal states of a run as it goes on, from those of `kept`.
+    """The personal states of a run in progress, starting with those of `kept`.
 
-    Up to `memory` bytes of states stay in memory, and those of clients that come later go to a file in `folder` (by
-    default where temporary files are), which is gone when nothing needs it.
+    Up to `memory` bytes of states stay in memory. Those of later clients go to a file in `folder` (by default the
+    system's folder for temporary files), which is deleted when it is no longer needed.
     """
 
     def __init__(self, kept: Kept, memory: int, folder: str | None) -> None:
         self.kept = Kept(kept.num_clients, kept.has_seeds, kept.default, {})
-        self.is_empty = kept.layout.num_bytes == 0  # clients keep nothing
+        self.is_empty = kept.layout.num_bytes == 0  # clients have no personal state
         self.most = 0 if self.is_empty else memory // kept.layout.num_bytes
         self.folder, self.file, self.num_in_memory = folder, None, 0
         for key, record in kept.records.items():
             self.kept.records[key] = self._record(None, record) if isinstance(record, np.ndarray) else record
 
     def write(self, positions: np.ndarray, visited: np.ndarray, states: Personal) -> None:
-        """New states of those of the clients at these positions that were visited; all are [..., positions]."""
+        """Store the new states of visited clients. All arguments have shape [..., positions]."""
         leaves, keys = self.kept.layout.bytes_of(states), self.kept.keys(positions).ravel()
         for i in np.flatnonzero(visited).tolist():
             key, row = int(keys[i]), np.concatenate([leaf[i] for leaf in leaves])
@@ -198,5 +198,5 @@ class Store:
         return self.file.put(row)
 
     def view(self) -> Kept:
-        """What it holds now, whatever is written later."""
+        """The current states, unaffected by later writes."""
         return Kept(self.kept.num_clients, self.kept.has_seeds, self.kept.default, dict(self.kept.records))

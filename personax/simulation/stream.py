@@ -1,9 +1,9 @@
-"""Runs whose data stays on the host: only the clients of a few waves at a time are on the device.
+"""Runs with data on the host: only the clients of a few waves at a time are on the device.
 
-The schedule says beforehand who trains when. Waves are taken in blocks: a block's clients become a small federation of
-their own, with its rows in a buffer of a fixed size, and the compiled program is that of any run. While the device
-computes one block, the host writes back the personal states of the block before and prepares the next. A client of two
-consecutive blocks takes its state from the first on the device, because the host does not have it yet.
+The schedule is known before the run. Waves are processed in blocks: a block's clients form a small federation, with its
+rows in a buffer of fixed size, and the compiled program is the same as for any run. While the device computes a block,
+the host stores the personal states of the previous block and prepares the next one. A client in two consecutive blocks
+takes its state from the first one on the device, because the host does not have it yet.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,15 @@ from personax.simulation.waves import WavePlan, Waves
 from personax.typing import Array, Personal
 from personax.values import require_count
 
-_BLOCK_BYTES = 32 << 20  # of data and states that a block is to hold; one of a single wave may hold more
-BLOCK_WAVES = 16  # beyond which longer blocks save nothing
+_BLOCK_BYTES = 32 << 20  # the target for a block's data and states; a block with a single wave may be larger
+BLOCK_WAVES = 16  # longer blocks save no time
 
 
 @dataclass(frozen=True)
 class Stream:
-    """How a run from the host keeps its clients' personal states: those visited, as the run goes on.
+    """Settings for the personal states of a streamed run, which exist for visited clients only.
 
-    Up to `memory` bytes of them stay in memory; the others go to a file in `folder`, by default among the system's
+    Up to `memory` bytes of them stay in memory. The others go to a file in `folder`, by default the system's folder for
     temporary files.
     """
 
@@ -43,11 +43,11 @@ class Stream:
     def __post_init__(self) -> None:
         require_count("memory", self.memory, least=0)
         if self.folder is not None and not Path(self.folder).is_dir():
-            raise ValueError(f"`folder` must be a folder that exists, got {self.folder!r}. Make it first.")
+            raise ValueError(f"Folder not found: `folder` is {self.folder!r}. Create it first.")
 
 
 class Sizes(NamedTuple):
-    """The shape of all blocks of a run."""
+    """The common shape of all blocks of a run."""
 
     num_waves: int
     num_clients: int
@@ -55,24 +55,24 @@ class Sizes(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Consecutive waves, whose `client` counts in the block's own clients."""
+    """Consecutive waves, whose `client` is an index into the block's own clients."""
 
     num_waves: int
     waves: Waves
     clients: np.ndarray  # their positions in the federation, in order
-    visited: np.ndarray  # whether they are, in each seed: [places] or [seeds, places], more than there are clients
+    visited: np.ndarray  # True for visited clients, [places] or [seeds, places], padded beyond the clients
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """What a run needs to go on from any wave."""
+    """Everything that a streamed run needs to continue from any wave."""
 
     run: SimulationRun
     store: Store
     sizes: Sizes
 
     def advance(self, state: State, begin: int, stop: int) -> State:
-        """Waves `begin` to `stop` of a run whose personal states the store has."""
+        """Run waves `begin` to `stop`, with personal states from the store."""
         run, mesh = self.run, self.run.program.mesh
         state, before = replicate(mesh, state), None
         for block in self._blocks(begin, stop):
@@ -92,7 +92,7 @@ class Streamed:
             yield _block(self.run.plan, self.run.program.has_seeds, self.sizes, first, last)
 
     def _states(self, block: _Block, before: tuple[_Block, State] | None) -> Personal:
-        """The personal states of a block's clients, the newest of each."""
+        """The newest personal states of a block's clients."""
         if self.store.is_empty:
             return self.store.kept.default
         states = replicate(self.run.program.mesh, self.store.kept.read(self._positions(block)))
@@ -104,7 +104,7 @@ class Streamed:
         return _newer(self.run.program.has_seeds, place, before[1].personal, states)
 
     def _settle(self, before: tuple[_Block, State] | None) -> None:
-        """Wait for a block, which keeps the host from running ahead, and store its states."""
+        """Wait for a block, so that the host does not run ahead, and store its states."""
         if before is None:
             return
         block, state = before
@@ -114,14 +114,14 @@ class Streamed:
         self.store.write(self._positions(block), block.visited, jax.tree.map(np.asarray, state.personal))
 
     def _positions(self, block: _Block) -> np.ndarray:
-        """Of the clients at all places of a block, in each seed; the places beyond the last repeat it."""
+        """The positions of the clients at all places of a block, for each seed; the last client pads the rest."""
         padded = np.pad(block.clients, (0, self.sizes.num_clients - len(block.clients)), mode="edge")
         return np.broadcast_to(padded, block.visited.shape)
 
 
 @partial(jax.jit, static_argnums=0)
 def _newer(has_seeds: bool, place: Array, before: Personal, states: Personal) -> Personal:
-    """The states of a block, from the block before where it has them (`place` is not -1)."""
+    """Update a block's states with those of the block before, where it has them (`place` is not -1)."""
 
     def choose(old: Array, new: Array) -> Array:
         return jnp.where((place >= 0).reshape((-1,) + (1,) * (new.ndim - 1)), old[place], new)
@@ -130,7 +130,7 @@ def _newer(has_seeds: bool, place: Array, before: Personal, states: Personal) ->
 
 
 def block_sizes(plan: WavePlan, federation: Federation, state_bytes: int, stops: list[int], begin: int) -> Sizes:
-    """The shape of the blocks of a run that pauses at `stops`: one for all, so that one program serves them."""
+    """The common shape of the blocks of a run that pauses at `stops`, so that all blocks share one program."""
     members = plan.waves.client[:, 0].size
     row_bytes = (federation.x.nbytes + federation.y.nbytes) / len(federation.x)
     wave_bytes = members * (federation.counts.mean() * row_bytes + state_bytes)
@@ -165,6 +165,6 @@ def _block(plan: WavePlan, has_seeds: bool, sizes: Sizes, first: int, last: int)
 
 
 def roomy(least: int) -> int:
-    """A number that is a little larger, and the same for similar ones: runs that are alike share a program."""
+    """Round up slightly, so that similar numbers give the same result and similar runs share a program."""
     step = 1 << max(least.bit_length() - 4, 0)
     return -(-least // step) * step

@@ -1,10 +1,10 @@
 """Waves: groups of events that can be trained together.
 
-Events whose downloads have happened, by different clients, form a *wave*: they are trained at once. Then updates arrive
-one after another, in the schedule's order, up to the first that is not trained yet; one that was trained ahead of its
-turn waits in a place until then. The result is that of one-by-one execution. A model that is needed after it has been
-replaced waits in a slot. Places and slots are assigned here, so that a run holds about as many old models as are in use
-at the same time.
+Events of different clients whose downloads have happened form a *wave*, which is trained at once. Then updates arrive
+sequentially in the schedule's order, up to the first one that is not trained yet. An update that was trained ahead of
+its turn waits in a *place*. The result equals sequential execution. A model that is still needed after it has been
+replaced waits in a *slot*. Places and slots are assigned here, so that a run holds only about as many old models as are
+in use at the same time.
 """
 
 from collections.abc import Sequence
@@ -15,26 +15,26 @@ import numpy as np
 
 from personax.schedules import Schedule
 
-_AHEAD = 2  # wave widths: how far beyond the next arrival an event may be that is trained
-_SAMPLE = 1024  # events that a width is chosen by
+_AHEAD = 2  # how many wave widths beyond the next arrival an event may be trained
+_SAMPLE = 1024  # number of events from which a width is chosen
 
 
 class Waves(NamedTuple):
-    """Arrays [waves, width] of what is trained, where `valid`; [waves, arrivals] of what arrives then."""
+    """Arrays [waves, width] of events to train, where `valid`, and [waves, arrivals] of updates that then arrive."""
 
     client: Any
-    update: Any  # that client's own earlier updates
+    update: Any  # the number of that client's earlier updates
     event: Any
     valid: Any
     aggregated: Any
-    read: Any  # the slot of the model that the client had downloaded
-    hold: Any  # the place where the update waits for its turn; past the last place where there is none
-    take: Any  # the places of the updates that arrive, in order; -1 where none does
-    save: Any  # the slot for the model after each of them; past the last slot where it is not needed
+    read: Any  # the slot of the model that the client downloaded
+    hold: Any  # the place where the update waits for its turn; beyond the last place for none
+    take: Any  # the places of the updates that arrive, in order; -1 for none
+    save: Any  # the slot for the model after each arrival; beyond the last slot for none
 
 
 class WavePlan(NamedTuple):
-    """The waves of one run, how many there are before padding, and how many slots and places they use."""
+    """The waves of a run, their number before padding, and the numbers of slots and places they use."""
 
     waves: Waves
     num_waves: int
@@ -43,7 +43,7 @@ class WavePlan(NamedTuple):
 
     @property
     def num_arrived(self) -> np.ndarray:
-        """How many events have arrived after each wave."""
+        """The number of events that have arrived after each wave."""
         return np.cumsum((self.waves.take >= 0).sum(axis=-1), axis=-1)
 
 
@@ -56,7 +56,7 @@ class _Order(NamedTuple):
 
 
 def plan_rounds(schedule: Schedule) -> WavePlan:
-    """One wave for each round: every member starts from the current model, and all that report arrive at once."""
+    """Plan one wave per round: every member starts from the current model, and all reports arrive together."""
     num_rounds = int(schedule.round_ends.sum())
     size = schedule.num_events // num_rounds
     wave, column = np.divmod(np.arange(schedule.num_events), size)
@@ -67,13 +67,13 @@ def plan_rounds(schedule: Schedule) -> WavePlan:
 
 
 def plan_arrivals(schedule: Schedule, width: int, ahead: bool = True) -> WavePlan:
-    """Waves of at most `width` events.
+    """Plan waves of at most `width` events.
 
-    Without `ahead` no event is trained ahead of its turn: a wave is consecutive events, which all arrive after it.
+    Without `ahead`, no event is trained ahead of its turn: a wave has consecutive events, which all arrive after it.
     """
     order = _order(schedule.client, schedule.started_at, width, ahead)
     slots, num_used = _assign_slots(schedule, order)
-    # Shapes that hardly depend on the seed: usually every client has one update in flight, from a model of its own.
+    # These shapes hardly depend on the seed: usually each client has one update in flight, from its own model version.
     num_slots = schedule.num_clients + 1 if 2 * num_used > schedule.num_clients else _power_of_two(num_used)
     places, num_places = _assign_places(order), _AHEAD * width if ahead else width
     waves = _table(schedule, order, width, _num_arrivals(width, ahead))
@@ -86,20 +86,20 @@ def plan_arrivals(schedule: Schedule, width: int, ahead: bool = True) -> WavePla
 
 
 def wave_bounds(schedule: Schedule) -> np.ndarray:
-    """Where waves of consecutive events begin, and the end: whatever their width."""
+    """The beginnings of waves of consecutive events with unlimited width, and the end."""
     arrived = _order(schedule.client, schedule.started_at, schedule.num_events, ahead=False).arrived
     return np.r_[0, np.flatnonzero(np.diff(arrived)) + 1, schedule.num_events]
 
 
 def best_width(schedule: Schedule, overhead: float, ahead: bool = True, most: float = np.inf) -> int:
-    """The W of 1, 2, 3, 4, 6, 8, 12, 16, ... up to `most` for which the waves of the first events cost least.
+    """Choose the width W from 1, 2, 3, 4, 6, 8, 12, 16, ... up to `most` with the lowest cost on the first events.
 
-    A wave of width W is taken to cost W + `overhead`: its members, and what starting it costs.
+    The model of the cost of a wave is W + `overhead`: its members, plus a fixed cost.
     """
     client, started_at = schedule.client[:_SAMPLE], schedule.started_at[:_SAMPLE]
     num_waves = lambda width: int(_order(client, started_at, width, ahead).arrived[-1]) + 1
     powers = 2 ** np.arange(schedule.num_clients.bit_length() + 1)
-    fewest = num_waves(int(powers[-1]))  # events wait for each other, not for room
+    fewest = num_waves(int(powers[-1]))  # with this width, events only wait for each other
     at_least = {
         width: max(len(client) / width, fewest) * (width + overhead)
         for width in np.union1d(powers, 3 * powers[1:] // 2).tolist()
@@ -116,12 +116,12 @@ def best_width(schedule: Schedule, overhead: float, ahead: bool = True, most: fl
 
 
 def _num_arrivals(width: int, ahead: bool) -> int:
-    """How many updates may arrive after a wave: more than are trained in it, to make up for the waves with fewer."""
+    """The largest number of arrivals after a wave: more than its width, to catch up after waves with fewer."""
     return 3 * width // 2 if ahead else width
 
 
 def _order(client: np.ndarray, started_at: np.ndarray, width: int, ahead: bool) -> _Order:
-    """The events in waves of at most `width`: those of the earliest arrivals first."""
+    """Assign events to waves of at most `width`, earliest arrivals first."""
     num, most = len(client), _num_arrivals(width, ahead)
     # A client starts from its own last state, and from a model that has been downloaded.
     ready_at = np.maximum(started_at, _previous(client) + 1)
@@ -148,7 +148,7 @@ def _order(client: np.ndarray, started_at: np.ndarray, width: int, ahead: bool) 
 
 
 def _previous(client: np.ndarray) -> np.ndarray:
-    """The event before each of the same client; -1 for the first."""
+    """The previous event of the same client for each event; -1 for the first."""
     order = np.argsort(client, kind="stable")
     before = np.r_[-1, order[:-1]]
     before[np.r_[True, client[order][1:] != client[order][:-1]]] = -1
@@ -158,7 +158,7 @@ def _previous(client: np.ndarray) -> np.ndarray:
 
 
 def _since(arrived: np.ndarray) -> np.ndarray:
-    """How many events have arrived after the same wave before each."""
+    """The number of events before each one that arrived after the same wave."""
     return np.arange(len(arrived)) - np.searchsorted(arrived, arrived)
 
 
@@ -174,7 +174,7 @@ def _table(schedule: Schedule, order: _Order, width: int, num_arrivals: int) -> 
 
 
 def _assign_slots(schedule: Schedule, order: _Order) -> tuple[np.ndarray, int]:
-    """A slot for each model that some event starts from, by the number of events before it; -1 for the others."""
+    """A slot for each model from which an event starts, indexed by the number of events before it; -1 for others."""
     last_use = np.full(schedule.num_events + 1, -1)
     np.maximum.at(last_use, schedule.started_at, order.trained)
     uses, made_in = last_use.tolist(), [-1, *order.arrived.tolist()]
@@ -194,7 +194,7 @@ def _assign_slots(schedule: Schedule, order: _Order) -> tuple[np.ndarray, int]:
 
 
 def _assign_places(order: _Order) -> np.ndarray:
-    """A place for each event, its own from the wave that it is trained in to the one that it arrives after."""
+    """A place for each event, reserved from the wave in which it is trained to the wave after which it arrives."""
     trained, arrived = order.trained.tolist(), order.arrived.tolist()
     places, free, num_places, arriving = [-1] * len(trained), [], 0, 0
     for event in np.lexsort((order.column, order.trained)).tolist():
@@ -213,10 +213,10 @@ def _power_of_two(least: int) -> int:
 
 
 def stack(plans: Sequence[WavePlan], num_clients: int) -> WavePlan:
-    """Plans of several seeds side by side: arrays [seeds, waves, width], padded with waves that contain nothing.
+    """Stack the plans of several seeds: arrays [seeds, waves, width], padded with empty waves.
 
-    The number of waves is rounded up to a power of two, for waves that are half full or better, so that runs of similar
-    length share a program.
+    The number of waves is rounded up to a power of two, assuming waves that are at least half full, so that runs of
+    similar length share a program.
     """
     num_waves, num_slots = max(plan.num_waves for plan in plans), max(plan.num_slots for plan in plans)
     num_events, width = max(int(plan.waves.valid.sum()) for plan in plans), plans[0].waves.client.shape[1]
@@ -234,7 +234,7 @@ def stack(plans: Sequence[WavePlan], num_clients: int) -> WavePlan:
 
 
 def widen(plan: WavePlan, num_clients: int, multiple: int) -> WavePlan:
-    """The same waves with a width that is a multiple of a number of devices; the new places contain nothing."""
+    """Widen waves to a multiple of the number of devices, padding them with empty entries."""
     if plan.waves.client.shape[2] % multiple == 0:
         return plan
     fill = _nothing(num_clients, plan.num_slots, plan.num_places)
@@ -253,5 +253,5 @@ def ended(plan: WavePlan, num_clients: int, waves: Sequence[int | None]) -> Wave
 
 
 def _nothing(num_clients: int, num_slots: int, num_places: int) -> Waves:
-    """The values of an entry in which nothing is trained and nothing arrives."""
+    """The values of an empty entry, in which nothing is trained and nothing arrives."""
     return Waves(num_clients, 0, 0, False, False, 0, num_places, -1, num_slots)

@@ -4,8 +4,8 @@ A *value* is a frozen dataclass that prints, compares and hashes, and whose numb
 `Static[...]` is part of the program (a count, a name): changing it recompiles. Every other field is a number or another
 value: changing it does not recompile, and `vmap` can sweep over it.
 
-An *axis* is one table of kinds (all objectives, all partitions, ...). Each kind is registered next to its class or
-function. `Axis.make` builds one from a TOML table, as the annotations of its parameters ask for.
+An *axis* is a table of kinds (all objectives, all partitions, ...). Each kind is registered next to its class or
+function. `Axis.make` builds a value from a TOML table, following the annotations of its kind's parameters.
 
 `personax compare --tune` varies by default the parameters annotated `Tuned[...]` (a positive number, such as a step
 size) or `TunedShare[...]` (a number from 0 to 1).

@@ -1,4 +1,4 @@
-"""Axes: tables of kinds, and how one is built from a TOML table as the annotations of its parameters ask for."""
+"""Axes: tables of kinds, and the construction of their values from TOML tables by the annotations of parameters."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kind:
-    """A named member of an axis: what makes it, one line about it, its source, and keys of the papers to cite.
+    """A named member of an axis: its constructor, a summary, its source, and the keys of papers to cite.
 
     >>> import personax as px
     >>> px.values.Kind("square", lambda side: side**2, summary="The area of a square").make(3)
@@ -32,7 +32,7 @@ class Kind:
 
 
 class Axis:
-    """One table of kinds. `supplied` names the parameters that a run gives to a kind, not the configuration.
+    """A table of kinds. `supplied` names the parameters that the run sets, not the configuration.
 
     >>> colors = Axis("color")
     >>> @colors.register(summary="The color of grass")
@@ -44,7 +44,7 @@ class Axis:
 
     def __init__(self, name: str, supplied: tuple[str, ...] = (), shorthand: str = "") -> None:
         self.name, self.supplied = name, supplied
-        self.shorthand = shorthand  # the kind that a plain string is the `name` of; by default the string is the kind
+        self.shorthand = shorthand  # the kind whose `name` a plain string is; by default the string is the kind
         self.kinds: dict[str, Kind] = {}
 
     def register(
@@ -83,13 +83,13 @@ class Axis:
         return self.kinds[name]
 
     def make(self, table: Mapping[str, Any] | str, where: str, **supplied: Any) -> Any:
-        """Build what a table describes; `where` names the table in messages."""
+        """Build the value that a table describes; `where` names the table in messages."""
         if isinstance(table, str):
             table = {"kind": self.shorthand, "name": table} if self.shorthand else {"kind": table}
         return self.build(self.kind_of(table, where), options_of(table), where, **supplied)
 
     def build(self, kind: Kind, options: Mapping[str, Any], where: str, **supplied: Any) -> Any:
-        """Call a kind with options. Whatever something imported raises is reported with its name."""
+        """Call a kind with options. Errors of imported code are reported with its name."""
         try:
             return call(kind.make, options, where, self.supplied, **supplied)
         except ConfigError:
@@ -100,7 +100,7 @@ class Axis:
             raise ConfigError(f"`{where}`: {kind.name} failed: {type(error).__name__}: {error}") from error
 
     def parameters(self, table: Mapping[str, Any], where: str) -> dict[str, inspect.Parameter]:
-        """The parameters that a configuration can give to the kind that a table names."""
+        """The parameters of a table's kind that a configuration can set."""
         made = parameters_of(self.kind_of(table, where).make)
         return {name: one for name, one in made.items() if name not in self.supplied}
 
@@ -165,9 +165,9 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def call(
     make: Callable[..., Any], table: Mapping[str, Any], where: str, reserved: tuple[str, ...] = (), **supplied: Any
 ) -> Any:
-    """Call `make` with the options of a table, each built as its annotation asks for.
+    """Call `make` with the options of a table, each built according to its annotation.
 
-    `supplied` parameters are passed where `make` takes them; `reserved` ones cannot be configured.
+    `supplied` parameters are passed if `make` takes them; `reserved` ones cannot be configured.
 
     >>> import personax as px
     >>> px.values.call(px.Proximal, {"strength": 0.1}, "objective")
@@ -189,7 +189,7 @@ def call(
 
 
 def construct(annotation: Any, item: Any, where: str) -> Any:
-    """Build a parameter from TOML as its annotation asks for: a number or string as it is, a table by its `kind`.
+    """Build a parameter from TOML according to its annotation: a number or string unchanged, a table by its `kind`.
 
     >>> import personax as px
     >>> px.values.construct(px.Objective, {"kind": "Proximal", "strength": 0.1}, "objective")
@@ -222,7 +222,7 @@ def construct(annotation: Any, item: Any, where: str) -> Any:
 
 
 def axis_of(annotation: Any) -> Axis | None:
-    """The axis that a parameter with this annotation is built from, if it is from one.
+    """The axis from which a parameter with this annotation is built, or None.
 
     >>> import personax as px
     >>> px.values.axis_of(px.Objective).name
@@ -233,14 +233,14 @@ def axis_of(annotation: Any) -> Axis | None:
 
 
 def _paired(entries: tuple[Any, ...] | None, items: list[Any]) -> list[tuple[Any, Any]]:
-    """Each item of a list with its annotation: `tuple[int, str]` has one for each, `tuple[int, ...]` one for all."""
+    """Pair the items of a list with annotations: `tuple[int, str]` has one per item, `tuple[int, ...]` one for all."""
     if entries is not None and Ellipsis not in entries and len(entries) == len(items) > 1:
         return list(zip(entries, items, strict=True))
     return [((entries or (Any,))[0], item) for item in items]
 
 
 def _require_type(options: list[Any], item: Any, where: str) -> None:
-    """Raise unless a plain item has one of the plain types that are asked for."""
+    """Raise unless a plain item has one of the expected plain types."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
     is_int = isinstance(item, int) and not isinstance(item, bool)
     fits = {int: is_int, float: is_int or isinstance(item, float), bool: isinstance(item, bool)}
@@ -259,7 +259,7 @@ def _require_type(options: list[Any], item: Any, where: str) -> None:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, without `Static[...]` and other annotations around them."""
+    """The members of a union, without `Static[...]` and other wrappers."""
     if get_origin(annotation) is Annotated:
         return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -276,7 +276,7 @@ def _is_hashable(item: Any) -> bool:
 
 
 def name_of(item: Any) -> str:
-    """The name of a value's kind: as it was registered, or the path to import it by.
+    """The name of a value's kind: its registered name, or its import path.
 
     >>> name_of(Kind("a", print))
     'Kind'

@@ -1,4 +1,4 @@
-"""Errors in words: what must hold, what was given, and what to do."""
+"""Checks whose errors state the requirement, the given value and the remedy."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run: what is wrong, what was given, and what to do.
+    """A configuration that cannot be run. The message states the problem and the remedy.
 
     >>> import personax as px
     >>> issubclass(px.values.ConfigError, ValueError)
@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 def check_names(where: str, given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
-    """Raise for a name that is not known, and suggest the nearest that is.
+    """Raise for an unknown name, and suggest the most similar known one.
 
     >>> import personax as px
     >>> px.values.check_names("model", ["width"], ["widths"])
@@ -32,7 +32,7 @@ def check_names(where: str, given: Iterable[str], known: Iterable[str], what: st
 
 
 def unknown_name(where: str, name: str, known: Iterable[str], what: str = "setting") -> str:
-    """One sentence about an unknown name, with the nearest known one.
+    """The message about an unknown name, with the most similar known one.
 
     >>> import personax as px
     >>> px.values.unknown_name("model", "width", ["widths", "activation"])
@@ -44,7 +44,7 @@ def unknown_name(where: str, name: str, known: Iterable[str], what: str = "setti
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A space and a question that suggests the nearest known name, whatever its case; nothing where none is near.
+    """A space and a question that suggests the most similar known name, ignoring case; "" if none is similar.
 
     >>> did_you_mean("MNST", ["mnist", "cifar10"])
     ' Did you mean `mnist`?'
@@ -63,9 +63,9 @@ def require(
     *,
     error: type[ValueError] = ValueError,
 ) -> None:
-    """Raise an `error` that says what must hold, what was given and what to do, unless `condition` holds.
+    """Raise an `error` that states the requirement, the given value and the remedy, unless `condition` holds.
 
-    `given` may be an array of swept numbers: the condition must hold for all of them.
+    `given` may be an array of swept numbers; the condition must hold for all of them.
 
     >>> import personax as px
     >>> px.values.require(lambda v: v % 2 == 0, "num_folds", 3, "be even")
@@ -77,14 +77,14 @@ def require(
         return
     try:
         holds = bool(np.all(condition(np.asarray(given))))
-    except TypeError:  # not a number at all
+    except TypeError:  # not a number
         holds = False
     if not holds:
         raise error(" ".join(filter(None, [f"`{name}` must {must}, got {given}.", hint])))
 
 
 def require_positive(name: str, given: Any, hint: str = "") -> None:
-    """Require a finite number above zero; `None` means that it was not given.
+    """Require a finite number above zero; `None` stands for a missing option.
 
     >>> import personax as px
     >>> px.values.require_positive("lr", -0.1)
@@ -96,7 +96,7 @@ def require_positive(name: str, given: Any, hint: str = "") -> None:
 
 
 def require_nonnegative(name: str, given: Any, hint: str = "") -> None:
-    """Require a finite number of at least zero; `None` means that it was not given.
+    """Require a finite number of at least zero; `None` stands for a missing option.
 
     >>> import personax as px
     >>> px.values.require_nonnegative("strength", -1.0)
@@ -108,7 +108,7 @@ def require_nonnegative(name: str, given: Any, hint: str = "") -> None:
 
 
 def require_count(name: str, given: Any, least: int = 1, hint: str = "") -> None:
-    """Require a whole number of at least `least`; `None` means that it was not given.
+    """Require a whole number of at least `least`; `None` stands for a missing option.
 
     >>> import personax as px
     >>> px.values.require_count("num_steps", 2.5)

@@ -1,4 +1,4 @@
-"""Values: frozen dataclasses whose fields are part of the program (static) or its numbers (leaves)."""
+"""Values: frozen dataclasses with fields that are part of the program (static) or its numbers (leaves)."""
 
 import dataclasses
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
@@ -19,8 +19,8 @@ _VALUES: set[type] = set()
 def value(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass and a pytree.
 
-    `__post_init__` validates what a person constructs. JAX rebuilds values without calling it, because tracers and
-    swept arrays pass through there. Values are final: compose them instead of inheriting.
+    `__post_init__` validates values that users construct. JAX rebuilds values without calling it, because it passes
+    tracers and swept arrays. Values are final: compose them instead of inheriting.
 
     >>> @value
     ... class Step:
@@ -44,7 +44,9 @@ def value(cls: type[T]) -> type[T]:
         return self
 
     def refuse_subclass(subclass: type, **_: Any) -> None:
-        raise TypeError(f"{cls.__name__} is final: what it states about itself need not hold for {subclass.__name__}.")
+        raise TypeError(
+            f"{cls.__name__} is final: its facts need not hold for {subclass.__name__}. Compose it instead."
+        )
 
     cls.__init_subclass__ = classmethod(refuse_subclass)  # pyright: ignore[reportAttributeAccessIssue]
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
@@ -53,12 +55,12 @@ def value(cls: type[T]) -> type[T]:
 
 
 def is_value_class(cls: Any) -> bool:
-    """Return True for a class that `value` made."""
+    """Return True for a class decorated with `value`."""
     return cls in _VALUES
 
 
 def _is_static(annotation: Any) -> bool:
-    if isinstance(annotation, str):  # of a module with `from __future__ import annotations`
+    if isinstance(annotation, str):  # the module has `from __future__ import annotations`
         return "Static[" in annotation
     return _STATIC in getattr(annotation, "__metadata__", ())
 

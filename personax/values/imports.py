@@ -1,4 +1,4 @@
-"""Imports that a configuration asks for, and optional dependencies."""
+"""Imports requested by a configuration, and optional dependencies."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ _ALLOWED: ContextVar[bool] = ContextVar("imports are allowed", default=True)
 
 
 def imports_in(item: Any) -> list[str]:
-    """The paths of everything that a nested table would import.
+    """The paths of all imports in a nested table.
 
     >>> imports_in({"model": {"kind": "import", "path": "nets:small"}, "optimizer": "adam"})
     ['nets:small']
@@ -30,7 +30,7 @@ def imports_in(item: Any) -> list[str]:
 
 @contextlib.contextmanager
 def imports_forbidden() -> Iterator[None]:
-    """Raise for every import that a configuration asks for, for configurations that come from elsewhere.
+    """Forbid imports requested by a configuration, for configurations from untrusted sources.
 
     >>> import personax as px
     >>> with px.values.imports_forbidden():
@@ -47,7 +47,7 @@ def imports_forbidden() -> Iterator[None]:
 
 
 def require_imports_allowed(path: str) -> None:
-    """Raise inside `imports_forbidden()`.
+    """Raise if called inside `imports_forbidden()`.
 
     >>> import personax as px
     >>> px.values.require_imports_allowed("my_module:name")
@@ -69,12 +69,12 @@ def imported(path: str, where: str) -> Any:
         sys.path.append("")
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever a user's module raises
+    except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"`{where}`: cannot import {path!r}: {type(error).__name__}: {error}") from error
 
 
 class NotInstalled(ModuleNotFoundError):
-    """An optional dependency that is not installed; the message has the command that installs it.
+    """An optional dependency that is not installed. The message has the command that installs it.
 
     >>> import personax as px
     >>> issubclass(px.values.NotInstalled, ModuleNotFoundError)
@@ -83,7 +83,7 @@ class NotInstalled(ModuleNotFoundError):
 
 
 def optional_import(module: str, what: str, extra: str) -> Any:
-    """Import a module of an extra when `what` first needs it.
+    """Import a module of an extra on first use by `what`.
 
     >>> import personax as px
     >>> px.values.optional_import("math", "`my_function`", "extra").pi > 3

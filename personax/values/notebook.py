@@ -21,7 +21,7 @@ def html_table(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str] =
 
 
 def settings(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """The settings of what `to_dict` gave, by their dotted names, as text.
+    """Flatten the result of `to_dict` to dotted names and texts.
 
     >>> dict(settings({"kind": "Local", "lr": {"kind": "Decay", "initial": 0.1}}))
     {'lr': 'Decay', 'lr.initial': '0.1'}

@@ -10,7 +10,7 @@ from personax.values.fields import is_value_class
 
 
 def short_repr(item: Any) -> str:
-    """A value as its constructor, without the fields that have their default.
+    """Format a value as a constructor call, without fields that have their default.
 
     >>> from personax.values import Static, value
     >>> @value

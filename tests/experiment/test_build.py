@@ -278,7 +278,7 @@ SYNC, ASYNC = {"recipe": "fedavg"}, {"recipe": "fedasync"}
             {"schedule": {"delays": "persafl", "cohort_size": 2}},
             "`algorithms.A.scores.S` is of a cohort, and an asynchronous server has none.",
         ),
-        ({**SYNC, "query_share": 0.5}, {}, "`query_share` keeps a part of the data for the outer batches"),
+        ({**SYNC, "query_share": 0.5}, {}, "`query_share` reserves a part of the data for the outer batches"),
         (SYNC, {"model": {"kind": "cnn2"}}, "The model and its parameters must take the clients' data"),
         (SYNC, {"data": {"kind": "digits"}}, "`digits` has to be divided among clients. Add a `[partition]`."),
         (

@@ -167,6 +167,6 @@ def test_whole_numbers_are_the_targets_of_a_regression(tmp_path):
 def test_class_numbers_are_not_the_targets_of_a_regression(tmp_path):
     read = px.datasets.read_table(written(tmp_path / "t.csv", age=AGE, label=np.arange(NUM) % 2 * 5 + 3))
     task = px.regression(px.logistic_regression(1))
-    with refused("The labels number 2 classes, '3' to '8'", "use `federation.as_targets()`", kind=ValueError):
+    with refused("There are 2 classes, '3' to '8'", "use `federation.as_targets()`", kind=ValueError):
         check_model(task, read, None)
     check_model(task, read.as_targets(), None)

@@ -401,19 +401,19 @@ def refused(message, algorithm=None, **options):
 
 def test_mismatches_are_refused_before_anything_is_compiled():
     arrivals = personax.arrivals(4, 8, delays=personax.delays.Delays(), key=KEY)
-    refused("The schedule is for 3 clients, the federation has 4", schedule=personax.rounds(3, 2, key=KEY))
-    refused("A synchronous server waits for rounds, and this schedule has none", schedule=arrivals)
+    refused("The schedule has 3 clients, but the federation has 4", schedule=personax.rounds(3, 2, key=KEY))
+    refused("A synchronous server needs rounds, and this schedule has none", schedule=arrivals)
     refused(
-        "A tracker follows synchronous rounds", personax.fedasync(lr=0.1, **STEPS), schedule=arrivals, tracker=TRACKER
+        "A tracker needs a synchronous server", personax.fedasync(lr=0.1, **STEPS), schedule=arrivals, tracker=TRACKER
     )
     refused("`WeightedAverage` is for `Mixture` objectives", tracker=TRACKER)
     refused("`on_nonfinite` must be one of", on_nonfinite="ignore")
     refused(
-        "`query_share` keeps a part of the data for the outer batches",
+        "`query_share` reserves a part of the data for the outer batches",
         personax.fedavg(lr=0.1, query_share=0.2, **STEPS),
     )
-    refused(r"one for each key, got 2 for keys of \(\)", [personax.fedavg(lr=lr, **STEPS) for lr in (0.1, 0.2)])
-    with pytest.raises(ValueError, match="must differ in numbers alone, got Algorithm"):
+    refused(r"Got 2 algorithms for keys of shape \(\)", [personax.fedavg(lr=lr, **STEPS) for lr in (0.1, 0.2)])
+    with pytest.raises(ValueError, match="must differ only in numbers, got Algorithm"):
         mixed = [personax.fedavg(lr=0.1, num_steps=num, batch_size=4) for num in (1, 2)]
         schedule = personax.rounds(4, 2, key=KEY)
         simulate(mixed, TASK, federation()[0], schedule, key=jax.random.split(KEY), params=START)
@@ -438,7 +438,7 @@ def test_a_snapshot_of_another_run_is_refused():
     ]
     algorithm, snapshots = personax.fedasync(lr=0.1, **STEPS), []
     run(algorithm, schedule=schedules[0], every=10, observe=snapshots.append, wave_width=4)
-    refused("`start` has seen", algorithm, schedule=schedules[1], start=snapshots[-1], wave_width=1)
+    refused("`start` is a snapshot after", algorithm, schedule=schedules[1], start=snapshots[-1], wave_width=1)
 
 
 def test_bad_labels_and_shapes_name_the_client():

@@ -252,7 +252,7 @@ def test_what_is_on_the_device_does_not_depend_on_the_number_of_clients(monkeypa
 
 
 def test_a_folder_that_is_not_there_is_refused_before_a_run(tmp_path):
-    with pytest.raises(ValueError, match="`folder` must be a folder that exists"):
+    with pytest.raises(ValueError, match="Folder not found"):
         Stream(folder=str(tmp_path / "none"))
     with pytest.raises(ValueError, match="`devices` is empty"):
         run("fedavg", devices=[])
