@@ -59,7 +59,7 @@ def _show_inspection(found: Inspection) -> None:
         typer.echo(line)
     _show_validation(found.advice.validation)
     typer.echo(found.advice.summary)
-    for line in (*found.advice.why, "How sure:", *found.advice.sure):
+    for line in (*found.advice.why, "How certain this is:", *found.advice.sure):
         typer.echo(f"  {line}")
 
 

@@ -389,7 +389,7 @@ def test_init_writes_a_starter_that_can_be_read(place):
     )
     assert load(place / "personax.toml") == load(None)
     before = (place / "personax.toml").read_text()
-    assert_one_message(personax("init"), "Error: personax.toml exists. Choose another name, or remove it.")
+    assert_one_message(personax("init"), "Error: personax.toml exists. Choose another name, or delete it.")
     assert (place / "personax.toml").read_text() == before
 
 
