@@ -83,7 +83,9 @@ def join(
     shape: Annotated[str | None, typer.Option(help="The shape of a sample, such as 28x28.")] = None,
     report: Annotated[int | None, typer.Option(min=1, help="Report test scores after every N updates.")] = None,
     limits: Annotated[Path | None, typer.Option(help="A TOML file with limits on the server's requests.")] = None,
-    base: Annotated[Path | None, typer.Option(help="The file with the base of the server's model, if it has one.")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="The file with the base of the server's model, if it has one.")
+    ] = None,
     personalize_only: Annotated[
         bool, typer.Option("--personalize-only", help="Do not train; only make a personal model.")
     ] = False,
