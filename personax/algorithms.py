@@ -50,6 +50,14 @@ class Algorithm:
         """The objective over a whole model, as `sharing` divides it."""
         return Divided(self.objective, self.sharing)
 
+    def require_model(self, params: Params) -> None:
+        """Raise unless the parameters that this algorithm names are those of a model, and can be used in this way."""
+        if self.sharing.divides:
+            self.divided.require_division(params)
+        if self.local.phases:
+            self.local.require_parts(self.sharing.trained(params))
+            self.divided.require_phases(params)
+
     def init_server(self, params: Params) -> ServerState:
         """Return the server's state before the first update, of a whole model."""
         extra = jax.eval_shape(self.divided.first_extra, params)

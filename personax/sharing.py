@@ -105,8 +105,8 @@ def join(*parts: PyTree) -> PyTree:
     {'a': 1.0, 'b': 2.0}
     """
     given = [part for part in parts if part is not None]
-    if len(given) == 1:
-        return given[0]
+    if len(given) <= 1:
+        return given[0] if given else None
     first = lambda *leaves: next((leaf for leaf in leaves if leaf is not None), None)
     return jax.tree.map(first, *given, is_leaf=_is_none)
 

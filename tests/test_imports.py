@@ -7,7 +7,7 @@ import personax
 from tests.sources import ROOT, parse, trees
 
 LINE = """
-typing values keys curvature fast sharing objectives data client schedules server algorithms models simulation
+typing values keys curvature sharing fast objectives data client schedules server algorithms models simulation
 evaluation theory experiment inspection reproduce report bench cluster live flower cli
 """
 ORDER = LINE.split()

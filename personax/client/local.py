@@ -20,7 +20,7 @@ from personax.objectives import Objective, Visit
 from personax.objectives.divided import split, with_part
 from personax.objectives.objective import Memory, only_batch, shrink_to
 from personax.objectives.statistics import statistics_of, updated, without_statistics
-from personax.sharing import Patterns, as_patterns, join, like, only, over
+from personax.sharing import Patterns, as_patterns, join, like, names_of, only, over, require_patterns
 from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared, Task
 from personax.values import Static, require, require_count, require_one_of, require_positive, short_repr, value
 
@@ -141,6 +141,11 @@ class Local:
             stages.append(Stage(trains, self.lr if lr is None else lr, first, first + num, longest))
             first = first + num
         return stages
+
+    def require_parts(self, params: Params) -> None:
+        """Raise unless each phase names parameters of a model, of those that are trained."""
+        for number, phase in enumerate(self.phases):
+            require_patterns(phase.trains, names_of(params), f"phases.{number}.trains")
 
     @property
     def descends(self) -> bool:

@@ -17,8 +17,10 @@ from personax.evaluation.scores import Evaluation
 from personax.evaluation.scoring import COMPUTED, Scoring
 from personax.fast.passes import optimized
 from personax.keys import RunStream, run_stream, typed_key
+from personax.objectives.divided import split
 from personax.objectives.objective import descend
 from personax.objectives.statistics import statistics_of
+from personax.sharing import Sharing, join, names_of, only, require_patterns, statistics_at
 from personax.simulation.checks import check_model
 from personax.simulation.results import Result, Snapshot, repeat
 from personax.simulation.stream import roomy
@@ -65,8 +67,8 @@ def evaluate(
     it is the run's key. Nothing of the run is changed.
     """
     snapshot = result.snapshot if isinstance(result, Result) else result
-    _check_model(algorithm, *_first_client(snapshot), scoring)
-    scored = _scored(federation, snapshot, scoring)
+    check_scoring(algorithm, *_first_client(snapshot), scoring)
+    scored = _scored(algorithm, federation, snapshot, scoring)
     at = np.broadcast_to(np.arange(scored.num_clients), (*np.shape(snapshot.num_events), scored.num_clients))
     positions = snapshot.cohort if scoring.clients == "cohort" else at
     found = []
@@ -78,7 +80,7 @@ def evaluate(
     metrics = {name: np.concatenate([part[name] for part in found], axis=positions.ndim - 1) for name in found[0]}
     num_test = scored.test_counts if scoring.reads_test else scored.counts
     ids, at = scored.ids[positions], (snapshot.num_events, snapshot.time)
-    return Evaluation(scoring, metrics, ids, num_test[positions], scored.counts[positions], *at)
+    return Evaluation(scoring, metrics, ids, num_test[positions], scored.counts[positions], *at, algorithm.sharing)
 
 
 def client_models(
@@ -107,8 +109,8 @@ def client_models(
     """
     snapshot = result.snapshot if isinstance(result, Result) else result
     scoring = replace(scoring, clients="all") if scoring.clients == "cohort" else scoring
-    _check_model(algorithm, *_first_client(snapshot), scoring)
-    scored, places = _scored(federation, snapshot, scoring), np.asarray(clients, int)
+    check_scoring(algorithm, *_first_client(snapshot), scoring)
+    scored, places = _scored(algorithm, federation, snapshot, scoring), np.asarray(clients, int)
     if places.ndim != 1 or not len(places) or places.min() < 0 or places.max() >= scored.num_clients:
         raise ValueError(f"`clients` must be positions in 0..{scored.num_clients - 1}, got {clients}.")
     at = np.broadcast_to(places, (*np.shape(snapshot.num_events), len(places)))
@@ -127,9 +129,10 @@ def evaluate_client(
     if data.num_clients != 1:
         raise ValueError(f"`data` must be of one client, got {data.num_clients}. Score several with `evaluate`.")
     start = jax.tree.map(jnp.asarray, start)
-    _check_model(algorithm, start.anchor, start.personal, scoring)
-    run = _ScoredRun(start.anchor, typed_key(key))
-    if not scoring.is_stateless:
+    params = join(start.anchor, start.frozen, split(start.personal)[0])
+    check_scoring(algorithm, params, start.personal, scoring)
+    run = _ScoredRun(params, typed_key(key))
+    if not is_common(algorithm, scoring):
         personal = jax.tree.map(lambda leaf: leaf[None], start.personal)
         version, visits = jnp.asarray(start.round, jnp.int32), jnp.full(1, update, jnp.int32)
         run = run._replace(shared=start.shared, personal=personal, version=version, visits=visits)
@@ -166,7 +169,7 @@ def _arguments(
     adapt_data = test if scoring.adapt_on == "test" else train
     drawn = _draw_all(scoring, adapt_data, places, run.key) if scoring.adapts else ()
     # A model that is the shared one, or steps from it, is the same program for every algorithm.
-    return program, None if scoring.is_stateless else algorithm, scoring, train, test, run, places, drawn
+    return program, None if is_common(algorithm, scoring) else algorithm, scoring, train, test, run, places, drawn
 
 
 def _data(scored: Federation, reads_test: bool, positions: np.ndarray) -> tuple[ClientData, ClientData, Array]:
@@ -180,7 +183,7 @@ def _data(scored: Federation, reads_test: bool, positions: np.ndarray) -> tuple[
     return train, test, jnp.asarray(np.searchsorted(clients, positions), jnp.int32)
 
 
-def _scored(federation: Federation, snapshot: Snapshot, scoring: Scoring) -> Federation:
+def _scored(algorithm: Algorithm, federation: Federation, snapshot: Snapshot, scoring: Scoring) -> Federation:
     """The clients to score; those with a state of their own must be the ones that the run trained."""
     if scoring.clients == "held_out":
         if federation.newcomers is None:
@@ -188,7 +191,7 @@ def _scored(federation: Federation, snapshot: Snapshot, scoring: Scoring) -> Fed
                 "This federation holds no clients out of training. Make one that does with `hold_out(...)`."
             )
         return federation.newcomers
-    shares = scoring.clients == "all" and scoring.is_stateless
+    shares = scoring.clients == "all" and is_common(algorithm, scoring)
     if not shares and not np.array_equal(federation.ids, snapshot.ids):
         raise ValueError(
             f"The run trained {len(snapshot.ids)} clients, this federation has {federation.num_clients}, or others, or "
@@ -206,10 +209,10 @@ def _run_of(
         raise ValueError(f"`key` must be one, or one for each of the run's seeds, got {keys.shape} for {seeds}.")
     keys = jnp.broadcast_to(keys, seeds)
     run = _ScoredRun(snapshot.params, keys)
-    if scoring.is_stateless:
+    if is_common(algorithm, scoring):
         return run
     if scoring.clients == "held_out":
-        init = lambda params: repeat(algorithm.objective.init_personal(params), positions.shape[-1])
+        init = lambda params: repeat(algorithm.divided.init_personal(params), positions.shape[-1])
         personal = jax.vmap(init)(snapshot.params) if snapshot.has_seeds else init(snapshot.params)
         visits = np.zeros_like(positions)
     elif positions.shape[-1] == len(snapshot.ids) and np.all(positions == np.arange(len(snapshot.ids))):
@@ -301,11 +304,16 @@ def personalize(
         )
     alone = Federation.from_clients([client_data], ids=[id])
     check_model(task, alone, params)
-    data, objective = alone.train, algorithm.objective
+    data, objective = alone.train, algorithm.divided
+    if personal is None:
+        _require_trained_part(algorithm, replace(scoring, clients="held_out"))
     own = objective.init_personal(params) if personal is None else personal
+    check_scoring(algorithm, params, own, scoring)
     common = objective.init_shared(params) if shared is None else shared
     if shared is None and jax.tree.leaves(common) and scoring.model == "recomputed":
-        raise ValueError(f"{objective} needs what the server broadcasts beside the model. Give `shared=result.shared`.")
+        raise ValueError(
+            f"{algorithm.objective} needs what the server broadcasts beside the model. Give `shared=result.shared`."
+        )
     drawn = _draw(scoring.batch_size, _client(data, 0), key, jnp.arange(scoring.num_steps)) if scoring.adapts else ()
     return _adapted(algorithm, optimized(task), scoring, data, drawn, params, common, own)
 
@@ -318,12 +326,39 @@ def _first_client(snapshot: Snapshot) -> tuple[Params, Personal]:
     return params, jax.tree.map(lambda leaf: leaf[(*seed, 0)], one)
 
 
-def _check_model(algorithm: Algorithm, params: Params, personal: Personal, scoring: Scoring) -> None:
-    """Raise if the algorithm keeps no such model."""
-    kept = jax.eval_shape(algorithm.objective.models, params, personal)
+def check_scoring(algorithm: Algorithm, params: Params, personal: Personal, scoring: Scoring) -> None:
+    """Raise if the algorithm has no such model."""
+    sharing = algorithm.sharing
+    if scoring.model == "global" and sharing.personal:
+        raise ValueError(
+            f"{_listed(sharing)} is personal, so the shared part alone is no model of anybody. Score one that is "
+            "'personal' or 'adapted', or 'recomputed' for clients held out of training."
+        )
+    _require_trained_part(algorithm, scoring)
+    kept = jax.eval_shape(algorithm.divided.models, params, personal)
     names = {*COMPUTED, *kept}
     if scoring.model not in names:
         raise ValueError(f"{algorithm.objective} keeps no {scoring.model!r} model; score one of {sorted(names)}.")
+    require_patterns(scoring.tunes, names_of(params), "tunes")
+
+
+def _require_trained_part(algorithm: Algorithm, scoring: Scoring) -> None:
+    """Raise if a newcomer would be scored with a personal part that nobody trained."""
+    untrained = scoring.model == "adapted" or (scoring.model == "recomputed" and scoring.num_steps == 0)
+    if algorithm.sharing.personal and scoring.clients == "held_out" and untrained:
+        raise ValueError(
+            f"A newcomer's {_listed(algorithm.sharing)} is at its initial value and has to be trained first. Score one "
+            "that is 'recomputed', with at least one step."
+        )
+
+
+def _listed(sharing: Sharing) -> str:
+    return ", ".join(sharing.personal)
+
+
+def is_common(algorithm: Algorithm, scoring: Scoring) -> bool:
+    """Return True if a scoring needs the shared model alone, no state of a client or an algorithm."""
+    return scoring.is_stateless and not algorithm.sharing.divides
 
 
 Finish = Callable[[_ScoringProgram, Scoring, ClientData, ClientData, Scalar, Params], Any]
@@ -404,9 +439,11 @@ def _client_model(
     if scoring.model == "localized":
         where = _client(train, position)._replace(update=visits)
         visit = partial(local_update, algorithm.objective, algorithm.local, program.task)
-        begin = Start(run.params, run.shared, personal, run.version)
-        return visit(train, program.max_train, where, begin, run_stream(run.key)).end
-    return algorithm.objective.models(run.params, personal)[scoring.model]
+        sharing = algorithm.sharing
+        begin = Start(sharing.shared(run.params), run.shared, personal, run.version, sharing.base(run.params))
+        done = visit(train, program.max_train, where, begin, run_stream(run.key))
+        return join(done.end, split(done.personal)[0], run.params)
+    return algorithm.divided.models(run.params, personal)[scoring.model]
 
 
 def _client(data: ClientData, position: Scalar) -> ClientRows:
@@ -424,13 +461,18 @@ def _adapted(
     personal: Personal,
 ) -> Params:
     """The shared model after adaptation to a client's data, by gradient steps or in the objective's own way."""
+    whole = params if algorithm is None else algorithm.divided.whole(params, personal)
     if not scoring.adapts:
-        return params
+        return whole
     batches: Batch = gather(data, *drawn)
     statistics = (task.statistics,) if _updates_statistics(task, params, batches) else ()
     if scoring.model == "adapted" or algorithm is None:
-        return descend(task.loss, params, batches, scoring.lr, *statistics)[0]
-    return algorithm.objective.personalize(task.loss, params, personal, shared, batches, scoring.lr, *statistics)
+        moving = whole if algorithm is None else algorithm.sharing.trained(whole)
+        moving = only(whole, scoring.tunes) if scoring.tunes else moving
+        of_moving = lambda part, batch: task.loss(join(part, whole), batch)
+        parts = (statistics_at(one, whole) for one in statistics)
+        return join(descend(of_moving, moving, batches, scoring.lr, *parts)[0], whole)
+    return algorithm.divided.personalize(task.loss, params, personal, shared, batches, scoring.lr, *statistics)
 
 
 def _updates_statistics(task: Task, params: Params, batches: Batch) -> bool:

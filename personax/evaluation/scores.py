@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from personax.evaluation.scoring import Scoring
+from personax.sharing import Sharing
 from personax.values import optional_import
 from personax.values.notebook import html_table
 
@@ -104,6 +105,12 @@ class Evaluation:
     num_train_samples: np.ndarray
     num_events: int | np.ndarray
     time: float | np.ndarray
+    sharing: Sharing = Sharing()
+
+    @property
+    def words(self) -> str:
+        """The scoring in words."""
+        return self.scoring.describe(self.sharing)
 
     def of(self, name: str) -> np.ndarray:
         """One metric of each client."""
@@ -166,7 +173,7 @@ class Evaluation:
     def _repr_html_(self) -> str:
         rows = [(name, *(show(of, name) for of in self._statistics(name))) for name in self.metrics]
         heads = ("", "mean", "std over clients", "worst tenth", "best tenth")
-        return html_table(f"Evaluation: {self._size()}", rows, heads, [self.scoring.describe()])
+        return html_table(f"Evaluation: {self._size()}", rows, heads, [self.words])
 
     def _size(self) -> str:
         clients, seeds = self.clients.shape[-1], self.clients.size // self.clients.shape[-1]
@@ -187,7 +194,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         lines = [f"{name:15}{show(self.interval(name), name)}" for name in self.metrics]
-        return "\n".join([self.scoring.describe(), *lines])
+        return "\n".join([self.words, *lines])
 
     def _weights(self, name: str) -> np.ndarray:
         if self.scoring.weighting == "uniform":
@@ -404,7 +411,7 @@ class Comparison:
 
     def _notes(self, metric: str) -> list[str]:
         """Sentences that explain the columns and what each score measures."""
-        notes = explain_scores([(name, found.scoring.describe()) for name, found in self.evaluations.items()])
+        notes = explain_scores([(name, found.words) for name, found in self.evaluations.items()])
         return [*explain_columns(self.rows(metric)), *notes]
 
     def _row(self, name: str, found: Evaluation, metric: str) -> ScoreRow:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from personax.sharing import Patterns, Sharing, as_patterns
 from personax.values import Static, require_count, require_nonnegative, require_one_of, value
 
 MODELS = {
@@ -12,6 +13,13 @@ MODELS = {
     "recomputed": "the objective's personal model, recomputed from the shared one in {rounds}, step size {lr:g}{each}",
     "local": "the part of the client's mixture that is its own",
     "own_copy": "the client's mixture with its own copy of the shared model, from before it was averaged",
+}
+DIVIDED = {  # the same where a part of the model is personal: `whole` is the client's model
+    "localized": "the client's own iterate, with its own {part}, after the local steps of its next visit",
+    "adapted": "{whole} after {steps} of size {lr:g}{each}",
+    "personal": "{whole}",
+    "recomputed": "{whole}, where {part} is first trained in {rounds}, step size {lr:g}{each}, with the shared part "
+    "fixed",
 }
 COMPUTED = ("localized", "adapted", "recomputed")  # of every algorithm; the others are those of `objective.models`
 
@@ -40,6 +48,12 @@ class Scoring:
     the data that is scored, as Fallah's section 5 has it: see `fallah_scoring`. `clients` are `"all"`, the `"cohort"`
     of the last round, or those `"held_out"`, the federation's newcomers. `score_on` is the `"test"` data, the
     `"training"` data (metrics are then called `train_...`) or `"both"`. `weighting` is that of the mean over clients.
+
+    `tunes` names the parameters that the steps of `"adapted"` move, frozen ones too; by default all that are trained.
+
+    Where a part of the model is personal (see `Sharing`), a client's model is the shared part with the client's own
+    part. The shared part alone is no model of anybody, so there is no `"global"` one. A newcomer's personal part starts
+    at the common initial value and has to be trained: `"recomputed"` does that with the shared part fixed.
     """
 
     model: Static[Literal["global", "localized", "adapted", "personal", "recomputed", "local", "own_copy"]] = "adapted"
@@ -50,8 +64,10 @@ class Scoring:
     clients: Static[Literal["all", "cohort", "held_out"]] = "all"
     score_on: Static[Literal["test", "training", "both"]] = "test"
     weighting: Static[Literal["uniform", "samples"]] = "uniform"
+    tunes: Static[Patterns] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tunes", as_patterns(self.tunes, "tunes"))
         require_one_of("model", self.model, tuple(MODELS))
         require_count("num_steps", self.num_steps, 0)
         require_nonnegative("lr", self.lr)
@@ -62,6 +78,8 @@ class Scoring:
         require_one_of("weighting", self.weighting, ("uniform", "samples"))
         if self.adapt_on == "test" and not self.can_adapt:
             raise ValueError(f"`adapt_on` is for models that are adapted, got {self.model!r}. Leave it out.")
+        if self.tunes and self.model != "adapted":
+            raise ValueError(f"`tunes` is for models that are 'adapted', got {self.model!r}. Leave it out.")
         if self.is_kept and self.clients == "held_out":
             raise ValueError(
                 f"Clients held out of training keep no {self.model!r} model. "
@@ -99,18 +117,35 @@ class Scoring:
         leaks = self.adapts and self.adapt_on == "test" and self.score_on != "training"
         return "adapted on the data that is scored" if leaks else ""
 
-    def describe(self) -> str:
-        """The scoring in words."""
+    def describe(self, sharing: Sharing = Sharing()) -> str:
+        """State the scoring in words, for a model that is divided in this way."""
         count = lambda thing, plural="s": f"{self.num_steps} {thing}{'' if self.num_steps == 1 else plural}"
         each = f", each on {self.batch_size} of its {self.adapt_on} samples" if self.num_steps else ""
-        model = MODELS[self.model].format(
-            steps=count("gradient step"), rounds=count("batch", "es"), lr=self.lr, each=each
-        )
+        tuned = f" of {_listed(self.tunes)} alone" if self.tunes else ""
+        words = {"steps": count("gradient step") + tuned, "rounds": count("batch", "es"), "lr": self.lr, "each": each}
+        words |= _words_of_part(self, sharing)
+        form = DIVIDED[self.model] if sharing.personal and self.model in DIVIDED else MODELS[self.model]
+        model = form.format(**words)
+        if sharing.frozen and not sharing.personal:
+            model += f"; {_listed(sharing.frozen)} as it was at the start" + (" but for these steps" if tuned else "")
         whose = {"all": "all clients", "cohort": "the last cohort", "held_out": "clients held out of training"}
         scored = {"both": "test and training data"}.get(self.score_on, f"{self.score_on} data")
         mean = {"uniform": "averaged equally over clients", "samples": "averaged over clients by their scored samples"}
         flagged = f" NOTE: {self.flag}." if self.flag else ""
         return f"{model}; scored on the {scored} of {whose[self.clients]}, {mean[self.weighting]}.{flagged}"
+
+
+def _listed(patterns: Patterns) -> str:
+    return ", ".join(f"`{pattern}`" for pattern in patterns)
+
+
+def _words_of_part(scoring: Scoring, sharing: Sharing) -> dict[str, str]:
+    """The words for a personal part: whose it is, and what becomes of a newcomer's."""
+    part = _listed(sharing.personal)
+    if scoring.clients == "held_out":
+        return {"part": f"{part}, from the common initial value,", "whole": "the newcomer's model"}
+    own = f"the shared part with the client's own {part} (at its initial value for a client that was never visited)"
+    return {"part": part, "whole": own}
 
 
 def fallah_scoring(lr: float = 0.01, num_steps: int = 1, batch_size: int = 40) -> Scoring:

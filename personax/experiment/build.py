@@ -16,15 +16,19 @@ from personax.data.datasets import Pool
 from personax.data.federation import Federation
 from personax.data.scaling import Scaling
 from personax.data.schema import Schema
+from personax.evaluation.evaluate import check_scoring
 from personax.evaluation.scoring import COMPUTED, Scoring
 from personax.experiment.config import AlgorithmSection, Config, ModelSection
 from personax.experiment.pretrained import digest_of, pretrained
 from personax.models import dual_lora, lora
 from personax.models.tasks import as_inputs, classification, regression
 from personax.schedules import Delays, DeviceDelays, Schedule, VisitWork, arrivals, rounds
+from personax.sharing import Sharing
 from personax.simulation.checks import check_model, check_statistics
 from personax.typing import Array, Model, Params, Task
-from personax.values import DATASETS, DELAYS, MODELS, PARTITIONS, RECIPES, ConfigError, call, check_names
+from personax.values import DATASETS, DELAYS, MODELS, PARTITIONS, RECIPES, ConfigError, call, check_names, construct
+
+LENGTHS = ("num_steps", "num_epochs", "phases")  # of a visit: one of them is given
 
 
 class Training(NamedTuple):
@@ -94,21 +98,32 @@ def is_local_baseline(algorithm: Algorithm, model: str) -> bool:
 
 def is_global_baseline(algorithm: Algorithm, model: str) -> bool:
     """True for a score of FedAvg: the shared model of plain synchronous averaging."""
-    is_fedavg = algorithm.objective.is_plain and algorithm.objective.federated and algorithm.server.is_synchronous
+    objective, is_whole = algorithm.objective, not algorithm.sharing.divides
+    is_fedavg = objective.is_plain and objective.federated and algorithm.server.is_synchronous and is_whole
     return is_fedavg and model == "global"
 
 
 def _check_scores(training: Training, federation: Federation, params: Params) -> None:
     """Check, before training, that a run can give what its scores ask for."""
-    objective = training.algorithm.objective
-    kept = jax.eval_shape(lambda params: objective.models(params, objective.init_personal(params)), params)
+    try:
+        training.algorithm.require_model(params)
+    except ValueError as error:
+        raise ConfigError(f"`algorithms.{training.name}`: {error}") from None
+    objective = training.algorithm.divided
+    personal = jax.eval_shape(objective.init_personal, params)
+    kept = jax.eval_shape(objective.models, params, personal)
     for score, scoring in training.scorings.items():
         where = f"algorithms.{training.name}.scores.{score}"
         if scoring.clients == "held_out" and federation.newcomers is None:
             raise ConfigError(f"`{where}` is of held-out clients and needs some. Set `split.num_held_out`.")
         if scoring.clients == "cohort" and not training.algorithm.server.is_synchronous:
             raise ConfigError(f"`{where}` is of a cohort, and an asynchronous server has none. Score all clients.")
-        check_names(where, [scoring.model], [*kept, *COMPUTED], "model")
+        if scoring.model != "global":
+            check_names(where, [scoring.model], [*kept, *COMPUTED], "model")
+        try:
+            check_scoring(training.algorithm, params, personal, scoring)
+        except ValueError as error:
+            raise ConfigError(f"`{where}`: {error}") from None
 
 
 def make_schedules(
@@ -271,8 +286,8 @@ def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSect
     table = recipe_table(name, entry)
     parameters = RECIPES.parameters(table, f"algorithms.{name}")
     check_names("local", config.local, ["lr", *_LOCAL])
-    given = entry.options.keys() & {"num_steps", "num_epochs"}  # either replaces both
-    shared = {key: item for key, item in config.local.items() if not (given and key in ("num_steps", "num_epochs"))}
+    given = entry.options.keys() & {*LENGTHS}  # each replaces all
+    shared = {key: item for key, item in config.local.items() if not (given and key in LENGTHS)}
     has_own = "lr" in parameters and parameters["lr"].default is not inspect.Parameter.empty
     if has_own and table["kind"] != "import":
         shared.pop("lr", None)  # ARUBA learns its step sizes
@@ -315,8 +330,7 @@ def _with_baselines(config: Config, entries: dict[str, AlgorithmSection]) -> dic
 def _shared_or_first(config: Config, entries: list[AlgorithmSection]) -> dict[str, Any]:
     """Local options of baselines: the shared ones, or those of the first algorithm that has a step size."""
     first = next((entry.options for entry in entries if "lr" in entry.options), {})
-    steps = ("num_steps", "num_epochs")
-    settled = (*config.local, "query_share", *(steps if config.local.keys() & set(steps) else ()))
+    settled = (*config.local, "query_share", "phases", *(LENGTHS if config.local.keys() & {*LENGTHS} else ()))
     return {**{key: first[key] for key in ("lr", *_LOCAL) if key in first and key not in settled}, **config.local}
 
 
@@ -324,7 +338,7 @@ def with_scores(name: str, entry: AlgorithmSection) -> AlgorithmSection:
     """An entry with at least one score: what its objective is for."""
     if entry.scores:
         return entry
-    return dataclasses.replace(entry, scores={name: _algorithm(name, entry).objective.default_scoring()})
+    return dataclasses.replace(entry, scores={name: _algorithm(name, entry).divided.default_scoring()})
 
 
 def make_training(name: str, entry: AlgorithmSection) -> Training:
@@ -337,11 +351,16 @@ def make_training(name: str, entry: AlgorithmSection) -> Training:
 
 
 def _algorithm(name: str, entry: AlgorithmSection) -> Algorithm:
-    where = f"algorithms.{name}"
-    made = RECIPES.build(RECIPES.kind_of(recipe_table(name, entry), where), entry.options, where)
+    where, table = f"algorithms.{name}", recipe_table(name, entry)
+    options, sharing = dict(entry.options), None
+    if "sharing" in options and "sharing" not in RECIPES.parameters(table, where):  # of any recipe
+        sharing = construct(Sharing, options.pop("sharing"), f"{where}.sharing")
+    made = RECIPES.build(RECIPES.kind_of(table, where), options, where)
     if not isinstance(made, Algorithm):
         raise ConfigError(f"`{where}` must be a recipe for an Algorithm (got {type(made).__name__}).")
-    return made
+    if sharing is not None and made.sharing.divides:
+        raise ConfigError(f"`{where}.sharing`: this recipe divides the model itself. Leave it out.")
+    return made if sharing is None else dataclasses.replace(made, sharing=sharing)
 
 
 _LOCAL = [field.name for field in dataclasses.fields(Local) if field.name != "lr"]

@@ -20,6 +20,7 @@ from personax.simulation.simulate import initial_params
 from personax.theory import fallah, gmeta, persafl
 from personax.typing import Batch, LossFn, Params
 
+NOT_WHOLE = "both are for one model that all clients share as a whole, and here a part is personal or frozen."
 MOST_CLIENTS, MOST_SAMPLES = 50, 64  # that stand for the federation; constants cost more and take fewer
 FEW_CLIENTS, FEW_SAMPLES = 10, 16
 

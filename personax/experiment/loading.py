@@ -171,7 +171,9 @@ def _client_model(
     params = jax.tree.map(lambda leaf: np.asarray(leaf[0, 0]), models)
     network = make_network(config.model.table, schema.num_outputs)
     title = f"{name} of {record.name}, {client}"
-    return TrainedModel(network, params, schema, title, scoring.describe().split(";")[0], is_personal=True)
+    return TrainedModel(
+        network, params, schema, title, scoring.describe(training.algorithm.sharing).split(";")[0], is_personal=True
+    )
 
 
 def _find(federation: Federation, client: str | int, root: Path) -> tuple[int, bool]:

@@ -111,7 +111,7 @@ def personalize_newcomer(
     client = read_newcomer(data, config, schema, seed, notify)
     params = restore(task.model, trees["params"], schema)
     check_model(task, client, params)
-    objective = training.algorithm.objective
+    objective = training.algorithm.divided
     shared = jax.tree.unflatten(
         jax.tree.structure(objective.init_shared(params)),
         [jnp.asarray(leaf) for _, leaf in sorted(trees.get("shared", {}).items(), key=lambda item: int(item[0]))],
@@ -122,7 +122,7 @@ def personalize_newcomer(
     before, after = (_metrics(task, model, *client.client_test(0)) for model in (params, adapted))
     sizes = (len(client.x), len(client.client_test(0)[1]))
     about = describe_model(config, schema, algorithm)
-    return PersonalModel(adapted, about, algorithm, scoring.describe(), *sizes, before, after)
+    return PersonalModel(adapted, about, algorithm, scoring.describe(training.algorithm.sharing), *sizes, before, after)
 
 
 def write(found: PersonalModel, path: Path) -> None:

@@ -21,7 +21,7 @@ from personax.evaluation.scores import Evaluation, is_share, show
 from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
-from personax.experiment.convergence import Convergence, can_follow, tracker_of
+from personax.experiment.convergence import NOT_WHOLE, Convergence, can_follow, tracker_of
 from personax.experiment.divergence import diverged_seeds, divergence_records, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
 from personax.experiment.loggers.events import Evaluated, Listener, announced, send, started
@@ -116,7 +116,7 @@ def planned(config: Config, plan: Study, training: Training) -> PlannedRun:
 
 def _follows(config: Config, algorithm: Algorithm) -> bool:
     """Return True if the stationarity of an algorithm is wanted and can be followed."""
-    return config.evaluation.stationarity and can_follow(algorithm)
+    return config.evaluation.stationarity and not algorithm.sharing.divides and can_follow(algorithm)
 
 
 def start(config: Config, root: Path) -> Folder:
@@ -292,7 +292,15 @@ def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int
 def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
     """The snapshot that a checkpoint of a run was made of."""
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
-    return Snapshot(saved.tree, saved.about["wave"], events, times, tuple(run.schedules), run.run.federation.ids)
+    unshared, before = run.unshared(), saved.about.get("base", "")
+    if unshared.fingerprint != before:
+        raise ConfigError(
+            "The checkpoint was trained over other frozen parameters, or another start of the personal ones "
+            f"(their fingerprint was {before[:12] or 'empty'} and is {unshared.fingerprint[:12] or 'empty'}). Restore "
+            "the base of the model, or train again with --fresh."
+        )
+    at = (saved.about["wave"], events, times)
+    return Snapshot(saved.tree, *at, tuple(run.schedules), run.run.federation.ids, unshared)
 
 
 def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bool]:
@@ -325,6 +333,8 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
     curves = {score: _newcomers(config, plan, training, score, result) for score in training.scorings}
     classes = {score: _classes(plan, session, score, result) for score in training.scorings}
     bound = None if session.convergence is None else _bound(session, schedule, result)
+    if config.evaluation.stationarity and algorithm.sharing.divides:
+        bound = BoundRecord(f"No theorem covers this run, and no stationarity: {NOT_WHOLE}", [], [])
     session.spend("evaluate")
     scorings = training.scorings.items()
     record = algorithm_record(
@@ -338,7 +348,9 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
         num_dropped=np.atleast_1d(result.num_dropped).tolist(),
         num_skipped=np.atleast_1d(result.num_skipped).tolist(),
         scores=[
-            score_record(score, scoring, session.history[score], curves[score], diverged, classes[score])
+            score_record(
+                score, scoring, session.history[score], curves[score], diverged, classes[score], algorithm.sharing
+            )
             for score, scoring in scorings
         ],
         staleness=staleness_of(algorithm, schedule),
@@ -382,8 +394,11 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
     if len(diverged) == len(config.seed_list):
         return None
     run = (training.algorithm, plan.task, plan.federation, result)
+    sharing = training.algorithm.sharing
+    if sharing.personal:  # a newcomer without a step has a part that nobody trained
+        steps = sorted({*filter(None, steps), scoring.num_steps})
     curve = adaptation_curve(*run, scoring, steps, key=plan.keys)
-    return adaptation_record(scoring, {num: found.without_seeds(diverged) for num, found in curve.items()})
+    return adaptation_record(scoring, {num: found.without_seeds(diverged) for num, found in curve.items()}, sharing)
 
 
 def _classes(plan: Study, session: Session, score: str, result: Result) -> ClassesRecord | None:

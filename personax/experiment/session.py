@@ -107,6 +107,7 @@ class Session:
             snapshot, num = self.seen
             about = {
                 "provenance": self.provenance.table,
+                "base": snapshot.unshared.fingerprint,
                 "wave": snapshot.wave,
                 "events": np.asarray(snapshot.num_events).tolist(),
                 "time": np.asarray(snapshot.time).tolist(),

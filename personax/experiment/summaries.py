@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from personax.algorithms import Algorithm
+from personax.client.step_sizes import step_size_at
 from personax.data.federation import Federation
 from personax.evaluation.classes import ClassCounts
 from personax.evaluation.scores import Evaluation, best_evaluations, interval
@@ -25,12 +26,15 @@ from personax.experiment.records import (
     ScoreRecord,
 )
 from personax.fast.backends import backend
+from personax.objectives.divided import split
 from personax.schedules import Schedule
+from personax.sharing import Sharing
 from personax.simulation.results import Snapshot
 from personax.simulation.store import Kept
-from personax.typing import Params
+from personax.typing import Clock, Params
 from personax.values import DATASETS, PARTITIONS, RECIPES, imported, to_dict
 
+TYPICAL_BATCHES = 10  # in an epoch of a client whose data is not known
 _STATISTICS = ("mean", "std", "worst_decile", "best_decile")
 
 
@@ -58,7 +62,7 @@ def personal_numbers(algorithm: Algorithm, snapshot: Snapshot) -> np.ndarray | N
     """
     if isinstance(snapshot.state.personal, Kept):
         return None
-    found = algorithm.objective.personal_number(snapshot.personal)
+    found = algorithm.objective.personal_number(split(snapshot.personal)[1])
     return None if found is None else np.asarray(found[1])
 
 
@@ -68,7 +72,7 @@ def name_of_personal_number(algorithm: Algorithm, params: Params) -> str:
     names: list[str] = []
 
     def ask(params: Params) -> None:
-        found = objective.personal_number(objective.init_personal(params))
+        found = objective.personal_number(objective.init_personal(algorithm.sharing.trained(params)))
         names.append("" if found is None else found[0])
 
     jax.eval_shape(ask, params)
@@ -82,6 +86,7 @@ def score_record(
     newcomers: AdaptationRecord | None,
     diverged: Sequence[int] = (),
     classes: ClassesRecord | None = None,
+    sharing: Sharing = Sharing(),
 ) -> ScoreRecord:
     """All evaluations under one scoring, the best of each metric beside the last.
 
@@ -95,7 +100,7 @@ def score_record(
         at = best_evaluations(means, metric)
         of_seeds = means[at, np.arange(means.shape[1])]
         best[metric] = BestRecord(interval(of_seeds), [history[position].round for position in at])
-    described = (name, to_dict(scoring), scoring.describe(), scoring.flag)
+    described = (name, to_dict(scoring), scoring.describe(sharing), scoring.flag)
     return ScoreRecord(*described, history, best, newcomers, classes)
 
 
@@ -107,19 +112,25 @@ def classes_record(counts: ClassCounts, diverged: Sequence[int]) -> ClassesRecor
     return ClassesRecord(num_samples, of_seeds(counts.recall), of_seeds(counts.precision))
 
 
-def adaptation_record(scoring: Scoring, curve: dict[int, Evaluation]) -> AdaptationRecord:
+def adaptation_record(scoring: Scoring, curve: dict[int, Evaluation], sharing: Sharing) -> AdaptationRecord:
     """Newcomers' mean metrics against the number of adaptation steps."""
     metrics = next(iter(curve.values())).metrics
     means = {name: [_numbers(found.mean(name)) for found in curve.values()] for name in metrics}
-    return AdaptationRecord(scoring.describe(), list(curve), means)
+    return AdaptationRecord(scoring.describe(sharing), list(curve), means)
 
 
 def newcomer_scoring(algorithm: Algorithm, scoring: Scoring) -> Scoring | None:
     """The scoring by which a newcomer gets the model that `scoring` scores; None where it gets none."""
-    how = algorithm.objective.newcomer_model(scoring.model)
+    how = algorithm.divided.newcomer_model(scoring.model)
     if how is None or scoring.flag:
         return None
-    return Scoring(how, max(scoring.num_steps, 1), scoring.lr, scoring.batch_size, clients="held_out")  # pyright: ignore[reportArgumentType]
+    num_steps, lr = max(scoring.num_steps, 1), scoring.lr
+    if algorithm.sharing.personal:  # a part that starts anew is trained for as long as a visit, at its step size
+        stages = algorithm.local.stages(TYPICAL_BATCHES * algorithm.local.size_of("outer"), 1)
+        own = next((stage for stage in stages if stage.trains == algorithm.sharing.personal), stages[0])
+        num_steps, lr = max(num_steps, own.end - own.first), float(step_size_at(own.lr, Clock(0, 0, 1)))
+    tunes = scoring.tunes if how == "adapted" else ()
+    return Scoring(how, num_steps, lr, scoring.batch_size, clients="held_out", tunes=tunes)  # pyright: ignore[reportArgumentType]
 
 
 def staleness_of(algorithm: Algorithm, schedule: Schedule) -> dict[str, list[int]]:

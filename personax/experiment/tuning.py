@@ -184,12 +184,13 @@ def tune_algorithm(
         found, more = attempt(search.choices)
         metric, trials = metric or found, [*trials, *more]
     best = best_trial(trials, metric)
+    sharing = make_training(name, config.algorithms[name]).algorithm.sharing
     return TunedAlgorithm(
         algorithm=name,
         search=search.how,
         num_combinations=num_combinations,
         metric=metric,
-        words=scoring.describe().replace("test data", "validation data"),
+        words=scoring.describe(sharing).replace("test data", "validation data"),
         before=before,
         chosen=before if best is None else best.options,
         trials=trials,
@@ -302,7 +303,7 @@ def _most_lanes(algorithm: Algorithm, task: Task, federation: Federation, num_se
 
     def states(key: Array) -> Any:
         params = initial_params(task, federation, key=key)
-        return params, algorithm.objective.init_personal(params)
+        return params, algorithm.divided.init_personal(params)
 
     leaves = jax.tree.leaves(jax.eval_shape(states, jax.random.key(0)))
     each = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) * federation.num_clients * num_seeds

@@ -20,6 +20,7 @@ import optax
 from personax.curvature import Hvp
 from personax.fast.backends import unroll_length
 from personax.fast.dense_product import DenseProduct, Rest, find_products
+from personax.sharing import Patterns, names_of, only, selects
 from personax.typing import Array, Batch, Batches, LossFn, Params, PyTree, Scalar
 
 Point = PyTree  # a model, or a vector such as a gradient, in the coordinates of a `Near`
@@ -46,12 +47,14 @@ class Steps(Protocol):
 class Near(Steps, Protocol):
     """The gradients of one local step on known batches, and its Hessian products.
 
-    `batches(role)` names the batches of a role, as a sequence for `loop`; `batch(role)` names its only one.
+    `batches(role)` names the batches of a role, as a sequence for `loop`; `batch(role)` names its only one. `part` is a
+    vector that is zero outside the parameters that the patterns select; a step along it leaves the others as they are.
     """
 
     def batches(self, role: str) -> Any: ...
     def batch(self, role: str) -> Seen: ...
     def hvp(self, product: Hvp, at: Point, vector: Point, seen: Seen) -> Point: ...
+    def part(self, vector: Point, patterns: Patterns) -> Point: ...
     def vector(self, vector: Point) -> Params: ...
 
 
@@ -125,7 +128,10 @@ class Plain(NamedTuple):
         return jax.grad(self.loss)(at, seen)
 
     def hvp(self, product: Hvp, at: Params, vector: Params, seen: Batch) -> Params:
-        return product(self.loss, at, vector, seen)
+        return product(self.loss, at, _filled(vector, at), seen)
+
+    def part(self, vector: Params, patterns: Patterns) -> Params:
+        return only(vector, patterns)
 
     def step(self, at: Params, scale: Scalar, vector: Params, is_taken: Scalar = True) -> Params:
         return _step(at, scale, vector, is_taken)
@@ -144,17 +150,31 @@ class Plain(NamedTuple):
 def _step(at: PyTree, scale: Scalar, vector: PyTree, is_taken: Scalar = True) -> PyTree:
     """`at + scale vector`, in the types of `at`."""
     if is_taken is True:
-        return jax.tree.map(lambda a, v: (a + scale * v).astype(a.dtype), at, vector)
-    # The change is selected, which is free where it is added; selecting between models would copy them. It is not
-    # multiplied by zero: a client that has finished may have numbers here that are not finite.
-    return jax.tree.map(lambda a, v: (a + jnp.where(is_taken, scale * v, 0)).astype(a.dtype), at, vector)
+        added = lambda v, a: (a + scale * v).astype(a.dtype)
+    else:
+        # The change is selected, which is free where it is added; selecting between models would copy them. It is not
+        # multiplied by zero: a client that has finished may have numbers here that are not finite.
+        added = lambda v, a: (a + jnp.where(is_taken, scale * v, 0)).astype(a.dtype)
+    return jax.tree.map(lambda v, a: a if v is None else added(v, a), vector, at, is_leaf=_is_none)
+
+
+def _filled(vector: PyTree, at: PyTree) -> PyTree:
+    """The vector with zeros in place of what it leaves out."""
+    return jax.tree.map(lambda v, a: jnp.zeros_like(a) if v is None else v, vector, at, is_leaf=_is_none)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
 
 
 Name = tuple[str, int]  # of a batch: its role, and which of them
 
 
 class Place(NamedTuple):
-    """A vector with the kernel `sum_j x_j' along[j]`, or a model whose kernel is that more than the start's."""
+    """A vector with the kernel `sum_j x_j' along[j]`, or a model whose kernel is that more than the start's.
+
+    A vector has None in place of other leaves that are zero.
+    """
 
     rest: Rest
     along: dict[Name, Array]
@@ -191,7 +211,8 @@ class SharedProducts:
         return Place(rest, {seen: along})
 
     def hvp(self, product: Hvp, at: Place, vector: Place, seen: Name) -> Place:
-        changes = vector.rest, self._change(vector, seen)
+        along = self._change(vector, seen) if vector.along else jnp.zeros_like(self._products[seen])
+        changes = _filled(vector.rest, at.rest), along
         known = product.given_norm(self._norm(vector))
         rest, along = known(self._layers[seen[0]].head, self._values(at, seen), changes, self._batches[seen])
         return Place(rest, {seen: along.astype(self._kernel.dtype)})
@@ -201,6 +222,12 @@ class SharedProducts:
         rest, along = _step((at.rest, own), scale, tuple(vector), is_taken)
         return Place(rest, at.along | along)
 
+    def part(self, vector: Place, patterns: Patterns) -> Place:
+        names = names_of(self._layer.join(self._kernel, self._rest))
+        kernel = names.pop(self._layer.place)
+        rest: Any = tuple(own if selects(patterns, name) else None for name, own in zip(names, vector.rest, strict=True))
+        return Place(rest, vector.along if selects(patterns, kernel) else {})
+
     def _norm(self, vector: Place) -> Array:
         """The Euclidean norm, for a radius: where rows nearly cancel each other it has half the digits of a float.
 
@@ -208,6 +235,8 @@ class SharedProducts:
         rounded, too, it would have half the digits of TF32.
         """
         names = tuple(vector.along)
+        if not names:
+            return optax.tree.norm(vector.rest)
         inner = jnp.block([[self._inner[name, other] for other in names] for name in names])
         along = jnp.concatenate([vector.along[name] for name in names])
         squared = jnp.vdot(along, jnp.matmul(inner, along, precision="highest"), precision="highest")

@@ -18,6 +18,7 @@ from personax.inspection.advice import advise, starter_name
 from personax.inspection.findings import Advice, Measurements, RunSource, ShortRun, Validation
 from personax.inspection.measure import with_two_samples
 from personax.simulation.work import work_of
+from personax.values import ConfigError
 
 MOST_ROUNDS, MOST_SEEDS = 60, 3  # of a short run
 FACTORS = (1, 3, 10)  # steps of 1 / L are safe, and often too short
@@ -87,6 +88,11 @@ def check(given: Setting) -> None:
     """Raise, before anything is measured, unless the algorithms of the configuration can be run."""
     config, plan = shortened(given)
     for training in plan.trainings:
+        if training.algorithm.sharing.divides:
+            raise ConfigError(
+                f"`algorithms.{training.name}` divides the model ({training.algorithm.sharing.describe()}). The "
+                "constants and the advice are for models that are shared as a whole: inspect without this algorithm."
+            )
         work = work_of(training.algorithm, plan.task, plan.federation)
         make_schedules(config, training.algorithm, plan.federation.num_clients, work)
 

@@ -1,5 +1,6 @@
 """An objective over a model that is divided into a shared, a personal and a frozen part."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -112,27 +113,40 @@ class Divided:
             return
         listed, shapes = ", ".join(personal), self.sharing.trained(jax.eval_shape(lambda w: w, params))
         objective = self.objective
-        if depends_on(lambda w: (objective.init_shared(w), first_extra_of(objective, w)), shapes, self.sharing):
+        if depends_on(self.uploads, shapes, self.sharing.own(shapes)):
             raise ValueError(
                 f"{objective} uploads numbers for every parameter that a client trains, also for the personal "
                 f"{listed}, which must not leave it. Share these parameters, or use another objective."
             )
         keeps_models = len(jax.eval_shape(lambda w: objective.models(w, objective.init_personal(w)), shapes)) > 1
-        if keeps_models and objective.tracked() is None and depends_on(objective.init_personal, shapes, self.sharing):
+        if (
+            keeps_models
+            and objective.tracked() is None
+            and depends_on(objective.init_personal, shapes, self.sharing.own(shapes))
+        ):
             raise ValueError(
                 f"{objective} already keeps a personal copy of every parameter, so that a personal {listed} would be "
                 "a second one. Leave `sharing.personal` out, or use another objective."
             )
 
+    def require_phases(self, params: Params) -> None:
+        """Raise, with the reason, unless the objective can be trained in phases that move a part of the model each."""
+        trained = self.sharing.trained(jax.eval_shape(lambda w: w, params))
+        if depends_on(self.uploads, trained, trained):
+            raise ValueError(
+                f"{self.objective} uploads numbers for every parameter, which assume that each step moves all of them. "
+                "Leave `phases` out, or use another objective."
+            )
 
-def first_extra_of(objective: Objective, params: Params) -> Extra:
-    """Return the extra upload of a client that starts at these parameters."""
-    return first_extra(objective, params, objective.init_personal(params))
+    def uploads(self, trained: Params) -> tuple[Shared, Extra]:
+        """Return what travels besides the model and its delta, for its shapes."""
+        own = self.objective.init_personal(trained)
+        return self.objective.init_shared(trained), first_extra(self.objective, trained, own)
 
 
-def depends_on(of_params: Any, shapes: Params, sharing: Sharing) -> bool:
-    """Return True if the shapes of a function's result change with the shapes of the personal parameters."""
+def depends_on(of_params: Callable[[Params], Any], shapes: Params, part: Params) -> bool:
+    """Return True if the shapes of a function's result change with the shapes of a part of the parameters."""
     larger = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype)
-    grown = join(jax.tree.map(larger, sharing.own(shapes)), shapes)
+    grown = join(jax.tree.map(larger, part), shapes)
     of = lambda params: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(jax.eval_shape(of_params, params))]
     return of(shapes) != of(grown)

@@ -9,7 +9,8 @@ from personax.curvature import Hvp, exact, require_hvp
 from personax.fast.near import Point, Seen, near
 from personax.objectives import objective
 from personax.objectives.objective import Answer, Memory, Theorems, Visit
-from personax.typing import Batches, LossFn, Params
+from personax.sharing import Patterns, as_patterns, join, names_of, only, require_patterns
+from personax.typing import Batch, Batches, LossFn, Params, Personal, Scalar, Shared
 from personax.values import OBJECTIVES, Static, Tuned, require_count, require_nonnegative, require_one_of, value
 
 
@@ -44,6 +45,10 @@ class Meta:
     follows the text below Fallah (8) and the last line of the inner loop of Fallah's Algorithm 1, which print D' for
     the Hessian. The lemmas assume independent batches as in (8), so no theorem covers this variant.
 
+    With `adapts`, the adaptation moves only these parameters (patterns, see `Sharing`), such as the head in ANIL (Raghu
+    2020). With the projection P onto them, the steps are `w_l = w_{l-1} - a P grad f_i(w_{l-1})`, and the factors of
+    the gradient are `(I - a H(w_l) P)`. The outer step moves all parameters. No theorem covers this variant.
+
     Departures from the paper: none.
     """
 
@@ -51,29 +56,34 @@ class Meta:
     num_adapt_steps: Static[int] = 1
     hvp: Hvp = exact
     curvature_on: Static[Literal["own", "outer"]] = "own"
+    adapts: Static[Patterns] = ()
 
     federated = True
     is_plain = False
     is_at_iterate = False
     newcomer_model = objective.newcomer_personalizes
     personal_number = objective.no_number
-    init_personal = objective.nothing_kept
     init_shared = objective.nothing_kept
     begin = objective.from_anchor
     project = objective.unconstrained
     finish = objective.keep_memory
     absorb = objective.nothing_absorbed
     models = objective.only_global
-    personalize = objective.fine_tune
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "adapts", as_patterns(self.adapts, "adapts"))
         require_nonnegative("adapt_lr", self.adapt_lr, "For plain averaging use `fedavg(...)`.")
         require_count("num_adapt_steps", self.num_adapt_steps, least=0)
         require_hvp(self.hvp)
         require_one_of("curvature_on", self.curvature_on, ("own", "outer"))
 
     def default_scoring(self) -> dict[str, Any]:
-        return {"model": "adapted", "num_steps": self.num_adapt_steps, "lr": float(self.adapt_lr)}
+        tunes = {"tunes": list(self.adapts)} if self.adapts else {}
+        return {"model": "adapted", "num_steps": self.num_adapt_steps, "lr": float(self.adapt_lr), **tunes}
+
+    def init_personal(self, params: Params) -> tuple[()]:
+        require_patterns(self.adapts, names_of(params), "adapts")
+        return ()
 
     def gradients_per_step(self) -> int:
         return 1 + self.num_adapt_steps
@@ -82,13 +92,14 @@ class Meta:
         return replace(self, hvp=exact)
 
     def theorem(self, theorems: Theorems[Answer]) -> Answer:
-        if self.hvp.needs_batch and self.curvature_on == "outer":
+        if self.adapts or (self.hvp.needs_batch and self.curvature_on == "outer"):
             return theorems.none()
         return theorems.meta(float(self.adapt_lr), self.num_adapt_steps, not self.hvp.needs_batch)
 
     def citations(self) -> tuple[str, ...]:
         several = self.num_adapt_steps != 1  # gMeta generalizes Fallah's single step
-        return ("fallah2020", "jamali2025") if several else ("fallah2020",)
+        papers = ("fallah2020", "jamali2025") if several else ("fallah2020",)
+        return (*papers, "raghu2020") if self.adapts else papers
 
     def roles(self) -> dict[str, int]:
         num_curvature = self.num_adapt_steps if self.hvp.needs_batch and self.curvature_on == "own" else 0
@@ -101,12 +112,13 @@ class Meta:
             return jax.grad(loss)(iterate, objective.only_batch(batches, "outer")), memory
         here = near(loss, iterate, batches, 1 + self.num_adapt_steps, self.hvp)
         outer = here.batch("outer")
+        moved = lambda vector: here.part(vector, self.adapts) if self.adapts else vector
 
         def adapt(w: Point, batch: Seen) -> tuple[Point, Point]:
-            return here.step(w, -self.adapt_lr, here.gradient(w, batch)), w
+            return here.step(w, -self.adapt_lr, moved(here.gradient(w, batch))), w
 
         def pull_back(d: Point, w: Point, batch: Seen = outer) -> tuple[Point, None]:
-            return here.step(d, -self.adapt_lr, here.hvp(self.hvp, w, d, batch)), None
+            return here.step(d, -self.adapt_lr, here.hvp(self.hvp, w, moved(d), batch)), None
 
         adapted, path = here.loop(adapt, here.start(), here.batches("adapt"))
         direction = here.gradient(adapted, outer)
@@ -114,3 +126,11 @@ class Meta:
             own = () if self.curvature_on == "outer" else (here.batches("curvature"),)
             direction, _ = here.loop(pull_back, direction, path, *own, reverse=True)
         return here.vector(direction), memory
+
+    def personalize(
+        self, loss: LossFn, params: Params, personal: Personal, shared: Shared, batches: Batch, lr: Scalar
+    ) -> Params:
+        """Take one gradient step per batch, of the parameters that adapt."""
+        of_moving = lambda part, batch: loss(join(part, params), batch)
+        moving = only(params, self.adapts) if self.adapts else params
+        return join(objective.descend(of_moving, moving, batches, lr)[0], params)

@@ -50,6 +50,8 @@ def check_run(
         )
     if tracker is not None and (not algorithm.server.is_synchronous or algorithm.local.num_steps is None):
         raise ValueError("A tracker needs a synchronous server and a fixed number of local steps. Give `num_steps`.")
+    if tracker is not None and algorithm.sharing.divides:
+        raise ValueError(f"A tracker follows whole models, and here {algorithm.sharing.describe()}. Remove it.")
     if tracker is not None and (problem := tracker.explain(algorithm.objective, streams)):
         raise ValueError(problem)
 
@@ -64,8 +66,11 @@ def check_statistics(algorithm: Algorithm, task: Task, federation: Federation) -
     require_one_model(algorithm.objective, task, jax.eval_shape(task.model.init, key, inputs), batch)
 
 
-def check_model(task: Task, federation: Federation, params: Params | None) -> None:
-    """Check that the task's model accepts the clients' data and that the task accepts the targets."""
+def check_model(task: Task, federation: Federation, params: Params | None) -> Params:
+    """Check that the task's model accepts the clients' data and that the task accepts the targets.
+
+    Return the parameters, or their shapes where none are given.
+    """
     x, y = federation.first_sample
     try:
         # JAX caches traces by function, so the functions of a task are traced only once.
@@ -96,3 +101,4 @@ def check_model(task: Task, federation: Federation, params: Params | None) -> No
                     raise ValueError(f"{name}: the {part} {message}.")
     if loss.shape != ():
         raise ValueError(f"The loss of a batch must be a scalar, got shape {loss.shape}. Take a mean over examples.")
+    return shapes

@@ -57,9 +57,11 @@ def simulate(
         monitor: callbacks and trackers, see `Monitor`.
         execution: settings that do not change the results, see `Execution`.
     """
-    for part in (federation, federation.newcomers):
-        if part is not None:
-            check_model(task, part, params)
+    shapes = check_model(task, federation, params)
+    if federation.newcomers is not None:
+        check_model(task, federation.newcomers, params)
+    for one in [algorithm] if isinstance(algorithm, Algorithm) else algorithm:
+        one.require_model(shapes)
     given = (algorithm, task, federation, schedule)
     planned = plan_run(*given, key=key, tracker=monitor.tracker, execution=execution)
     return run_plan(planned, params=params, start=start, monitor=monitor)
@@ -118,6 +120,10 @@ class PlannedRun(NamedTuple):
         first = self.original or self
         return _stops(first.run.plan, first.schedules[0], wave, every)
 
+    def unshared(self) -> Unshared:
+        """Return the parameters that the server does not have, where the run starts from the task's own model."""
+        return unshared_of(self.run, None)
+
     def pauses(self, every: int) -> list[list[int]]:
         """Return the number of events of each seed that have arrived at each pause, including the start and the end."""
         return [_num_arrived(self.run.plan, wave).tolist() for wave in (0, *self.stops(every))]
@@ -169,7 +175,7 @@ def run_plan(
 ) -> Result:
     """Run a result of `plan_run`, with the same tracker. The arguments are those of `simulate`."""
     observe, control = monitor.observe, monitor.control
-    unshared = _unshared(planned.run, params) if start is None else start.unshared
+    unshared = unshared_of(planned.run, params) if start is None else start.unshared
     planned = _begun(planned, unshared, control, start)
     run = planned.run
     if start is None:
@@ -293,8 +299,8 @@ def _initial_state(run: SimulationRun, params: Params | None, num_personal: int)
     )
 
 
-def _unshared(run: SimulationRun, params: Params | None) -> Unshared:
-    """The parameters that the server does not have, from the given model or the task's own."""
+def unshared_of(run: SimulationRun, params: Params | None) -> Unshared:
+    """Return the parameters that the server does not have, from the given model or the task's own."""
     sharing = run.algorithm.sharing
     if not sharing.divides:
         return Unshared()
@@ -302,8 +308,6 @@ def _unshared(run: SimulationRun, params: Params | None) -> Unshared:
     if params is None:
         params = initial_params(run.program.task, run.federation, key=run.key)
     params = jax.tree.map(jnp.asarray, params)
-    first = jax.tree.map(lambda leaf: leaf[0], params) if has_seeds else params
-    run.algorithm.divided.require_division(first)
     return Unshared(sharing.base(params), sharing.own(params), has_seeds)
 
 
