@@ -16,7 +16,7 @@ from personax.objectives.divided import Divided
 from personax.objectives.objective import require_objective
 from personax.server import Server, ServerState, asynchronous, buffered, synchronous
 from personax.server.discounts import Discount, Polynomial
-from personax.sharing import Patterns, Sharing
+from personax.sharing import Patterns, Sharing, as_patterns
 from personax.typing import Params
 from personax.values import RECIPES, Tuned, TunedShare, short_repr, to_dict, value
 from personax.values.notebook import html_table, settings
@@ -449,3 +449,208 @@ def feddpa(
     phases = (Phase(personal, *own), Phase(shared, *steps))
     in_turn = replace(whole, num_steps=None, num_epochs=None, phases=phases)
     return Algorithm(Erm(), in_turn, server, Sharing(personal, frozen))
+
+
+@RECIPES.register(
+    summary="FedAvg with personal parameters, such as a head for each client",
+    source="Arivazhagan 2019, Algorithms 1 and 2",
+    citations=("arivazhagan2019",),
+)
+def fedper(
+    *,
+    personal: Patterns,
+    lr: Tuned[StepSize | float],
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """FedPer: Arivazhagan 2019, Algorithms 1 and 2.
+
+    Each step moves the shared part w and the client's personal part v_i together, and the server averages w:
+
+        (w_i, v_i) <- (w_i, v_i) - eta grad f_i(w_i, v_i)
+
+    `personal` names v_i, the paper's personalization layers: the last ones. See `Sharing` for the patterns.
+
+    Departures from the paper: the mean is uniform, not by samples, unless the server has `weighting="samples"`; all v_i
+    start at the same values.
+
+    >>> import personax as px
+    >>> px.fedper(personal="dense_1", lr=0.1, num_steps=5).sharing
+    Sharing(personal=('dense_1',))
+    """
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(personal))
+
+
+@RECIPES.register(
+    summary="FedAvg with personal lower layers, whose representations the shared upper layers take",
+    source="Liang 2020, Algorithm 1",
+    citations=("liang2020",),
+)
+def lg_fedavg(
+    *,
+    personal: Patterns,
+    lr: Tuned[StepSize | float],
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """LG-FedAvg: Liang 2020, Algorithm 1. The steps are those of `fedper`; `personal` names the lower layers.
+
+    Departures from the paper: all clients start at the same model (their code starts from one that FedAvg trained); no
+    auxiliary losses on the representations. A newcomer trains lower layers of its own with the upper ones fixed, where
+    the paper averages the predictions of all clients' models.
+
+    >>> import personax as px
+    >>> px.lg_fedavg(personal="dense_0", lr=0.1, num_steps=5).objective
+    Erm()
+    """
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(personal))
+
+
+@RECIPES.register(
+    summary="A shared body below personal heads, where a visit trains first the head, then the body",
+    source="Collins 2021, Algorithm 1",
+    citations=("collins2021",),
+)
+def fedrep(
+    *,
+    personal: Patterns,
+    lr: Tuned[StepSize | float],
+    num_personal_steps: int | None = None,
+    num_personal_epochs: int | None = None,
+    personal_lr: StepSize | float | None = None,
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """FedRep: Collins 2021, Algorithm 1. With the shared body w and the client's head v_i, a visit takes
+
+        v_i <- v_i - eta_v grad_v f_i(w, v_i)       num_personal_steps (or num_personal_epochs) times, with w fixed
+        w_i <- w_i - eta grad_w f_i(w_i, v_i)       num_steps (or num_epochs) times, with the new v_i fixed
+
+    eta_v is `personal_lr`, by default `lr`. The server averages w.
+
+    Departures from the paper: the mean is uniform, as in its Algorithm 1; the paper's representation is initialized by
+    the method of moments in the linear case, here as the model is.
+
+    >>> import personax as px
+    >>> [phase.trains for phase in px.fedrep(personal="head", lr=0.1, num_personal_steps=9, num_steps=1).local.phases]
+    [('head',), ('*', '!head')]
+    """
+    own = Phase(personal, num_personal_steps, num_personal_epochs, personal_lr)
+    return _alternating(own, lr, server, local)
+
+
+@RECIPES.register(
+    summary="Partial personalization by alternating steps: the personal part, then the shared one",
+    source="Pillutla 2022, FedAlt",
+    citations=("pillutla2022",),
+)
+def fedalt(
+    *,
+    personal: Patterns,
+    lr: Tuned[StepSize | float],
+    num_personal_steps: int | None = None,
+    num_personal_epochs: int | None = None,
+    personal_lr: StepSize | float | None = None,
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """FedAlt: Pillutla 2022, its alternating update. The steps are those of `fedrep`, with any personal part.
+
+    The paper's v_i and u are the personal and the shared part, tau_v = `num_personal_steps` and tau_u = `num_steps`.
+
+    Departures from the paper: the mean is uniform, not by samples, unless the server has `weighting="samples"`.
+
+    >>> import personax as px
+    >>> px.fedalt(personal="*.bias", lr=0.1, num_personal_steps=5, num_steps=5).sharing
+    Sharing(personal=('*.bias',))
+    """
+    own = Phase(personal, num_personal_steps, num_personal_epochs, personal_lr)
+    return _alternating(own, lr, server, local)
+
+
+@RECIPES.register(
+    summary="Partial personalization by simultaneous steps of the personal and the shared part",
+    source="Pillutla 2022, FedSim",
+    citations=("pillutla2022",),
+)
+def fedsim(
+    *,
+    personal: Patterns,
+    lr: Tuned[StepSize | float],
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """FedSim: Pillutla 2022, its simultaneous update. The steps are those of `fedper`, with any personal part.
+
+    Departures from the paper: one step size for both parts (the paper's gamma_v and gamma_u); the mean is uniform, not
+    by samples, unless the server has `weighting="samples"`.
+
+    >>> import personax as px
+    >>> px.fedsim(personal="*.bias", lr=0.1, num_steps=5).sharing
+    Sharing(personal=('*.bias',))
+    """
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(personal))
+
+
+@RECIPES.register(
+    summary="FedAvg that trains the body alone; each client fine-tunes the result with its head",
+    source="Oh 2022, Algorithm 1",
+    citations=("oh2022",),
+)
+def fedbabu(
+    *, head: Patterns, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]
+) -> Algorithm:
+    """FedBABU: Oh 2022, Algorithm 1. The head stays at its random start while FedAvg trains the body.
+
+    Its personal models are fine-tuned after training: score `Scoring("adapted", ..., tunes="*")`, or `tunes="dense_1"`
+    for the head alone. The steps of a scoring without `tunes` move what was trained, the body.
+
+    Departures from the paper: the mean is uniform, not by samples, unless the server has `weighting="samples"`.
+
+    >>> import personax as px
+    >>> px.fedbabu(head="dense_1", lr=0.1, num_steps=5).sharing
+    Sharing(frozen=('dense_1',))
+    """
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(frozen=head))
+
+
+@RECIPES.register(
+    summary="Per-FedAvg whose adaptation steps move the head alone",
+    source="Raghu 2020; Fallah 2020, Algorithm 1",
+    citations=("raghu2020",),
+)
+def anil(
+    *,
+    head: Patterns,
+    adapt_lr: Tuned[float],
+    lr: Tuned[StepSize | float],
+    hvp: Hvp = HESSIAN_FREE,
+    num_adapt_steps: int = 1,
+    server: Server = synchronous(),
+    **local: Unpack[LocalOptions],
+) -> Algorithm:
+    """ANIL: Raghu 2020, with Per-FedAvg (Fallah, Algorithm 1) as its outer loop. All parameters are shared.
+
+        F_i(w) = f_i(w - a P grad f_i(w)),     P projects onto the head
+
+    Departures from the paper: that paper is not federated; here each client takes local steps on its F_i, as in
+    `per_fedavg`, with the same default `hvp`.
+
+    >>> import personax as px
+    >>> px.anil(head="dense_1", adapt_lr=0.1, lr=0.05, num_steps=5).objective.default_scoring()["tunes"]
+    ['dense_1']
+    """
+    return Algorithm(Meta(adapt_lr, num_adapt_steps, hvp, adapts=head), Local(lr, **local), server)
+
+
+def _alternating(own: Phase, lr: StepSize | float, server: Server, local: LocalOptions) -> Algorithm:
+    """Train the personal part, then the shared one, whose number of steps the local options have."""
+    personal = as_patterns(own.trains, "personal")
+    if "phases" in local:
+        raise ValueError("The phases of this recipe are its own. Leave out `phases`.")
+    if any(pattern.startswith("!") for pattern in personal):
+        raise ValueError(f"`personal` must name the parameters without `!` here, got {personal}. List them.")
+    num_steps, num_epochs = local.pop("num_steps", None), local.pop("num_epochs", None)
+    others = Phase(("*", *(f"!{pattern}" for pattern in personal)), num_steps, num_epochs)
+    local["phases"] = (own, others)
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(personal))

@@ -1,9 +1,16 @@
 """Every recipe once, as a function of a factor on its step sizes, for tables of tests."""
 
+import dataclasses
+
 import personax
 from personax import Meta, Moreau, asynchronous
 
 STEPS = {"num_steps": 3, "batch_size": 4}
+
+
+def _with_personal_head(algorithm):
+    return dataclasses.replace(algorithm, sharing=personax.Sharing(personal="dense_1"))
+
 
 SYNCHRONOUS = {
     "fedavg": lambda s: personax.fedavg(lr=0.05 * s, **STEPS),
@@ -53,6 +60,17 @@ SYNCHRONOUS = {
         batch_size=4,
     ),
     "apfl": lambda s: personax.apfl(lr=personax.step_sizes.Decay(0.05 * s, 0.01), mix=0.3 * s, radius=9.0 * s, **STEPS),
+    "fedper": lambda s: personax.fedper(personal="dense_1", lr=0.05 * s, **STEPS),
+    "lg_fedavg": lambda s: personax.lg_fedavg(personal="dense_0", lr=0.05 * s, num_epochs=1, batch_size=4),
+    "fedrep": lambda s: personax.fedrep(
+        personal="dense_1", lr=0.05 * s, num_personal_epochs=2, personal_lr=0.03 * s, **STEPS
+    ),
+    "fedbabu": lambda s: personax.fedbabu(head="dense_1", lr=0.05 * s, **STEPS),
+    "fedalt": lambda s: personax.fedalt(personal="*.bias", lr=0.05 * s, num_personal_steps=2, **STEPS),
+    "fedsim": lambda s: personax.fedsim(
+        personal="*.bias", lr=0.01 * s, optimizer=personax.optimizer("adam"), clip_norm=5.0 * s, **STEPS
+    ),
+    "anil": lambda s: personax.anil(head="dense_1", adapt_lr=0.05 * s, lr=0.05 * s, num_adapt_steps=2, **STEPS),
 }
 NORMALIZED = {  # for a network with batch normalization
     "fedbn": lambda s: personax.fedbn(lr=0.05 * s, num_epochs=2, batch_size=4, sampling="shuffled"),
@@ -70,6 +88,13 @@ ASYNCHRONOUS = {
     ),
     "apfl_buffered_adam": lambda s: personax.apfl(
         lr=0.05 * s, mix=0.3 * s, server=personax.buffered(2, 0.01 * s, optimizer=personax.optimizer("adam")), **STEPS
+    ),
+    "fedrep_async": lambda s: personax.fedrep(
+        personal="dense_1", lr=0.05 * s, num_personal_steps=2, server=asynchronous(0.5 * s), **STEPS
+    ),
+    "persafl_maml_personal_head": lambda s: _with_personal_head(personax.persafl(Meta(0.05 * s), lr=0.05 * s, **STEPS)),
+    "persafl_me_personal_head": lambda s: _with_personal_head(
+        personax.persafl(Moreau(2.0 * s, 0.05 * s, 5), lr=0.05 * s, **STEPS)
     ),
     "aruba_async": lambda s: personax.aruba(personax.Aruba(0.05 * s), server=asynchronous(0.5 * s), **STEPS),
 }

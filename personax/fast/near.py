@@ -225,7 +225,9 @@ class SharedProducts:
     def part(self, vector: Place, patterns: Patterns) -> Place:
         names = names_of(self._layer.join(self._kernel, self._rest))
         kernel = names.pop(self._layer.place)
-        rest: Any = tuple(own if selects(patterns, name) else None for name, own in zip(names, vector.rest, strict=True))
+        rest: Any = tuple(
+            own if selects(patterns, name) else None for name, own in zip(names, vector.rest, strict=True)
+        )
         return Place(rest, vector.along if selects(patterns, kernel) else {})
 
     def _norm(self, vector: Place) -> Array:

@@ -6,8 +6,10 @@ that it downloaded and a visit's batches; it returns the model that it uploads, 
 
 import numpy as np
 
-from tests.reference.network import W0, grad
-from tests.reference.problem import N, cohorts, events, mean
+from tests.reference.network import NUM_UNITS, W0, grad, hvp
+from tests.reference.problem import NUM_FEATURES, N, cohorts, events, mean
+
+BODY = np.arange(len(W0)) < (NUM_FEATURES + 1) * NUM_UNITS  # the first layer of the network; the second is its head
 
 
 def in_rounds(w, schedule, samples, client):
@@ -57,3 +59,67 @@ def ditto(lam, eta, local_eta, s):
         return w_k
 
     return client, v
+
+
+def fedper(own, eta, tau):
+    """Arivazhagan 2019, Algorithm 1: W_B and W_P of client j move together, and W_B is uploaded.
+
+    So does FedSim (Pillutla 2022), and LG-FedAvg (Liang 2020, Algorithm 1) with own the lower layers.
+    """
+    kept = [W0] * N
+
+    def client(j, w, batch):
+        w_j = np.where(own, kept[j], w)
+        for s in range(tau):
+            w_j = w_j - eta * grad(w_j, batch(s))
+        kept[j] = w_j
+        return np.where(own, w, w_j)
+
+    return client, kept
+
+
+def fedrep(own, alpha, alpha_own, tau_own, tau):
+    """Collins 2021, Algorithm 1: tau_own steps of the head h_i, then tau of the representation phi_i.
+
+    So does FedAlt (Pillutla 2022) with its v_i and u.
+    """
+    kept = [W0] * N
+
+    def client(i, phi, batch):
+        w_i = np.where(own, kept[i], phi)
+        for s in range(tau_own):
+            w_i = w_i - alpha_own * own * grad(w_i, batch(s))
+        for s in range(tau_own, tau_own + tau):
+            w_i = w_i - alpha * ~own * grad(w_i, batch(s))
+        kept[i] = w_i
+        return np.where(own, phi, w_i)
+
+    return client, kept
+
+
+def fedbabu(head, alpha, tau):
+    """Oh 2022, Algorithm 1: the body moves, and the head stays at its initialization, for everyone."""
+
+    def client(k, theta, batch):
+        for s in range(tau):
+            theta = theta - alpha * ~head * grad(theta, batch(s))
+        return theta
+
+    return client, [W0] * N
+
+
+def anil(head, alpha, beta, nu, tau):
+    """Raghu 2020 as gMeta's Algorithm 2: inner steps of the head alone, and their Jacobians I - alpha H P."""
+
+    def client(i, w, batch):
+        for s in range(tau):
+            path = [w]
+            for j in range(nu):
+                path.append(path[j] - alpha * head * grad(path[j], batch(s, "adapt", j)))
+            d = grad(path[nu], batch(s, "outer"))
+            for j in reversed(range(nu)):
+                d = d - alpha * hvp(path[j], batch(s, "curvature", j), head * d)
+            w = w - beta * d
+        return w
+
+    return client, [W0] * N
