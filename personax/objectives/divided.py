@@ -88,7 +88,7 @@ class Divided:
             own = only(whole, self.sharing.personal)
             part = descend(of_whole, own, batches, lr, statistics_at(statistics, whole))[0]
             whole = join(part, whole)
-            if self.objective.default_scoring()["model"] == "global":
+            if self.objective.is_at_iterate:  # its model is the iterate itself
                 return whole
         trained, of_trained = self.sharing.trained(whole), lambda part, batch: loss(join(part, whole), batch)
         others = () if statistics is None else (statistics_at(statistics, whole),)
