@@ -9,7 +9,7 @@ STEPS = {"num_steps": 3, "batch_size": 4}
 
 
 def _with_personal_head(algorithm):
-    return dataclasses.replace(algorithm, sharing=personax.Sharing(personal="dense_1"))
+    return dataclasses.replace(algorithm, sharing=personax.Sharing("dense_1", frozen="dense_0.bias"))
 
 
 SYNCHRONOUS = {

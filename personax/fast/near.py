@@ -160,7 +160,8 @@ def _step(at: PyTree, scale: Scalar, vector: PyTree, is_taken: Scalar = True) ->
 
 def _filled(vector: PyTree, at: PyTree) -> PyTree:
     """The vector with zeros in place of what it leaves out."""
-    return jax.tree.map(lambda v, a: jnp.zeros_like(a) if v is None else v, vector, at, is_leaf=_is_none)
+    zeros = lambda a: None if a is None else jnp.zeros_like(a)
+    return jax.tree.map(lambda v, a: zeros(a) if v is None else v, vector, at, is_leaf=_is_none)
 
 
 def _is_none(leaf: Any) -> bool:
