@@ -125,7 +125,7 @@ def newcomer_scoring(algorithm: Algorithm, scoring: Scoring) -> Scoring | None:
     if how is None or scoring.flag:
         return None
     num_steps, lr = max(scoring.num_steps, 1), scoring.lr
-    if algorithm.sharing.personal:  # a part that starts anew is trained for as long as a visit, at its step size
+    if algorithm.sharing.personal:  # a new part is trained for as long as a visit, at its step size
         stages = algorithm.local.stages(TYPICAL_BATCHES * algorithm.local.size_of("outer"), 1)
         own = next((stage for stage in stages if stage.trains == algorithm.sharing.personal), stages[0])
         num_steps, lr = max(num_steps, own.end - own.first), float(step_size_at(own.lr, Clock(0, 0, 1)))
