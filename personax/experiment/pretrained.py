@@ -62,7 +62,7 @@ def _pretrained(model: Model, path: Path, digest: str) -> Model:
         read = lambda: _read(path, digest, names)
         return jax.tree.unflatten(jax.tree.structure(shapes), jax.pure_callback(read, tuple(names.values())))
 
-    return Model(init, model.apply)
+    return model._replace(init=init)
 
 
 def _read(path: Path, digest: str, names: Mapping[str, Any]) -> tuple[np.ndarray, ...]:

@@ -86,26 +86,35 @@ def _adapted(model: Model, rank: int, on: tuple[str, ...], adapters: tuple[tuple
         base_key, *keys = jax.random.split(key, 1 + len(adapters))
         base = model.init(base_key, x)
         leaves = _by_name(base)
-        layouts = _chosen(on, find_dense(_named(model, base), leaves, x), leaves)
+        layouts = _chosen(on, find_dense(_named(model.apply, base), leaves, x), leaves)
         starts = {
             name: _start(own_key, layouts, leaves, rank) for (name, _), own_key in zip(adapters, keys, strict=True)
         }
         return {BASE: base, **starts}
 
-    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+    def run(function: Callable[..., Any], params: Params, *given: Array) -> Any:
         base = params[BASE]
         found = [(_terms(params[name]), scale) for name, scale in adapters]
         terms = {name: tuple(Term(own[name].a * scale, own[name].b) for own, scale in found) for name in found[0][0]}
-        given = (x,) if key is None else (x, key)
-        return with_terms(_named(model, base), _by_name(base), terms, *given)
+        return with_terms(_named(function, base), _by_name(base), terms, *given)
 
-    return Model(init, apply)
+    def apply(params: Params, x: Array, key: Array | None = None) -> Array:
+        return run(model.apply, params, x) if key is None else run(model.apply, params, x, key)
+
+    if (train := model.train) is None:
+        return Model(init, apply)
+
+    def train_adapted(params: Params, x: Array, weight: Array, key: Array) -> tuple[Array, Params]:
+        outputs, statistics = run(train, params, x, weight, key)
+        return outputs, {**jax.tree.map(lambda _: None, params), BASE: statistics}
+
+    return Model(init, apply, train_adapted)
 
 
-def _named(model: Model, base: Params) -> Callable[..., Array]:
-    """`model.apply` as a function of the leaves by name."""
+def _named(function: Callable[..., Any], base: Params) -> Callable[..., Any]:
+    """A function of the base as a function of its leaves by name."""
     structure, names = jax.tree.structure(base), list(_by_name(base))
-    return lambda leaves, *given: model.apply(jax.tree.unflatten(structure, [leaves[name] for name in names]), *given)
+    return lambda leaves, *given: function(jax.tree.unflatten(structure, [leaves[name] for name in names]), *given)
 
 
 def _by_name(params: Params) -> dict[str, Array]:

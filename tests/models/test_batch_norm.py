@@ -228,6 +228,18 @@ def test_slices_of_a_batch_are_refused():
     assert_same(whole.loss(params, batch_of()), px.classification(NETWORKS["own"]).loss(params, batch_of()))
 
 
+@pytest.mark.parametrize("name", ["own", "linen", "nnx"])
+def test_networks_with_adapters_keep_their_statistics(name):
+    inner, model = NETWORKS[name], px.lora(NETWORKS[name], rank=2)
+    params = model.init(KEY, X)
+    outputs, new = model.train(params, X, jnp.asarray(WEIGHT), KEY)
+    expected = inner.train(params["base"], X, jnp.asarray(WEIGHT), KEY)
+    assert_same(outputs, expected[0])  # the adapters start at zero
+    assert_same(new["base"], expected[1])
+    assert not leaves(new["lora"]) and leaves(new)
+    assert_same(model.apply(params, X), inner.apply(params["base"], X))
+
+
 def test_standardized_networks_keep_their_statistics():
     inner = px.mlp((4,), 3, norm="batch")
     model = px.models.standardized(inner, 1.0, 2.0)
