@@ -1,7 +1,7 @@
-"""Whose batch statistics? Accuracy where each client's features have a gain and an offset of their own (docs/models.md).
+"""Shared and personal batch statistics where each client's features have their own gain and offset (docs/models.md).
 
-The embedded 8x8 digits, divided evenly over 20 clients. Client i sees g_i x + o_i, with a gain log-uniform in [1/5, 5] and
-an offset uniform in [-2, 2]. Step sizes are chosen on validation data, a fifth of each client's training samples.
+The embedded 8x8 digits, divided evenly over 20 clients. Client i sees g_i x + o_i, with a gain log-uniform in [1/5, 5]
+and an offset uniform in [-2, 2]. Step sizes are chosen on validation data, a fifth of each client's training samples.
 """
 
 from collections.abc import Callable
