@@ -86,7 +86,7 @@ def build(config: Config) -> Study:
             check_model(task, part, None)
     params = jax.eval_shape(lambda: task.model.init(jax.random.key(0), as_inputs(federation.first_sample[0])))
     for training in trainings:
-        check_statistics(training.algorithm, task, federation)
+        check_statistics(training.algorithm, task, *federation.first_sample)
         _check_scores(training, federation, params)
     return Study(federation, task, trainings, keys, first(is_local_baseline), first(is_global_baseline))
 

@@ -28,6 +28,7 @@ from personax.experiment.names import require_title_on_the_wire
 from personax.live.messages import Layout
 from personax.models.tasks import as_inputs
 from personax.objectives.objective import first_extra
+from personax.simulation.checks import check_statistics
 from personax.simulation.engine import first_params
 from personax.typing import Extra, Params, Task
 
@@ -150,6 +151,8 @@ def make_recipe(config: Config, schema: Schema, fits_scaling: bool = False) -> R
     if not recipe.algorithm.objective.federated:
         name = recipe.training.name
         raise ConfigError(f"`{name}` shares nothing, so there is nothing to serve. Choose another with --algorithm.")
+    x = jax.ShapeDtypeStruct((1, *schema.shape), jnp.dtype(schema.dtype))
+    check_statistics(recipe.algorithm, recipe.task, x, jax.ShapeDtypeStruct((1,), jnp.int32))
     if imports_of(config):
         return recipe
     for name in optimizers_in(tomllib.loads(dump(config))["algorithms"]):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from personax.fast.backends import unroll_length
-from personax.objectives.statistics import statistics_of, updated
+from personax.objectives.statistics import updated
 from personax.typing import (
     Array,
     Batch,
@@ -30,7 +30,6 @@ from personax.typing import (
     Scalar,
     Shared,
     StatisticsFn,
-    Task,
 )
 from personax.values import OBJECTIVES
 
@@ -190,9 +189,9 @@ def require_objective(given: Any) -> None:
         )
 
 
-def require_one_model(given: Objective, task: Task, params: Params, batch: Batch) -> None:
+def require_one_model(given: Objective, statistics: Params | None) -> None:
     """Raise an error if the model has statistics and a step of this objective uses several models."""
-    if not given.is_at_iterate and statistics_of(task, params, batch) is not None:
+    if statistics is not None and not given.is_at_iterate:
         raise ValueError(
             f"{given} computes gradients at other models than the one that it trains, and the statistics of batch "
             "normalization would be those of several models. Use layer or group normalization, or an objective that "

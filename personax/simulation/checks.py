@@ -1,6 +1,7 @@
 """Checks before compilation, with errors that name the client and the remedy."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from personax.data.federation import Federation
 from personax.keys import MAX_STEPS
 from personax.models.tasks import as_inputs
 from personax.objectives.objective import require_one_model
+from personax.objectives.statistics import statistics_of
 from personax.schedules import Schedule
 from personax.simulation.averages import Tracker
 from personax.typing import Batch, Params, Task
@@ -56,14 +58,14 @@ def check_run(
         raise ValueError(problem)
 
 
-def check_statistics(algorithm: Algorithm, task: Task, federation: Federation) -> None:
-    """Check that the algorithm can train the model's statistics, if it has some."""
+def check_statistics(algorithm: Algorithm, task: Task, x: Any, y: Any) -> None:
+    """Check that the algorithm can train the model's statistics, if it has some; a sample may be given as shapes."""
     if task.statistics is None:
         return
-    x, y = federation.first_sample
     key, inputs = jax.random.key(0), jax.eval_shape(as_inputs, x)
     batch = Batch(x, y, np.ones(1, np.float32), key)  # pyright: ignore[reportArgumentType]
-    require_one_model(algorithm.objective, task, jax.eval_shape(task.model.init, key, inputs), batch)
+    params = jax.eval_shape(task.model.init, key, inputs)
+    require_one_model(algorithm.objective, statistics_of(task, params, batch))
 
 
 def check_model(task: Task, federation: Federation, params: Params | None) -> Params:

@@ -156,7 +156,7 @@ def plan_run(
     algorithm = algorithm if isinstance(algorithm, Algorithm) else _swept(algorithm, key)
     check_run(algorithm, federation, schedules, num_seeds, tracker, streams=stream is not None)
     devices = execution.devices
-    check_statistics(algorithm, task, federation)
+    check_statistics(algorithm, task, *federation.first_sample)
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
     task = optimized(task, execution.passes)

@@ -118,6 +118,30 @@ def test_no_objective_moves_the_statistics(name):
     assert_close(*(RUNNING["own"](train(one).params) for one in (algorithm, plain)), rtol=1e-9)
 
 
+def test_only_statistics_of_the_part_that_moves_are_updated():
+    start = initial_params(TASK, FEDERATION, key=KEY)
+    head = px.Phase("dense_1", num_steps=2)
+    body = px.Phase(("norm_0", "dense_0"), num_epochs=1)
+    run = lambda sharing=px.Sharing(), **local: (
+        px.simulate(
+            px.Algorithm(px.Erm(), px.Local(0.1, batch_size=4, **local), px.synchronous(), sharing),
+            TASK,
+            FEDERATION,
+            ROUNDS,
+            key=KEY,
+            params=start,
+        ).params
+    )
+    for options in ({}, {"optimizer": px.optimizer("adam")}):
+        of_head, of_both = run(phases=(head,), **options), run(phases=(head, body), **options)
+        jax.tree.map(np.testing.assert_array_equal, of_head["norm_0"], start["norm_0"])
+        assert not np.allclose(of_head["dense_1"]["kernel"], start["dense_1"]["kernel"])
+        assert not any(map(np.allclose, RUNNING["own"](of_both), RUNNING["own"](start)))
+        frozen = run(px.Sharing(frozen="norm_0"), num_steps=3, **options)
+        jax.tree.map(np.testing.assert_array_equal, frozen["norm_0"], start["norm_0"])
+        assert not np.allclose(frozen["dense_0"]["kernel"], start["dense_0"]["kernel"])
+
+
 SEVERAL_MODELS = {
     "meta": px.per_fedavg(adapt_lr=0.1, lr=0.1, num_steps=2, batch_size=4),
     "envelope": px.pfedme(strength=1.0, lr=0.1, prox_lr=0.1, num_steps=2, batch_size=4),

@@ -40,12 +40,16 @@ ALGORITHMS = {
 }
 
 
-def recipe(name="FedAsync", num_rounds=4, cohort_size="all", federation=FEDERATION, **options):
+LOGISTIC = {"kind": "logistic_regression"}
+NORMALIZED = {"kind": "mlp", "widths": [4], "norm": "batch"}
+
+
+def recipe(name="FedAsync", num_rounds=4, cohort_size="all", federation=FEDERATION, model=LOGISTIC, **options):
     entry = {**ALGORITHMS[name], "lr": 0.1, "num_steps": 2, "batch_size": 8, **options}
     table = {
         "name": "live",
         "seeds": [3],
-        "model": {"kind": "logistic_regression"},
+        "model": model,
         "schedule": {"num_rounds": num_rounds, "cohort_size": cohort_size},
         "evaluation": {"every": 1},
         "algorithms": {name: entry},

@@ -11,7 +11,7 @@ from personax.experiment.config import Terms
 from personax.live.journal import read_lines
 from personax.live.results import journal_schedule
 from personax.schedules import persafl_delays
-from tests.live.parts import FEDERATION, NAMES, assert_same, clients_of, follow, recipe, serving
+from tests.live.parts import FEDERATION, NAMES, NORMALIZED, assert_same, clients_of, follow, recipe, serving
 
 pytestmark = pytest.mark.xdist_group("live")
 KEY = jax.random.key(3)
@@ -42,6 +42,22 @@ def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_pat
     assert told.client.tolist() == schedule.client.tolist()
     if name != "FedBuff":  # which has one model for several events
         assert told.started_at.tolist() == schedule.started_at.tolist()
+
+
+def test_statistics_travel_like_the_other_parameters(tmp_path):
+    given, schedule = recipe("FedAsync", model=NORMALIZED), table_of()
+    with serving(tmp_path / "run", given, DEFAULTS) as running, clients_of(running, tmp_path) as clients:
+        for client in clients:
+            client.enter()
+        follow(clients, schedule)
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
+    assert_same(running.book.state.params, simulated.params)
+    assert np.any(simulated.params["norm_0"]["mean"])
+
+
+def test_statistics_of_several_models_are_not_served():
+    with pytest.raises(ValueError, match="computes gradients at other models than the one that it trains"):
+        recipe("PersA-FL-ME", model=NORMALIZED)
 
 
 def test_synchronous_rounds_end_where_the_simulator_does(tmp_path):
