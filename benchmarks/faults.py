@@ -1,4 +1,4 @@
-"""Whether the tests notice deliberate faults: a table of changes to the package, and the test that each must fail.
+"""Check that the tests detect deliberate faults: a table of changes to the package, and the test that each must fail.
 
     python benchmarks/faults.py [--only TEXT ...]
 

@@ -1,4 +1,4 @@
-"""How exact a Hessian-free product is, by radius and by the precision of matrix products (docs/departures.md)."""
+"""Measure the error of a Hessian-free product, by radius and matrix product precision (docs/departures.md)."""
 
 import jax
 import jax.numpy as jnp

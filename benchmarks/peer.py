@@ -1,4 +1,4 @@
-"""What every peer of `personax bench` shares: it is told a setting, gets ready, and runs for as long as it is asked.
+"""The shared part of all peers of `personax bench`: receive a setting, prepare, and run for the requested time.
 
     python benchmarks/torch_loop.py '{"setting": {...}, "device": "cpu", "check": "work.npz"}'
 
@@ -65,7 +65,7 @@ def read_work(path: str) -> Work:
 
 
 def error_of(found: list[np.ndarray], work: Work) -> float:
-    """How far the parameters are from ours, relative to how far ours moved."""
+    """Return the distance of the parameters from ours, relative to the change of ours."""
     flat = lambda arrays: np.concatenate([np.asarray(array, float).ravel() for array in arrays])
     start, end = flat(work.start), flat(work.end)
     return float(np.linalg.norm(flat(found) - end) / np.linalg.norm(end - start))

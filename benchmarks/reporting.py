@@ -1,4 +1,4 @@
-"""What reporting costs: one run as `personax run` does it, with bars, metrics and checkpoints, beside its own training.
+"""Measure the cost of reporting: a run as in `personax run`, with bars, metrics and checkpoints, against bare training.
 
 `python benchmarks/reporting.py`
 """

@@ -1,4 +1,4 @@
-"""Whether two versions of personax compute the same numbers, to the last bit: for refactorings.
+"""Check that two versions of personax compute the same numbers, to the last bit, for refactorings.
 
     python benchmarks/same_numbers.py OLD NEW [--out table.md] [--only demo recipes live]
 
@@ -275,7 +275,7 @@ def moved(place: str, name: str) -> Any:
 
 
 def scoring(**options: Any) -> Any:
-    """What is scored; it was called a protocol."""
+    """Return the scoring class, formerly called a protocol."""
     return (px.Scoring if hasattr(px, "Scoring") else px.Protocol)(**options)
 
 
@@ -411,7 +411,7 @@ def single_cases() -> dict[str, Case]:
 
 
 def scored_models(name: str) -> tuple[str, ...]:
-    """Which models of a recipe are scored."""
+    """Return the models of a recipe that are scored."""
     keeps = name.startswith(("local_only", "pfedme", "apfl")) or name == "persafl with Moreau"
     return ("global", "adapted", *(["personal"] if keeps else []), "recomputed")
 
@@ -485,7 +485,7 @@ def checked_out(given: str) -> Iterator[Path]:
 
 
 def found_in(checkout: Path, groups: list[str]) -> dict[str, Found]:
-    """What a process computes with the package of a checkout; nothing compiled is shared with another."""
+    """Compute in a process with the package of a checkout, without sharing compiled programs."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "found.json"
         env = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}

@@ -1,4 +1,4 @@
-"""How a round's time and a process's memory grow with the number of clients, from 1000 to a million, 100 a round.
+"""Measure the growth of a round's time and a process's memory from 1000 to a million clients, 100 per round.
 
 `python benchmarks/scale.py` prints a line for each algorithm and number of clients, each measured in a process of its
 own: milliseconds a round (the median over the run, and over repeats that take turns) and of processors (for machines

@@ -1,4 +1,4 @@
-"""What the PyTorch peers share: the networks as functions of a list of tensors, and one local step of each algorithm.
+"""The shared parts of the PyTorch peers: the networks as functions of tensors, and a local step of each algorithm.
 
 A gradient and a Hessian-vector product are given from outside: `torch.autograd` for the eager loop, `torch.func` for
 the vmapped one. Equation numbers are those of Fallah et al. (2020), of APFL (2020) and of PersA-FL (2023).
@@ -174,7 +174,7 @@ class Network(torch.nn.Module):
 
 
 def distance(setting: Setting, found: Sequence[Tensor], work: Work) -> float:
-    """How far parameters in PyTorch's layout are from ours, relative to how far ours moved."""
+    """Return the distance of parameters in PyTorch's layout from ours, relative to the change of ours."""
     moved = lambda arrays: [p.numpy() for p in from_ours(setting, arrays, "cpu")]
     theirs = [p.detach().cpu().numpy() for p in found]
     return error_of(theirs, work._replace(start=moved(work.start), end=moved(work.end)))

@@ -1,4 +1,4 @@
-"""Who wins, and for whom: personalized and plain algorithms on one non-IID federation, same cohorts and batches.
+"""Compare personalized and plain algorithms on one non-IID federation, with the same cohorts and batches.
 
 Run `python examples/compare.py`. It downloads nothing: the digits are embedded. `personax compare` does the same from a
 file, with progress bars, resuming and a report.

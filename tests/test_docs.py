@@ -1,4 +1,4 @@
-"""What the README and the docs show runs, from top to bottom."""
+"""The examples of the README and the docs run, from top to bottom."""
 
 import re
 from pathlib import Path

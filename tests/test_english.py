@@ -1,15 +1,18 @@
-"""House English, as a ratchet: the counts may only fall. Lower a number here when you have rewritten some prose."""
+"""House English, as a ratchet: the counts may only fall. Lower a limit when you have rewritten some prose."""
 
 import ast
 import re
 
-from tests.sources import ROOT, trees
+from tests.sources import ROOT, parse, trees
 
 TEXTS = (".py", ".md", ".toml", ".jinja")
 PAGES = [path for path in ROOT.rglob("*") if path.suffix in TEXTS]
 PAGES += [*(ROOT.parent / "docs").glob("*.md"), *ROOT.parent.glob("*.md")]
+PAGES = [path for path in PAGES if path.name != "CONTRIBUTING.md"]  # quotes the phrases as examples to avoid
+CODE = re.compile(r"`[^`\n]*`")  # names in documents may be old identifiers
+OTHERS = ("tests", "examples", "benchmarks")
 OPENINGS = re.compile(r"(What|How|Whether|Where|Who|Which)\b")
-MOST_OPENINGS = 39
+MOST_OPENINGS, MOST_OPENINGS_OF_OTHERS = 0, 0
 PHRASES = {
     r"made anew|\banew\b": "recomputed, again",
     r"stands? still|standing still": "skips the step",
@@ -24,44 +27,53 @@ PHRASES = {
     r"\bof one's own\b|\bof ones own\b": "your own",
     r"\bput together\b|\bput apart\b": "assembled",
     r"\bsays? (its|what|which|whether|who|where)\b": "states, gives",
-    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": "American spelling",
+    r"minimis|initialis|recognis|generalis|normalis|personalis(?!e\b)|colour|centre\b": "American spelling",
+    r"\ban? [\w-]+ of (its|their|his|her) own\b": "its own ...",
+    r"\bwhat (it|they) (is|are|has|have|does|do|gives|wrote)\b": "a noun",
+    r"\bstays? as (it|they) (is|are)\b|\bas (it|they) (is|are)[,;.:]": "unchanged",
+    r"\bwhere there (is|are) (none|no)\b": "without, if there are none",
+    r"\bfor people\b": "leave it out",
+    r"\bat work\b": "training, running",
 }
-
-MOST = {
-    r"made anew|\banew\b": 5,
-    r"stands? still|standing still": 1,
-    r"\btold\b|\bis said\b|\bare said\b": 8,
-    r"\bgo(es)? on\b|\bgoing on\b": 3,
-    r"\bof whom\b": 0,
-    r"\bone by one\b": 16,
-    r"counts? the same": 2,
-    r"so it flatters": 0,
-    r"must be there, got|got none there": 2,
-    r"\bso many\b": 7,
-    r"\bof one's own\b|\bof ones own\b": 3,
-    r"\bput together\b|\bput apart\b": 5,
-    r"\bsays? (its|what|which|whether|who|where)\b": 8,
-    r"minimis|initialis|recognis|generalis|personalis(?!e\b)": 3,
+MOST: dict[str, int] = {  # the limits of phrases that are not gone yet
+    r"\ban? [\w-]+ of (its|their|his|her) own\b": 8,
+    r"\bwhat (it|they) (is|are|has|have|does|do|gives|wrote)\b": 3,
+    r"\bstays? as (it|they) (is|are)\b|\bas (it|they) (is|are)[,;.:]": 12,
+    r"\bwhere there (is|are) (none|no)\b": 1,
+    r"\bfor people\b": 4,
+    r"\bat work\b": 6,
 }
 
 
-def docstrings():
-    for _, tree in trees():
+def docstrings(trees):
+    for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield ast.get_docstring(node) or ""
 
 
-def count(pattern):
-    return sum(len(re.findall(pattern, path.read_text(encoding="utf-8"))) for path in PAGES)
+def openings(trees):
+    return [text.splitlines()[0] for text in docstrings(trees) if OPENINGS.match(text)]
+
+
+def prose(path):
+    text = path.read_text(encoding="utf-8")
+    return CODE.sub("", text) if path.suffix == ".md" else text
 
 
 def test_docstrings_name_the_thing_or_begin_with_a_verb():
-    found = sum(bool(OPENINGS.match(text)) for text in docstrings())
-    assert found <= MOST_OPENINGS, f"{found} docstrings begin with What, How, ...: rewrite yours"
+    found = openings(tree for _, tree in trees())
+    assert len(found) <= MOST_OPENINGS, f"rewrite some of these docstrings: {found}"
+
+
+def test_docstrings_of_tests_examples_and_benchmarks_do_too():
+    paths = (path for name in OTHERS for path in (ROOT.parent / name).rglob("*.py"))
+    found = openings(map(parse, paths))
+    assert len(found) <= MOST_OPENINGS_OF_OTHERS, f"rewrite some of these docstrings: {found}"
 
 
 def test_phrases_of_the_old_dialect_only_become_fewer():
-    found = {pattern: count(pattern) for pattern in PHRASES}
-    for pattern, number in found.items():
-        assert number <= MOST[pattern], f"{number} times {pattern}: write `{PHRASES[pattern]}` or the like"
+    texts = {path: prose(path) for path in PAGES}
+    for pattern, remedy in PHRASES.items():
+        found = [(path.name, hit.group()) for path, text in texts.items() for hit in re.finditer(pattern, text)]
+        assert len(found) <= MOST.get(pattern, 0), f"write `{remedy}` or the like in {found}"

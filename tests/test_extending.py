@@ -1,4 +1,4 @@
-"""What is written outside the package is treated as what is inside: the module of docs/extending.md, end to end."""
+"""User code is treated like the package's own code: the module of docs/extending.md, end to end."""
 
 import importlib
 import re

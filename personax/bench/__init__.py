@@ -1,1 +1,1 @@
-"""The workloads of `personax bench`: how fast a round is, how near the machine's limit, how far from its peers."""
+"""The benchmarks of `personax bench`: the speed of a round, compared with the machine's limits and with peers."""

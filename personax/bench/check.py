@@ -1,4 +1,4 @@
-"""The same work for all: one round of ours, written down for peers to repeat from the same start and batches."""
+"""A reference round that peers repeat from the same initial model and batches, to show that they do the same work."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +14,14 @@ from personax.bench.setting import SETTING, BenchSetting
 from personax.models.tasks import as_inputs
 from personax.typing import Params
 
-STEPS, EPOCH = "steps.npz", "epoch.npz"  # files of two kinds of work
+STEPS, EPOCH = "steps.npz", "epoch.npz"  # the files of the two kinds of work
 NUM_CLIENTS, NUM_SAMPLES, NUM_STEPS, BATCH = 3, 24, 2, 12
 
 
 def small(setting: BenchSetting, epoch: bool) -> BenchSetting:
-    """The same algorithm and network with a few clients that all take part, once.
+    """Reduce a setting to one round of a few clients that all participate, with the same algorithm and network.
 
-    As an `epoch` each client sees all its samples in one batch: what a peer that draws its own batches can repeat.
+    With `epoch`, each client sees all its samples in one batch, which a peer that draws its own batches can repeat.
     """
     num_steps, batch_size = (1, NUM_SAMPLES) if epoch else (NUM_STEPS, BATCH)
     return replace(
@@ -40,7 +40,7 @@ def small(setting: BenchSetting, epoch: bool) -> BenchSetting:
 
 
 def write_work(setting: BenchSetting, path: Path, epoch: bool = False) -> None:
-    """One round of ours in float32: its setting, batches, and the models before and after."""
+    """Write one of our rounds in float32: its setting, batches, and the models before and after."""
     setting = small(setting, epoch)
     federation, task = make_federation(setting), make_task(setting)
     rows = first_batches(setting, federation, jax.random.key(0))
@@ -55,7 +55,7 @@ def write_work(setting: BenchSetting, path: Path, epoch: bool = False) -> None:
 
 
 def end_of(setting: BenchSetting, start: Params) -> list[np.ndarray]:
-    """The layers of the model after one round; with APFL the mean of the clients' own models follows."""
+    """Return the layers of the model after one round, followed by the clients' mean own model for APFL."""
     execution = px.Execution(precision="float32")
     run: dict[str, Any] = {"key": jax.random.key(0), "params": start, "execution": execution}
     schedule, federation = make_schedule(setting), make_federation(setting)

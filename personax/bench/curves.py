@@ -1,4 +1,4 @@
-"""A small line plot as SVG, both axes logarithmic: how cost grows with one size."""
+"""Small log-log line plots as SVG, which show how cost grows with one size."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def draw(title: str, across: str, up: str, lines: Mapping[str, Points]) -> str:
-    """One picture with a line, and dots, for each name."""
+    """Draw a plot with a line and dots for each name."""
     every = [point for points in lines.values() for point in points]
     place_x = _scale([x for x, _ in every], LEFT, WIDTH - RIGHT)
     place_y = _scale([y for _, y in every], HEIGHT - BOTTOM, TOP)

@@ -1,11 +1,11 @@
-"""The least that a round has to do: operations of matrix products, and bytes that have to move.
+"""Lower bounds on the work of a round: operations of matrix products, and bytes of memory traffic.
 
-Operations are those of the gradients that a local step needs, counted in the traced gradient of the plain loss; a
-Hessian-vector product counts as two gradients. Where gradients share products with the first kernel, the shared ones
-and those of batches with batches count (`fast/near.py`), and not the small ones that take their place. Of a
-convolution the products count that it is made of: those of windows have zeros in them (`convolution.py`). Bytes are
-those that no cache can save: every batch is read once, every member of a cohort reads and writes its model, and its
-personal one, once a round.
+Operations are those of the gradients in a local step, counted in the traced gradient of the plain loss; a
+Hessian-vector product counts as two gradients. If gradients share products with the first kernel (`fast/near.py`), the
+shared products and those between batches count, but not the small products that replace the others. A convolution
+counts as the matrix products that compute it, including the zeros in windows (`convolution.py`). Bytes are those that
+no cache can avoid: every batch is read once, and every member of a cohort reads and writes its model and its personal
+model once per round.
 """
 
 from typing import NamedTuple
@@ -21,22 +21,22 @@ from personax.fast.passes import optimized
 from personax.models.tasks import as_inputs
 from personax.typing import Batch
 
-GRADIENTS = {"fedavg": 1, "first_order": 2, "hessian_free": 4, "exact": 4, "apfl": 2}  # of a local step
-# Of a local step in a span: products with the first kernel, and of a batch with a batch.
+GRADIENTS = {"fedavg": 1, "first_order": 2, "hessian_free": 4, "exact": 4, "apfl": 2}  # per local step
+# Per local step with shared products: products with the first kernel, and products of one batch with another.
 SHARED = {"first_order": (3, 1), "hessian_free": (5, 3), "exact": (5, 2), "moreau": (2, 1)}
-BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 3}  # of a local step, where it is not one
-MODELS = {"apfl": 2, "moreau": 2}  # of a client, where it is not one
+BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 3}  # per local step, if not one
+MODELS = {"apfl": 2, "moreau": 2}  # per client, if not one
 
 
 class Floor(NamedTuple):
-    """Operations and bytes of one round, or event."""
+    """The operations and bytes of one round or event."""
 
     operations: float
     bytes: float
 
 
 def floor_of(setting: BenchSetting) -> Floor:
-    """What one round of all clients and seeds needs at least."""
+    """Compute the least work of one round of all clients and seeds."""
     task = optimized(make_task(setting))
     loss = task.loss
     dtype = jnp.int32 if setting.network in SEQUENCES else jnp.uint8

@@ -1,4 +1,4 @@
-"""What the machine can do at best: the largest matrix product and the largest copy, measured."""
+"""The peak speed of the machine, measured with a large matrix product and a large copy."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ from personax.fast.speed import REPEATS, Peaks
 
 
 def measure_machine() -> MachineRecord:
-    """The machine in words, and its peaks at JAX's default precision."""
+    """Describe the machine, and measure its peaks at JAX's default precision."""
     peaks = Peaks(*peak_sizes())
     found = [peaks.measure() for _ in range(REPEATS)]
     return MachineRecord(
@@ -31,19 +31,19 @@ def measure_machine() -> MachineRecord:
 
 
 def num_cores() -> int:
-    """Of this process's CPU."""
+    """Return the number of CPU cores of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_peak() -> int:
-    """The most bytes that this process has held in memory."""
-    if sys.platform == "linux":  # where the other figure begins with what the parent held
+    """Return the peak memory of this process in bytes."""
+    if sys.platform == "linux":  # where ru_maxrss includes the parent's peak
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 
 def device_peak() -> int | None:
-    """The most bytes that this process has held on its accelerator; None where there is none."""
+    """Return this process's peak accelerator memory in bytes; None without an accelerator."""
     held = jax.devices()[0].memory_stats()
     return held.get("peak_bytes_in_use") if held and has_device_memory() else None

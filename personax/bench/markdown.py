@@ -1,6 +1,6 @@
-"""Benchmarks as a page of Markdown with plots: `python -m personax.bench.markdown docs`.
+"""The Markdown page of the benchmarks, with plots: `python -m personax.bench.markdown docs`.
 
-It reads `docs/benchmarks/*.json`, which `personax bench --out` wrote, and writes `docs/performance.md` and the plots.
+Reads `docs/benchmarks/*.json`, which `personax bench --out` writes, and writes `docs/performance.md` and the plots.
 """
 
 import math
@@ -21,20 +21,20 @@ PAGE = Path(__file__).with_name("performance.md.jinja")
 WORKLOADS = {
     "mnist": "Fallah's MNIST setting",
     "cifar": "pfl-research's CIFAR-10 setting",
-    "apfl": "APFL, the states of all clients kept",
-    "persafl": "PersA-FL, in waves and one by one",
-    "own": "Networks that users write: twins of ours in Flax, and others",
+    "apfl": "APFL, with the states of all clients",
+    "persafl": "PersA-FL, in waves and sequentially",
+    "own": "User networks: our networks written in Flax, and others",
     "scale": "From a thousand clients to a million",
-    "growth-cohort": "More clients a round",
+    "growth-cohort": "More clients per round",
     "growth-steps": "More local steps",
     "growth-width": "Larger models",
 }
 PFLLIB = 2.6e-3  # seconds of a first-order step of PFLlib with its 784-100-10 network, measured once on 2 cores
-NUM_ROUNDS = 1500  # of pfl-research's published run
+NUM_ROUNDS = 1500  # in pfl-research's published run
 
 
 class GrowthAxis(NamedTuple):
-    """A size that a workload varies: its words, and what it is of a row."""
+    """A size that a workload varies: its name, and its value in a row."""
 
     words: str
     of: Callable[[RowRecord], float]
@@ -42,27 +42,27 @@ class GrowthAxis(NamedTuple):
 
 AXES = {
     "scale": GrowthAxis("clients", lambda row: row.setting.num_clients),
-    "growth-cohort": GrowthAxis("clients a round", lambda row: row.setting.cohort_size),
+    "growth-cohort": GrowthAxis("clients per round", lambda row: row.setting.cohort_size),
     "growth-steps": GrowthAxis("local steps", lambda row: row.setting.num_steps),
     "growth-width": GrowthAxis("parameters", lambda row: num_parameters(row)),
 }
 
 
 def num_parameters(row: RowRecord) -> int:
-    """Of a fully connected network."""
+    """Count the parameters of a fully connected network."""
     sizes = (math.prod(row.setting.input_shape), *row.setting.widths, 10)
     return sum((fan_in + 1) * out for fan_in, out in pairwise(sizes))
 
 
 def page(records: dict[str, BenchRecord]) -> str:
-    """All records, by the name of their file."""
+    """Render the page from all records, given by file name."""
     text = PAGE.read_text(encoding="utf-8")
     template = Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
     return template.render(sections=[section(name, record) for name, record in records.items()])
 
 
 def plots(records: dict[str, BenchRecord]) -> dict[str, str]:
-    """The plots of all records: names of files, and SVG."""
+    """Draw the plots of all records as SVG, by file name."""
     found = {}
     for name, record in records.items():
         for workload, axis in AXES.items():
@@ -70,13 +70,13 @@ def plots(records: dict[str, BenchRecord]) -> dict[str, str]:
             if len(chosen) > 1:
                 times = [(axis.of(row), 1e3 * row.seconds_per_round) for row in chosen]
                 floors = [(axis.of(row), 1e3 * row.floor_seconds) for row in chosen]
-                lines = {"a round": times, "floor": floors}
+                lines = {"one round": times, "floor": floors}
                 found[f"{name}-{workload}.svg"] = draw(WORKLOADS[workload], axis.words, "ms", lines)
     return found
 
 
 def section(name: str, record: BenchRecord) -> str:
-    """One record: where and when, then a table for each workload."""
+    """Render one record: the machine and date, then a table for each workload."""
     machine = record.machine
     peaks = f"{machine.operations_per_second / 1e9:,.0f} GFLOP/s and {machine.bytes_per_second / 1e9:,.0f} GB/s"
     where = f"{machine.device} ({machine.backend}), {machine.cores} cores, {machine.system}, jax {machine.jax}"
@@ -86,7 +86,7 @@ def section(name: str, record: BenchRecord) -> str:
     )
     parts = [f"## {name}", summary.strip()]
     if record.start is not None:
-        parts.append(f"Start of the default digits: {start_words(record.start)}.")
+        parts.append(f"Startup with the default digits: {start_words(record.start)}.")
     drawn = plots({name: record})
     for workload, words in WORKLOADS.items():
         chosen = [row for row in record.rows if row.workload == workload]
@@ -98,7 +98,7 @@ def section(name: str, record: BenchRecord) -> str:
 
 
 def table(rows: Sequence[RowRecord]) -> str:
-    """Rows with their peers; what they are in words below."""
+    """Render rows with their peers, and their descriptions below."""
     lines = [f"| | {' | '.join(COLUMNS)} | peers |", "|---" * (len(COLUMNS) + 2) + "|"]
     lines += [f"| {row.name} | {' | '.join(cells(row))} | {'; '.join(map(peer_words, row.peers))} |" for row in rows]
     words = dict.fromkeys(row.words for row in rows)
@@ -106,29 +106,29 @@ def table(rows: Sequence[RowRecord]) -> str:
 
 
 def _remarks(workload: str, rows: Sequence[RowRecord]) -> list[str]:
-    """What a table does not say by itself."""
+    """Return remarks that the table itself does not show."""
     found = []
     for row in rows:
         if row.name == "mnist-fo-784-100-10":
             step = 1 / row.local_steps_per_second
             found.append(
-                f"A first-order step takes {figures(1e3 * step)} ms; PFLlib's, measured once on 2 cores, 2.6 ms: "
+                f"A first-order step takes {figures(1e3 * step)} ms; PFLlib's took 2.6 ms (measured once on 2 cores), "
                 f"{figures(PFLLIB / step)} times as long."
             )
         if workload == "cifar":
-            found.append(f"At this speed {NUM_ROUNDS} rounds take {figures(NUM_ROUNDS * row.seconds_per_round)} s.")
+            found.append(f"At this speed, {NUM_ROUNDS} rounds take {figures(NUM_ROUNDS * row.seconds_per_round)} s.")
         other = next((one for one in rows if row.name == one.name.replace("waves", "one-by-one") != one.name), None)
         if other is not None:
             ratio = row.seconds_per_round / other.seconds_per_round
             found.append(
-                f"{row.setting.num_clients} clients: {figures(ratio)} times as fast in waves; those of consecutive "
+                f"{row.setting.num_clients} clients: {figures(ratio)} times as fast in waves; waves of consecutive "
                 f"events have a mean length of {figures(other.mean_wave or 1)}."
             )
     return ["\n".join(f"- {one}" for one in found)] if found else []
 
 
 def read_records(docs: Path) -> dict[str, BenchRecord]:
-    """The committed records, by the name of their file."""
+    """Read the committed records, by file name."""
     paths = sorted(path for path in (docs / "benchmarks").glob("*.json") if path.name != "schema.json")
     return {path.stem: BENCH.validate_json(path.read_bytes()) for path in paths}
 

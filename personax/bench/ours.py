@@ -1,4 +1,4 @@
-"""Our side of a setting: its federation, task, algorithm and schedule, from the public interface."""
+"""Our implementation of a benchmark setting: federation, task, algorithm and schedule, from the public interface."""
 
 import importlib
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from personax.typing import Array, Params, Task
 
 CHANNELS = (32, 64)
 NUM_CLASSES = 10
-SEQUENCES = ("lstm", "transformer")  # networks whose inputs are tokens
+SEQUENCES = ("lstm", "transformer")  # networks with token inputs
 
 
 def make_federation(setting: BenchSetting) -> px.Federation:
-    """Random bytes as images or tokens, random labels. The one place where the benchmark's data are made."""
+    """Make the benchmark's data: random bytes as images or tokens, and random labels."""
     rng, num_rows = np.random.default_rng(0), setting.num_clients * setting.num_samples
     images = rng.integers(0, 256, (num_rows, *setting.input_shape), dtype=np.uint8)
     labels = rng.integers(0, NUM_CLASSES, num_rows)
@@ -28,19 +28,19 @@ def make_federation(setting: BenchSetting) -> px.Federation:
 
 
 def make_task(setting: BenchSetting) -> Task:
-    """The loss of the setting's network."""
+    """Return the task with the setting's network."""
     if setting.network == "cnn":
-        # pfl-research's small network, without its dropout, so that all sides end alike.
+        # pfl-research's small network without dropout, so that all sides end with the same model.
         shape = {"kernel_size": 3, "padding": "VALID", "pooling": "last"}
         return px.classification(px.cnn(CHANNELS, setting.widths, NUM_CLASSES, **shape))
     if setting.network == "mlp":
         return px.classification(px.mlp(setting.widths, NUM_CLASSES, setting.activation))
-    own = importlib.import_module("personax.bench.own")  # it imports Flax, which is optional
+    own = importlib.import_module("personax.bench.own")  # imported late because it needs Flax, which is optional
     return px.classification(own.own_model(setting.network, CHANNELS, setting.widths, NUM_CLASSES))
 
 
 def make_algorithm(setting: BenchSetting) -> px.Algorithm:
-    """The setting's algorithm; asynchronous ones apply each update as it arrives."""
+    """Return the setting's algorithm; asynchronous ones apply each update on arrival."""
     epochs = {"num_epochs": 1} if setting.sampling == "shuffled" else {"num_steps": setting.num_steps}
     local: dict[str, Any] = {"batch_size": setting.batch_size, "sampling": setting.sampling, **epochs}
     local["server"] = px.asynchronous(0.1) if setting.asynchronous else px.synchronous()
@@ -58,7 +58,7 @@ def make_algorithm(setting: BenchSetting) -> px.Algorithm:
 
 
 def make_schedule(setting: BenchSetting, seed: int = 0) -> px.Schedule:
-    """Rounds of a cohort, or arrivals under PersA-FL's delays."""
+    """Return rounds of a cohort, or arrivals with PersA-FL's delays."""
     key = jax.random.key(seed)
     if setting.asynchronous:
         delays = px.delays.persafl_delays(setting.num_clients, key=key)
@@ -67,7 +67,7 @@ def make_schedule(setting: BenchSetting, seed: int = 0) -> px.Schedule:
 
 
 def make_run(setting: BenchSetting) -> Callable[[], Params]:
-    """A function that runs the setting's rounds once and waits for the model that they end at."""
+    """Return a function that runs the setting's rounds once and waits for the final model."""
     federation, task, algorithm = make_federation(setting), make_task(setting), make_algorithm(setting)
     schedules = [make_schedule(setting, seed) for seed in range(setting.num_seeds)]
     several = setting.num_seeds > 1
@@ -83,7 +83,7 @@ def make_run(setting: BenchSetting) -> Callable[[], Params]:
 
 
 def layers_of(params: Params) -> list[np.ndarray]:
-    """Kernel, bias, kernel, bias, ... from the first layer to the last; of other networks the leaves in their order."""
+    """Return kernel, bias, kernel, bias, ... from the first layer to the last, or the leaves of other networks."""
     names = sorted(params, key=lambda name: (name.lower().startswith("dense"), name))
     if any(not isinstance(params[name], dict) or set(params[name]) != {"kernel", "bias"} for name in names):
         return list(map(np.asarray, jax.tree.leaves(params)))
@@ -91,7 +91,7 @@ def layers_of(params: Params) -> list[np.ndarray]:
 
 
 def from_layers(params: Params, layers: list[np.ndarray]) -> Params:
-    """The tree like `params` whose `layers_of` are these."""
+    """Return a tree like `params` with these layers, the inverse of `layers_of`."""
     numbers = iter(range(len(layers)))
     places = layers_of(jax.tree.map(lambda leaf: next(numbers), params))
     order = np.argsort([int(place) for place in places])
@@ -99,7 +99,7 @@ def from_layers(params: Params, layers: list[np.ndarray]) -> Params:
 
 
 def first_batches(setting: BenchSetting, federation: px.Federation, key: Array) -> np.ndarray:
-    """The rows that every client's first visit sees, `[client, step, draw, batch]`."""
+    """Return the rows that each client's first visit sees, `[client, step, draw, batch]`."""
     roles = {"first_order": ("adapt", "outer"), "fedavg": ("outer",), "apfl": ("outer",), "moreau": ("outer",)}
     names = roles.get(setting.algorithm, ("adapt", "outer", "curvature"))
     at = lambda role: (

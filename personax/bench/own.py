@@ -1,4 +1,4 @@
-"""Networks written in Flax, as users write theirs: what the rows `own-*` of the benchmark train."""
+"""Networks written in Flax, as users write them, for the rows `own-*` of the benchmark."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from flax import linen
 from personax.models import from_flax
 from personax.typing import Array, Model
 
-NUM_TOKENS = 256  # of sequences: a byte each
+NUM_TOKENS = 256  # one per byte value
 
 
 class Mlp(linen.Module):
-    """The twin of `px.mlp`."""
+    """The equivalent of `px.mlp`."""
 
     widths: tuple[int, ...]
     num_outputs: int
@@ -25,7 +25,7 @@ class Mlp(linen.Module):
 
 
 class Cnn(linen.Module):
-    """The twin of `px.cnn` with two 3x3 convolutions, without padding, and one pooling."""
+    """The equivalent of `px.cnn` with two 3x3 convolutions without padding and one pooling layer."""
 
     channels: tuple[int, ...]
     widths: tuple[int, ...]
@@ -60,7 +60,7 @@ class ResNet(linen.Module):
 
 
 class SignalCnn(linen.Module):
-    """Two convolutions over time."""
+    """A network with two convolutions over time."""
 
     num_outputs: int
 
@@ -73,7 +73,7 @@ class SignalCnn(linen.Module):
 
 
 class Lstm(linen.Module):
-    """Two recurrent layers over a sequence of tokens; the last output is classified."""
+    """Two recurrent layers over a sequence of tokens, with a classifier on the last output."""
 
     num_outputs: int
     width: int = 256
@@ -87,7 +87,7 @@ class Lstm(linen.Module):
 
 
 class Transformer(linen.Module):
-    """Two blocks of attention over a sequence of tokens."""
+    """Two attention blocks over a sequence of tokens."""
 
     num_outputs: int
     width: int = 128
@@ -104,7 +104,7 @@ class Transformer(linen.Module):
 
 
 def own_model(network: str, channels: tuple[int, ...], widths: tuple[int, ...], num_outputs: int) -> Model:
-    """The network of this name; some have sizes of their own."""
+    """Return the network of this name; some have fixed sizes."""
     made: dict[str, Any] = {
         "flax-mlp": lambda: Mlp(widths, num_outputs),
         "flax-cnn": lambda: Cnn(channels, widths, num_outputs),

@@ -1,7 +1,7 @@
-"""The peers' side: an environment for each, made from PyPI, and a process that is told a setting.
+"""The peers: a separate environment and process for each library that we compare with.
 
-The scripts are in `benchmarks/` of the repository. A peer runs in `.venv-peers/NAME` if that is there, else in this
-Python if its packages are, and else in a new `.venv-peers/NAME`.
+Their scripts are in `benchmarks/` of the repository. A peer runs in `.venv-peers/NAME` if it exists, otherwise in this
+Python if its packages are installed, otherwise in a new `.venv-peers/NAME` that is installed from PyPI.
 """
 
 import importlib.util
@@ -17,19 +17,19 @@ TORCH = "torch==2.13.0"
 
 
 class CannotRun(Exception):
-    """Why a peer is left out."""
+    """The reason why a peer is skipped."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One script, the packages that it imports, and what pip installs for them."""
+    """A peer's script, the packages that it imports, and the requirements that provide them."""
 
     name: str
     script: str
     environment: str
     modules: tuple[str, ...]
     requirements: tuple[str, ...]
-    work: str = "steps.npz"  # what it repeats of ours: a visit's steps on given batches, or one batch of all samples
+    work: str = "steps.npz"  # the work that it repeats: steps on given batches, or one batch of all samples
 
 
 PEERS = {
@@ -52,10 +52,10 @@ PEERS = {
 
 
 def command_of(peer: Peer) -> list[str]:
-    """The command that starts a peer, its environment made if need be; raises `CannotRun`."""
+    """Return the command that starts a peer, and create its environment if needed; raises `CannotRun`."""
     script = SCRIPTS / peer.script
     if not script.exists():
-        raise CannotRun(f"its script {peer.script} is in the repository alone")
+        raise CannotRun(f"its script {peer.script} is available only in the repository")
     python = ENVIRONMENTS / peer.environment / "bin" / "python"
     if (python.parent / "ready").exists():
         return [str(python), str(script)]

@@ -1,4 +1,4 @@
-"""A side of the benchmark in a process of its own, spoken to in lines."""
+"""Processes that run one side of the benchmark and communicate in lines of JSON."""
 
 import contextlib
 import json
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from tempfile import TemporaryFile
 from typing import Any
 
-FAREWELL = 10.0  # seconds in which a side may end by itself
+FAREWELL = 10.0  # seconds to wait for a process to exit on its own
 
 
 class ProcessFailed(Exception):
-    """The process ended, or said nothing for too long."""
+    """The process ended, or did not answer in time."""
 
 
 class Side:
-    """A process that prints one line of JSON when it is ready, and one for each line that it is sent."""
+    """A process that prints one line of JSON when it is ready, and one in reply to each input line."""
 
     def __init__(self, command: Sequence[str], asked: dict[str, Any]) -> None:
         self.errors = TemporaryFile("w+")  # noqa: SIM115 - closed with the process
@@ -28,11 +28,11 @@ class Side:
         self.facts: dict[str, Any] = {}
 
     def get_ready(self, seconds: float) -> None:
-        """Wait for what it says when it is ready."""
+        """Wait for the message that it is ready."""
         self.facts = self.answer(seconds)
 
     def answer(self, seconds: float) -> dict[str, Any]:
-        """The next line, which must come within so many seconds; what else is printed is passed over."""
+        """Return the next line of JSON, which must arrive within `seconds`; other output is ignored."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -45,7 +45,7 @@ class Side:
         raise ProcessFailed(f"no answer within {seconds:.0f} s")
 
     def run(self, seconds: float, patience: float) -> dict[str, Any]:
-        """Run for about so many seconds; the rounds and seconds that it took."""
+        """Run for about `seconds`, and return the number of rounds and the actual time."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"{seconds}\n")
@@ -57,10 +57,10 @@ class Side:
     def _last_words(self) -> str:
         self.errors.seek(0)
         lines = [line.strip() for line in self.errors.read().splitlines() if line.strip()]
-        return f"ended: {lines[-1][:200]}" if lines else "ended without a word"
+        return f"ended: {lines[-1][:200]}" if lines else "ended without output"
 
     def close(self) -> None:
-        """End the input, then, where that is not enough, the process."""
+        """Close the input, and kill the process if it does not exit."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -80,5 +80,5 @@ class Side:
 
 
 def worker() -> list[str]:
-    """The command that starts our side."""
+    """Return the command that starts our side."""
     return [sys.executable, "-m", "personax.bench.worker"]

@@ -1,4 +1,4 @@
-"""What `personax bench --json` writes: one `BenchRecord`. docs/benchmarks/schema.json is the same as a JSON schema."""
+"""The output of `personax bench --json`: one `BenchRecord`. docs/benchmarks/schema.json is its JSON schema."""
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -10,7 +10,7 @@ _KNOWN = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_KNOWN)
 class MachineRecord:
-    """Where it ran, and what it can do at best: the largest matrix product and the largest copy."""
+    """The machine, and its peak speed for a large matrix product and a large copy."""
 
     device: str
     backend: str
@@ -18,18 +18,18 @@ class MachineRecord:
     system: str
     python: str
     jax: str
-    precision: str  # of matrix products, as JAX names it
+    precision: str  # of matrix products, in JAX's terms
     operations_per_second: float
     bytes_per_second: float
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class PeerRecord:
-    """A peer on the same setting, timed in turn with ours.
+    """A peer on the same setting, timed alternately with ours.
 
-    `ratio` is its time for a round over ours, the median over turns. `error` is the distance of its parameters from
-    ours after the same work, relative to how far ours moved. A peer that could not run has only a `note`, which says
-    why.
+    `ratio` is its time per round divided by ours, the median over turns. `error` is the distance of its parameters from
+    ours after the same work, relative to the change of ours. A peer that could not run has only a `note` with the
+    reason.
     """
 
     name: str
@@ -44,8 +44,8 @@ class PeerRecord:
 class RowRecord:
     """One setting: medians over turns. A round of an asynchronous setting is one event.
 
-    `operations` and `bytes` are the least that a round needs, the two peaks the best that the machine did before or
-    between the turns, `floor_seconds` the longer of the times that they give, and the shares what was reached of them.
+    `operations` and `bytes` are the least work of a round, the two peaks are the best speeds of the machine before or
+    between turns, `floor_seconds` is the longer of the two resulting times, and the shares are the achieved fractions.
     """
 
     name: str
@@ -65,14 +65,14 @@ class RowRecord:
     compile_seconds: float
     host_peak_bytes: int
     device_peak_bytes: int | None
-    mean_wave: float | None  # events trained together, of asynchronous settings
+    mean_wave: float | None  # mean number of events trained together, for asynchronous settings
     turns: int
     peers: list[PeerRecord]
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class StartRecord:
-    """Seconds from the start of a process to its first round on the default digits, with a new and a filled cache."""
+    """Seconds from process start to the first round on the default digits, with an empty and a filled cache."""
 
     first: list[float]
     second: list[float]
@@ -86,7 +86,7 @@ class BenchRecord:
     started: str
     command: str
     seconds: float
-    load: float  # processes that wanted to run on the machine, the mean over the minute before
+    load: float  # load average over the preceding minute
     note: str
     machine: MachineRecord
     rows: list[RowRecord]

@@ -1,6 +1,6 @@
-"""How long a newcomer waits: from the start of a process to the first round on the default digits.
+"""Startup time: from the start of a process to the first round on the default digits.
 
-`python -m personax.bench.start` does it once, with what `personax compare` does before its first round, and says so.
+`python -m personax.bench.start` runs everything that `personax compare` does up to its first round, once.
 """
 
 import importlib
@@ -16,7 +16,7 @@ REPEATS = 3
 
 
 def measure_start() -> StartRecord:
-    """Fresh processes in pairs: one with nothing compiled yet, one with what the first has kept."""
+    """Measure fresh processes in pairs: one with an empty compilation cache, one with the cache of the first."""
     pairs = []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as folder:
@@ -26,12 +26,12 @@ def measure_start() -> StartRecord:
 
 
 def _once(folder: str) -> float:
-    """Seconds until a new process says that the round is over; how it ends is nobody's wait."""
+    """Return the seconds until a new process reports that the round is over, not counting its exit."""
     begin = time.perf_counter()
     environment = {**os.environ, "PERSONAX_COMPILED": folder}
     command = [sys.executable, "-m", __name__]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None  # it is piped
+        assert process.stdout is not None  # because it is a pipe
         process.stdout.readline()
         seconds = time.perf_counter() - begin
     if process.returncode:
@@ -40,10 +40,10 @@ def _once(folder: str) -> float:
 
 
 def first_round() -> None:
-    """The first round of the first trained algorithm of the default configuration, all its seeds together."""
+    """Run the first round of the first trained algorithm of the default configuration, with all its seeds."""
     import jax
 
-    importlib.import_module("personax.cli").set_up("compare")  # what a person's command imports, too
+    importlib.import_module("personax.cli").set_up("compare")  # the command line imports this too
     from personax.experiment.build import resolve
     from personax.experiment.config import load
     from personax.experiment.runs import prepare

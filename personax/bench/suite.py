@@ -1,4 +1,4 @@
-"""Run the workloads: ours and its peers in turn, each in a process of its own."""
+"""Run the workloads: our side and its peers alternate, each in its own process."""
 
 import os
 import shlex
@@ -25,13 +25,13 @@ from personax.bench.start import measure_start
 from personax.bench.workloads import BenchRow, rows
 from personax.values import check_names
 
-AGREES = 0.02  # of how far the parameters moved: float32 sums in different orders stay below
-PATIENCE = 600.0  # seconds that a side may take to answer
+AGREES = 0.02  # relative to the change of the parameters; different orders of float32 sums stay below this
+PATIENCE = 600.0  # seconds to wait for an answer
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How long is measured: `turns` turns, in which each side runs for `seconds / turns`; and against whom."""
+    """The plan of a benchmark: `turns` turns in which each side runs for `seconds / turns`, and the peers."""
 
     seconds: float = 2.0
     turns: int = 3
@@ -44,7 +44,7 @@ def run_suite(
     note: str = "",
     notify: Callable[[BenchRecord], None] = lambda so_far: None,
 ) -> BenchRecord:
-    """All rows whose name begins with the words of one of `only`; by default all but those of growth.
+    """Measure all rows whose name begins with the words of one of `only`; by default all except growth rows.
 
     `notify` is called with the record so far after each row.
     """
@@ -83,13 +83,13 @@ def _version() -> str:
 
 
 def measure_machine() -> MachineRecord:
-    """The machine and its peaks, from a process that has it to itself."""
+    """Measure the machine and its peaks in a separate process while nothing else runs."""
     done = subprocess.run([*worker(), "machine"], stdout=subprocess.PIPE, text=True, check=True)
     return TypeAdapter(MachineRecord).validate_json(done.stdout.splitlines()[-1])
 
 
 def measure_row(row: BenchRow, plan: BenchPlan, machine: MachineRecord) -> RowRecord:
-    """One row: every side gets ready, then all run in turn. A peer that fails is left out, with its last words."""
+    """Measure one row: all sides prepare, then run in turn. A peer that fails is left out with its last output."""
     wanted = [name for name in row.peers if name in plan.peers]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checks = sorted({str(Path(folder) / PEERS[name].work) for name in wanted})
@@ -113,7 +113,7 @@ def _start_peers(
     stack: ExitStack,
     left_out: dict[str, str],
 ) -> dict[str, Side]:
-    """The peers that got ready: one by one where they would disturb each other's choices on the way."""
+    """Start the peers, return those that are ready; `one_by_one` keeps them from disturbing each other's autotuning."""
     sides: dict[str, Side] = {}
     groups = [[name] for name in names] if one_by_one else [list(names)]
     for group in groups:
@@ -134,7 +134,7 @@ def _start_peers(
 def _turn(ours: Side, peers: dict[str, Side], seconds: float, left_out: dict[str, str]) -> dict[str, dict[str, Any]]:
     found = {"ours": ours.run(seconds, PATIENCE)}
     for name in [name for name in peers if name not in left_out]:
-        time.sleep(0.2)  # in which the threads of the side before stop spinning
+        time.sleep(0.2)  # lets the threads of the previous side stop spinning
         try:
             found[name] = peers[name].run(seconds, PATIENCE)
         except ProcessFailed as error:
@@ -150,7 +150,7 @@ def _seconds_per_round(turn: dict[str, dict[str, Any]], name: str) -> float:
 def _peer_record(name: str, facts: dict[str, Any], turns: Sequence[dict[str, dict[str, Any]]]) -> PeerRecord:
     note = facts["note"]
     if facts["error"] > AGREES:
-        note += f"; not the same work: its parameters are {facts['error']:.0%} away from ours"
+        note += f"; not the same work: its parameters differ from ours by {facts['error']:.0%}"
     return PeerRecord(
         name=name,
         version=facts["version"],

@@ -1,9 +1,9 @@
-"""Our side in a process of its own, so that its memory and its compilation are its own.
+"""Our side in a separate process, so that its memory and compilation time can be measured.
 
     python -m personax.bench.worker '{"setting": {...}, "checks": ["steps.npz"]}'
 
-It speaks as the peers do (benchmarks/peer.py): one line of JSON when it is ready, then one for each number of seconds
-on its input. The checks, which the peers repeat, are written first.
+It uses the same protocol as the peers (benchmarks/peer.py): one line of JSON when it is ready, then one for each number
+of seconds on its input. The reference rounds that the peers repeat are written first.
 `python -m personax.bench.worker machine` prints the machine's peaks.
 """
 
@@ -29,7 +29,7 @@ from personax.simulation.waves import wave_bounds
 
 
 def prepare(setting: BenchSetting) -> tuple[Any, dict[str, Any]]:
-    """A function that runs the setting once, compiled, and what is known of it."""
+    """Return a compiled function that runs the setting once, and facts about it."""
     run = make_run(setting)
     seconds = []
     for _ in range(2):
@@ -46,7 +46,7 @@ def prepare(setting: BenchSetting) -> tuple[Any, dict[str, Any]]:
 
 
 def run_for(run: Any, num_rounds: int, seconds: float) -> dict[str, Any]:
-    """Whole runs until the time is over."""
+    """Repeat complete runs until the time is over."""
     num_runs, begin = 0, time.perf_counter()
     while (took := time.perf_counter() - begin) < seconds:
         run()
@@ -55,7 +55,7 @@ def run_for(run: Any, num_rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Get ready, say so, and run as asked until the input ends."""
+    """Prepare, report readiness, and run on request until the input ends."""
     if sys.argv[1] == "machine":
         print(TypeAdapter(MachineRecord).dump_json(measure_machine()).decode(), flush=True)
         return
@@ -70,7 +70,7 @@ def main() -> None:
     peaks, memory = None, {}
     for line in sys.stdin:
         found = run_for(run, setting.num_rounds, float(line))
-        if peaks is None:  # what measures the machine takes memory of its own
+        if peaks is None:  # after the memory is read, because the measurement needs memory itself
             memory = {"host_peak_bytes": host_peak(), "device_peak_bytes": device_peak()}
             peaks = Peaks(*peak_sizes())
         print(json.dumps({**found, **memory, **peaks.measure()}), flush=True)

@@ -1,4 +1,4 @@
-"""The workloads: rows of settings, smaller on a CPU where it says so."""
+"""The workloads: rows of settings, some of which are smaller on a CPU."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ COHORTS, STEPS, WIDTHS = (1, 4, 16, 50), (1, 4, 16, 64), ((20,), (80, 60), (320,
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One setting, in words, and the peers that it is timed against."""
+    """A setting with its description and the peers that it is compared with."""
 
     name: str
     workload: str
@@ -21,7 +21,7 @@ class BenchRow:
 
 
 def rows(backend: str) -> list[BenchRow]:
-    """All rows on a machine with this backend."""
+    """Return all rows for a backend."""
     cpu = backend == "cpu"
     return [*_mnist(cpu), *_cifar(cpu), *_apfl(cpu), *_persafl(cpu), *_scale(cpu), *_growth(cpu), *_own(cpu)]
 
@@ -30,7 +30,7 @@ def _mnist(cpu: bool) -> list[BenchRow]:
     """Fallah 2020 section 5 on MNIST, and PFLlib's network."""
     base = BenchSetting("fedavg", 50, 64 if cpu else 2048, divided=cpu)
     kinds: dict[str, Kind] = {"fedavg": "fedavg", "fo": "first_order", "hf": "hessian_free", "exact": "exact"}
-    words = "50 clients of 980 images, 10 a round, 10 steps, batches of 40, 784-80-60-10"
+    words = "50 clients with 980 images, 10 per round, 10 steps, batches of 40, 784-80-60-10"
     compiled = ("hf",) if cpu else tuple(kinds)  # compiling PyTorch's step takes a minute on a CPU
     found = []
     for name, kind in kinds.items():
@@ -51,7 +51,7 @@ def _mnist(cpu: bool) -> list[BenchRow]:
 
 def _cifar(cpu: bool) -> list[BenchRow]:
     """pfl-research's published CIFAR-10 setting."""
-    num_clients, cohort_size = (160, 8) if cpu else (1000, 50)  # as many as share the cores evenly
+    num_clients, cohort_size = (160, 8) if cpu else (1000, 50)  # divides evenly among the cores
     setting = BenchSetting(
         "fedavg",
         num_clients,
@@ -68,20 +68,21 @@ def _cifar(cpu: bool) -> list[BenchRow]:
         lr=0.1,
         divided=cpu,
     )
-    scaled = " (scaled down from 1000 clients and 50 a round)" if cpu else ""
+    scaled = " (scaled down from 1000 clients and 50 per round)" if cpu else ""
     words = (
-        f"{num_clients} clients of 50 images, {cohort_size} a round{scaled}, one epoch, batches of 10, CNN 32-64-128-10"
+        f"{num_clients} clients with 50 images, {cohort_size} per round{scaled}, one epoch, batches of 10, "
+        "CNN 32-64-128-10"
     )
     peers = ("torch", "flower", "pfl") if cpu else ALL
     return [BenchRow("cifar-cnn", "cifar", words, setting, peers)]
 
 
 def _apfl(cpu: bool) -> list[BenchRow]:
-    """APFL with the states of all clients kept."""
+    """APFL with the states of all clients in memory."""
     widths, network = ((), "784-10") if cpu else ((80, 60), "784-80-60-10")
     found = []
     for num_clients in (100, 10_000):
-        words = f"{num_clients} clients of 50 images, 10 a round, 10 steps, batches of 20, {network}"
+        words = f"{num_clients} clients with 50 images, 10 per round, 10 steps, batches of 20, {network}"
         sizes = {"num_samples": 50, "batch_size": 20, "widths": widths, "lr": 0.01}
         setting = BenchSetting("apfl", num_clients, 256 if cpu else 1024, **sizes)
         found.append(
@@ -91,7 +92,7 @@ def _apfl(cpu: bool) -> list[BenchRow]:
 
 
 def _persafl(cpu: bool) -> list[BenchRow]:
-    """PersA-FL-ME under exponential delays, in waves and one by one."""
+    """PersA-FL-ME with exponential delays, in waves and sequentially."""
     found = []
     for num_clients in (30, 300, 3000):
         sizes = {"num_samples": 50, "num_steps": 5, "batch_size": 32, "lr": 0.02}
@@ -100,14 +101,14 @@ def _persafl(cpu: bool) -> list[BenchRow]:
         one_by_one = replace(waves, wave_width=1, num_rounds=128 if cpu else 512)
         peers = ("torch",) if num_clients == 300 else ()
         found.append(BenchRow(f"persafl-{num_clients}-waves", "persafl", f"{words}, in waves", waves, peers))
-        found.append(BenchRow(f"persafl-{num_clients}-one-by-one", "persafl", f"{words}, one by one", one_by_one))
+        found.append(BenchRow(f"persafl-{num_clients}-one-by-one", "persafl", f"{words}, sequentially", one_by_one))
     return found
 
 
 def _scale(cpu: bool) -> list[BenchRow]:
-    """FedAvg on ever more clients, 100 a round."""
+    """FedAvg with a growing number of clients, 100 per round."""
     sizes = {"num_samples": 10, "num_steps": 5, "batch_size": 10, "input_shape": (64,), "widths": (32,), "lr": 0.1}
-    words = "clients of 10 images of 64 pixels, 100 a round, 5 steps, batches of 10, 64-32-10"
+    words = "clients with 10 images of 64 pixels, 100 per round, 5 steps, batches of 10, 64-32-10"
     return [
         BenchRow(f"scale-{n}", "scale", f"{n} {words}", BenchSetting("fedavg", n, 256 if cpu else 2048, 100, **sizes))
         for n in (1_000, 10_000, 100_000, 1_000_000)
@@ -115,14 +116,18 @@ def _scale(cpu: bool) -> list[BenchRow]:
 
 
 def _growth(cpu: bool) -> list[BenchRow]:
-    """The Hessian-free row of MNIST, one size changed at a time."""
+    """The Hessian-free MNIST row with one size varied at a time."""
     base = BenchSetting("hessian_free", 50, 16 if cpu else 512)
     less = lambda factor: max(1, int(base.num_rounds / factor))
     by_cohort = {f"cohort-{n}": replace(base, cohort_size=n, num_rounds=less(n / 10)) for n in COHORTS}
     by_steps = {f"steps-{n}": replace(base, num_steps=n, num_rounds=less(n / 10)) for n in STEPS}
     by_width = {f"width-{w[0]}": replace(base, widths=w, num_rounds=less(w[0] / 80)) for w in WIDTHS}
-    words = "as mnist-hf, with another number of"
-    named = {"cohort": (by_cohort, "clients a round"), "steps": (by_steps, "local steps"), "width": (by_width, "units")}
+    words = "as mnist-hf, with a different number of"
+    named = {
+        "cohort": (by_cohort, "clients per round"),
+        "steps": (by_steps, "local steps"),
+        "width": (by_width, "units"),
+    }
     return [
         BenchRow(f"growth-{name}", f"growth-{kind}", f"{words} {what}", setting)
         for kind, (found, what) in named.items()
@@ -131,7 +136,7 @@ def _growth(cpu: bool) -> list[BenchRow]:
 
 
 def _own(cpu: bool) -> list[BenchRow]:
-    """Networks written in Flax: twins of ours in the rows above, beside the originals, and others."""
+    """Networks written in Flax: equivalents of ours in the rows above, and others."""
     originals = {row.name: row for row in (*_mnist(cpu), *_cifar(cpu))}
     found = []
     for name in ("mnist-fedavg", "mnist-fo", "mnist-hf", "mnist-exact", "cifar-cnn"):
@@ -144,7 +149,7 @@ def _own(cpu: bool) -> list[BenchRow]:
         "resnet": ("ResNet 16-32-64 with group normalization", {"input_shape": (32, 32, 3)}),
         "signal-cnn": ("1-D CNN 32-64-128-10 on 128 x 9 signals", {"input_shape": (128, 9)}),
         "lstm": ("LSTM 2 x 256 on 80 tokens", {"input_shape": (80,)}),
-        "transformer": ("transformer of 2 layers, 128 wide, on 80 tokens", {"input_shape": (80,)}),
+        "transformer": ("transformer with 2 layers of width 128 on 80 tokens", {"input_shape": (80,)}),
     }
     kinds: dict[str, Kind] = {"fedavg": "fedavg", "hf": "hessian_free"}
     for network, (words, options) in networks.items():
@@ -152,5 +157,7 @@ def _own(cpu: bool) -> list[BenchRow]:
             setting = replace(image, network=network, algorithm=kind, **options)
             name = f"own-{network.removeprefix('flax-')}-{short}"
             peers = ("torch",) if cpu else BOTH
-            found.append(BenchRow(name, "own", f"10 clients a round, 5 steps, batches of 20, {words}", setting, peers))
+            found.append(
+                BenchRow(name, "own", f"10 clients per round, 5 steps, batches of 20, {words}", setting, peers)
+            )
     return found

@@ -1,1 +1,1 @@
-"""Clients' data: federations, partitions and data sets."""
+"""Client data: federations, partitions and data sets."""

@@ -1,4 +1,4 @@
-"""Flat arrays of all clients' training or test data: on the host, in files, and the parts copied to a device."""
+"""Flat arrays of all clients' training or test data, on the host, in files, and on a device."""
 
 import mmap
 import sys
@@ -19,7 +19,7 @@ class ClientData(NamedTuple):
     y: Array
     start: Array
     num_samples: Array
-    ids: Array  # stable numbers: random streams follow them, whatever the order of the clients
+    ids: Array  # stable numbers that seed random streams, independent of the order of clients
 
 
 class ArrayPart(NamedTuple):
@@ -30,21 +30,21 @@ class ArrayPart(NamedTuple):
     offsets: np.ndarray
 
     def take(self, rows: np.ndarray | None, offsets: np.ndarray) -> "ArrayPart":
-        """Other rows of the same arrays (None: all as they are)."""
+        """Select rows of the arrays (None: all of them, unchanged)."""
         return ArrayPart(self.x, self.y, offsets) if rows is None else ArrayPart(self.x[rows], self.y[rows], offsets)
 
 
 def gather_clients(
     part: ArrayPart, ids: np.ndarray, clients: np.ndarray, num_rows: int, num_clients: int
 ) -> ClientData:
-    """The data of these clients alone, in the device's types: the i-th becomes client i of `num_clients`.
+    """Gather the data of these clients in the device's dtypes: the i-th becomes client i of `num_clients`.
 
-    Rows and clients that nobody fills are zeros, and one row of them.
+    Remaining rows are zeros, and remaining clients have one row of zeros.
     """
     begins, counts = part.offsets[clients], part.offsets[clients + 1] - part.offsets[clients]
     device_type = lambda array: jax.dtypes.canonicalize_dtype(array.dtype)
     empty = lambda array: np.zeros((num_rows, *array.shape[1:]), device_type(array))
-    # Memory of its own each time: the device may still read, or even share, the last one's.
+    # Allocate new memory each time, because the device may still read or share the previous buffer.
     data = ClientData(
         empty(part.x),  # pyright: ignore[reportArgumentType]
         empty(part.y),  # pyright: ignore[reportArgumentType]
@@ -61,14 +61,14 @@ def gather_clients(
 
 
 def _let_go(array: np.ndarray) -> None:
-    """Give back the memory in which pages of a mapped file were read; the system may still have them at hand."""
+    """Release the memory of pages read from a mapped file; the system may keep them cached."""
     if sys.platform == "linux" and isinstance(array, np.memmap) and array.mode == "r":
         if isinstance(array.base, mmap.mmap):
             array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def check_fits(part: ArrayPart, names: Sequence[str]) -> None:
-    """Refuse numbers that do not survive the device's narrower types."""
+    """Raise an error for numbers that do not fit into the device's narrower dtypes."""
     for letter, array in (("x", part.x), ("y", part.y)):
         kind = jax.dtypes.canonicalize_dtype(array.dtype)
         if kind == array.dtype or not array.size or array.dtype.kind not in "iuf":
@@ -84,16 +84,16 @@ def check_fits(part: ArrayPart, names: Sequence[str]) -> None:
 
 
 def by_client(part: str, x: np.ndarray, y: np.ndarray, client: np.ndarray) -> tuple[np.ndarray, ArrayPart]:
-    """The clients of a column in sorted order, and their samples, one client after another."""
+    """Return the clients of a column in sorted order, and the samples grouped by client."""
     x, y, client = (np.asarray(column) for column in (x, y, client))
     if client.ndim != 1 or not len(client) or len(x) != len(client) or len(y) != len(client):
         raise ValueError(
-            f"The {part} columns must have one entry for each sample, got {len(x)} of x, {len(y)} of y and a client "
+            f"The {part} columns must have one entry per sample, got {len(x)} of x, {len(y)} of y and a client "
             f"column of shape {client.shape}."
         )
     parts = natural(client)
     rows, offsets = parts.rows.astype(np.int32 if len(client) < 2**31 else np.int64), parts.offsets
-    del parts  # half of the memory of the rows
+    del parts  # frees half of the memory of the rows
     clients = client[rows[offsets[:-1]]]
     if np.all(rows[1:] > rows[:-1]):
         return clients, ArrayPart(x, y, offsets)
@@ -101,7 +101,7 @@ def by_client(part: str, x: np.ndarray, y: np.ndarray, client: np.ndarray) -> tu
 
 
 def _take_lean(array: np.ndarray, rows: np.ndarray, slice_rows: int = 1 << 16) -> np.ndarray:
-    """`array[rows]`; in slices, because NumPy makes a wide copy of narrow rows."""
+    """Return `array[rows]`, computed in slices because NumPy makes a wide copy of narrow rows."""
     taken = np.empty_like(array)
     for begin in range(0, len(rows), slice_rows):
         taken[begin : begin + slice_rows] = array[rows[begin : begin + slice_rows]]
@@ -109,7 +109,7 @@ def _take_lean(array: np.ndarray, rows: np.ndarray, slice_rows: int = 1 << 16) -
 
 
 def take_clients(part: ArrayPart, at: np.ndarray) -> ArrayPart:
-    """The samples of these clients, one client after another."""
+    """Return the samples of these clients, grouped by client."""
     counts = np.diff(part.offsets)[at]
     ends = np.cumsum(counts)
     rows = np.repeat(part.offsets[at] - ends + counts, counts) + np.arange(counts.sum())
@@ -117,32 +117,32 @@ def take_clients(part: ArrayPart, at: np.ndarray) -> ArrayPart:
 
 
 def flatten(clients: Sequence[tuple[Any, Any]], names: Sequence[str]) -> ArrayPart:
-    """One (x, y) pair for each client as one part."""
+    """Concatenate one (x, y) pair per client."""
     xs, ys = [np.asarray(x) for x, _ in clients], [np.asarray(y) for _, y in clients]
     for name, x, y in zip(names, xs, ys, strict=True):
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-            raise ValueError(f"{name}: x and y must have one row for each sample, got shapes {x.shape} and {y.shape}.")
+            raise ValueError(f"{name}: x and y must have one row per sample, got shapes {x.shape} and {y.shape}.")
         if x.shape[1:] != xs[0].shape[1:] or y.shape[1:] != ys[0].shape[1:] or x.dtype != xs[0].dtype:
             raise ValueError(
-                f"{name}: samples must look like those of {names[0]}, x {xs[0].shape[1:]} {xs[0].dtype} and "
+                f"{name}: samples must have the shapes and types of {names[0]}, x {xs[0].shape[1:]} {xs[0].dtype} and "
                 f"y {ys[0].shape[1:]}, got x {x.shape[1:]} {x.dtype} and y {y.shape[1:]}."
             )
     return ArrayPart(np.concatenate(xs), np.concatenate(ys), np.r_[0, np.cumsum([len(x) for x in xs])])
 
 
 def check_part(part: str, x: np.ndarray, y: np.ndarray, offsets: np.ndarray, names: Sequence[str]) -> None:
-    """Whether these arrays are data of clients. Inputs in a memory-mapped file are not read through."""
+    """Raise an error unless these arrays are valid client data; memory-mapped inputs are not scanned."""
     counts = np.diff(offsets)
     if offsets[0] != 0 or offsets[-1] != len(x) or len(x) != len(y) or np.any(counts < 0):
         raise ValueError(
-            f"The {part} offsets must rise from 0 to the number of rows, got {offsets[0]} to {offsets[-1]} "
+            f"The {part} offsets must increase from 0 to the number of rows, got {offsets[0]} to {offsets[-1]} "
             f"for {len(x)} rows of x and {len(y)} of y."
         )
     if not len(counts):
-        raise ValueError("A federation needs at least one client, got none.")
+        raise ValueError("A federation needs at least one client.")
     if np.any(counts == 0):
         empty = int(np.argmin(counts))
-        raise ValueError(f"{names[empty]} has no {part} samples. Leave it out of the federation, or give it some.")
+        raise ValueError(f"{names[empty]} has no {part} samples. Remove it from the federation, or add samples.")
     for letter, array in (("x", x), ("y", y)):
         if array.dtype.kind not in "biuf":
             raise ValueError(
@@ -158,7 +158,7 @@ def check_part(part: str, x: np.ndarray, y: np.ndarray, offsets: np.ndarray, nam
 
 
 def _first_not_finite(array: np.ndarray, slice_rows: int = 1 << 16) -> int | None:
-    """The first row with an entry that is not finite; looked for in slices, which costs no memory."""
+    """Find the first row with a nonfinite entry, in slices to save memory."""
     if not np.issubdtype(array.dtype, np.floating):
         return None
     for begin in range(0, len(array), slice_rows):

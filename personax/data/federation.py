@@ -1,4 +1,4 @@
-"""Client data: flat arrays and offsets, nothing padded."""
+"""Federations: flat, unpadded arrays of all clients' data with offsets."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ _ABOUT = "about.json"
 
 
 class Numbered(Sequence[str]):
-    """Names made from numbers when they are asked for: a million of them cost nothing."""
+    """Names that are generated from numbers on access, so that a million of them take no memory."""
 
     def __init__(self, ids: np.ndarray) -> None:
         self.ids = ids
@@ -49,25 +49,24 @@ class Numbered(Sequence[str]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Training (and test) data of all clients, one after another.
+    """The training (and test) data of all clients, concatenated.
 
-    Client i trains on `x[offsets[i]:offsets[i + 1]]` and is tested on the rows that `test_offsets` gives. Images stay
-    uint8. `ids` are stable whole numbers (default: the position), which the random streams follow, so that a client
-    sees the same batches wherever it stands. `names` and `origin`, where the data comes from, are for people.
-    `newcomers` are clients that no training sees. `schema` describes a sample: columns, classes, scaling; by default
-    the shapes and types of the arrays, with classes from 0 to the largest label. Where `x` is memory-mapped
-    (`np.memmap`, `Federation.open`) it stays on the disk, and a run reads what its cohorts need. `print` shows a
-    summary.
+    Client i trains on `x[offsets[i]:offsets[i + 1]]` and is tested on the rows given by `test_offsets`. Images stay
+    uint8. `ids` are stable integers (default: the position) that seed the random streams, so that a client sees the
+    same batches at any position. `names` and `origin`, the source of the data, are shown to people. `newcomers` are
+    clients that are held out of training. `schema` describes a sample: columns, classes and scaling; by default it
+    has the shapes and types of the arrays, with classes from 0 to the largest label. If `x` is memory-mapped
+    (`np.memmap`, `Federation.open`), it stays on disk, and runs read what their cohorts need. `print` shows a summary.
 
     >>> fed = Federation.from_clients([(np.ones((3, 2)), np.array([0, 1, 1])), (np.ones((1, 2)), np.array([0]))])
     >>> print(fed)
     2 clients
-    training       4 samples, 1 to 3 a client (median 2); 2, float64
+    training       4 samples, 1 to 3 per client (median 2); 2, float64
     labels         2 classes: 0: 50.0%, 1: 50.0%
-    heterogeneity  0.33 (total variation of labels, 0 is IID); 1 to 2 classes a client (median 2)
+    heterogeneity  0.33 (total variation of labels, 0 is IID); 1 to 2 classes per client (median 2)
     """
 
-    is_divided: ClassVar[bool] = True  # among its clients
+    is_divided: ClassVar[bool] = True  # among clients
     x: np.ndarray
     y: np.ndarray
     offsets: np.ndarray
@@ -95,7 +94,7 @@ class Federation:
             looks = [(x.shape[1:], y.shape[1:], x.dtype) for x, y in ((self.x, self.y), (self.test_x, self.test_y))]
             if looks[0] != looks[1]:
                 raise ValueError(
-                    f"{self.names[0]}: test samples must look like training ones, {looks[0]}, got {looks[1]}."
+                    f"{self.names[0]}: test samples must look like training samples, {looks[0]}, got {looks[1]}."
                 )
         found = Schema.of(self.x, [self.y] if self.test_y is None else [self.y, self.test_y])
         newcomers = None if self.newcomers is None else self.newcomers.schema
@@ -112,7 +111,7 @@ class Federation:
         origin: str = "",
         schema: Schema | None = None,
     ) -> "Federation":
-        """A federation from one (x, y) pair for each client, and optionally one test pair for each."""
+        """Build a federation from one (x, y) pair per client, and optionally one test pair per client."""
         if not len(clients):
             raise ValueError("A federation needs at least one client, got none.")
         if test is not None and len(test) != len(clients):
@@ -134,10 +133,10 @@ class Federation:
         origin: str = "",
         schema: Schema | None = None,
     ) -> "Federation":
-        """A federation from samples in any order and a column that says whose each is: numbers or strings.
+        """Build a federation from samples in any order and a column of client ids, which are numbers or strings.
 
-        Whole numbers from 0 to 2^32 - 1 become the clients' `ids`; other entries become `names`, numbered in their
-        sorted order. `test` has three such columns, of the same clients.
+        Integers from 0 to 2^32 - 1 become the clients' `ids`; other entries become `names`, numbered in sorted order.
+        `test` has three such columns for the same clients.
         """
         clients, train = by_client("training", x, y, client)
         numbered = np.issubdtype(clients.dtype, np.integer) and clients[0] >= 0 and clients[-1] < 2**32
@@ -147,11 +146,13 @@ class Federation:
         test_clients, tests = by_client("test", *test)
         if clients.dtype.kind != test_clients.dtype.kind:
             kinds = f"{clients.dtype} and {test_clients.dtype}"
-            raise ValueError(f"Client columns of training and test data must be of one type, got {kinds}. Convert one.")
+            raise ValueError(
+                f"Client columns of training and test data must have the same type, got {kinds}. Convert one."
+            )
         if not np.array_equal(clients, test_clients):
             odd = np.setxor1d(clients, test_clients)
             raise ValueError(
-                f"Training and test data must be of the same clients; {len(odd)} have only one of them, first "
+                f"Training and test data must have the same clients; {len(odd)} have only one of them, the first is "
                 f"{odd[0].item()!r}. Drop those rows, or hold clients out of training with `hold_out`."
             )
         return _federation(train, tests, origin=origin, schema=schema, **naming)
@@ -169,9 +170,9 @@ class Federation:
         origin: str = "",
         schema: Schema | None = None,
     ) -> "Federation":
-        """A federation from a pool of samples and who gets which of them.
+        """Build a federation from a pool of samples and a partition of it.
 
-        `test` divides the same pool, or the pool of `test_x` and `test_y` where they are given.
+        `test` divides the same pool, or the pool of `test_x` and `test_y` if they are given.
         """
         notes = dict.fromkeys([*partition.notes, *(test.notes if test else ())])
         origins = [f"{part.origin}." for part in (partition, test) if part is not None and part.origin]
@@ -190,23 +191,25 @@ class Federation:
 
     @classmethod
     def open(cls, folder: Path | str) -> "Federation":
-        """The federation that `save` wrote, its data memory-mapped."""
+        """Open a federation written by `save`, with memory-mapped data."""
         place = Path(folder)
         if not (place / _ABOUT).exists():
-            raise ValueError(f"{place} must be a folder that `Federation.save` wrote, got no {_ABOUT} in it.")
+            raise ValueError(f"File not found: {place / _ABOUT}. Give a folder written by `Federation.save`.")
         about = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
         small = ("offsets", "test_offsets", "ids")
         read = lambda name: np.load(place / f"{name}.npy", mmap_mode=None if name in small else "r")
         arrays = {name: read(name) for name in _ARRAYS if (place / f"{name}.npy").exists()}
         newcomers = cls.open(place / "newcomers") if (place / "newcomers").exists() else None
-        schema = Schema.from_dict(about["schema"]) if "schema" in about else None  # or an older version wrote it
+        schema = (
+            Schema.from_dict(about["schema"]) if "schema" in about else None
+        )  # missing if written by an older version
         return cls(**arrays, names=about["names"], origin=about["origin"], newcomers=newcomers, schema=schema)  # pyright: ignore[reportArgumentType]
 
     def save(self, folder: Path | str) -> None:
-        """Write the data to a new folder, an `.npy` file for each array; `Federation.open` maps them."""
+        """Write the data to a new folder, one `.npy` file per array; `Federation.open` memory-maps them."""
         place = Path(folder)
         if place.exists() and any(place.iterdir()):
-            raise ValueError(f"{place} must be empty or new, got files in it. Choose another folder.")
+            raise ValueError(f"Folder not empty: {place}. Choose another folder.")
         place.mkdir(parents=True, exist_ok=True)
         for name in _ARRAYS:
             if getattr(self, name) is not None:
@@ -215,12 +218,12 @@ class Federation:
             self.newcomers.save(place / "newcomers")
         names = [] if isinstance(self.names, Numbered) else list(self.names)
         about = {"names": names, "origin": self.origin, "schema": self.schema.to_dict()}
-        (place / _ABOUT).write_text(json.dumps(about), encoding="utf-8")  # last: a folder has it when it is complete
+        (place / _ABOUT).write_text(json.dumps(about), encoding="utf-8")  # written last, to mark the folder as complete
 
     def split_tests(self, share: float = 0.2, *, key: Array) -> "Federation":
-        """The same clients, with that share of each one's data kept for its tests: section 5 of APFL and of gMeta."""
+        """Hold out a share of each client's data for tests, as in section 5 of APFL and of gMeta."""
         if self.test_x is not None:
-            raise ValueError("This federation has test data already. Build it without, or use it as it is.")
+            raise ValueError("This federation already has test data. Build it without test data, or use it unchanged.")
         _require_unscaled(self.schema, "split_tests")
         whole = Partition(np.arange(len(self.x)), np.asarray(self.offsets))
         train, test = (self._train_part.take(p.rows, p.offsets) for p in whole.split(share, key=key))
@@ -230,26 +233,32 @@ class Federation:
         return _federation(train, test, newcomers=new, **about)
 
     def select(self, positions: Sequence[int] | np.ndarray) -> "Federation":
-        """These clients alone, in this order; without newcomers."""
+        """Select clients, in this order and without newcomers."""
         at = np.asarray(positions, int)
         if at.ndim != 1 or not len(at) or at.min() < 0 or at.max() >= self.num_clients:
-            raise ValueError(f"Positions must lie in 0..{self.num_clients - 1}, at least one, got {positions}.")
+            raise ValueError(
+                f"Positions must be between 0 and {self.num_clients - 1}, and at least one, got {positions}."
+            )
         tests = None if self.test_x is None else take_clients(self._test_part, at)
         names = Numbered(self.ids[at]) if isinstance(self.names, Numbered) else [self.names[i] for i in at]
         train = take_clients(self._train_part, at)
         return _federation(train, tests, ids=self.ids[at], names=names, origin=self.origin, schema=self.schema)
 
     def hold_out(self, clients: int | Sequence[int] | np.ndarray, *, key: Array | None = None) -> "Federation":
-        """A federation whose `newcomers` are the given clients, or that many drawn at random, and which lacks them."""
+        """Move the given clients, or that many random ones, from training to `newcomers`."""
         if self.newcomers is not None:
-            raise ValueError("This federation holds clients out already. Hold all of them out at once.")
+            raise ValueError("This federation already has held-out clients. Hold out all clients in one call.")
         _require_unscaled(self.schema, "hold_out")
         if not isinstance(clients, Sequence | np.ndarray):
             require_count("clients", clients)
             if key is None:
-                raise ValueError(f"Drawing {clients} clients at random needs a `key`. Or give their positions.")
+                raise ValueError(
+                    f"Drawing {clients} clients at random needs a `key`. Alternatively, give their positions."
+                )
             if int(clients) >= self.num_clients:
-                raise ValueError(f"Of {self.num_clients} clients at least one must be kept, got {clients} to hold out.")
+                raise ValueError(
+                    f"At least one of the {self.num_clients} clients must remain, got {clients} to hold out."
+                )
             chosen = host_generator(key, HostStream.HELD_OUT).permutation(self.num_clients)[: int(clients)]
         else:
             chosen = np.asarray(clients, int)
@@ -257,14 +266,15 @@ class Federation:
         if mask.all() or mask.sum() != len(chosen) or not len(chosen):
             raise ValueError(
                 f"Hold out at least one client, each once, and keep at least one of the {self.num_clients}, "
-                f"got {len(chosen)} positions, {mask.sum()} of them different ones of the federation."
+                f"got {len(chosen)} positions with {mask.sum()} different clients."
             )
         return replace(self.select(np.flatnonzero(~mask)), newcomers=self.select(np.flatnonzero(mask)))
 
     def conform(self, schema: Schema, notify: Notify = lambda text: None) -> "Federation":
-        """The same samples as `schema` describes them: columns and classes by name, converted and scaled as it says.
+        """Convert the samples to `schema`: match columns and classes by name, then convert types and scale.
 
-        An unknown class or a missing column raises a ValueError; `notify` is called with what is ignored.
+        An unknown class or a missing column raises a ValueError; `notify` is called with a message about ignored
+        columns.
         """
         where, notes = self.origin.removesuffix(".") or "The data", dict[str, None]()
         change = lambda x, y: schema.conform(Samples(x, y, where), self.schema, notes.setdefault)
@@ -274,20 +284,22 @@ class Federation:
         return found
 
     def as_targets(self) -> "Federation":
-        """The same samples with the numbers that are their labels as the targets of a regression."""
+        """Convert numeric labels to the targets of a regression."""
         return self.conform(replace(self.schema, classes=()))
 
     def standardize(self) -> "Federation":
-        """The same clients with features, and the targets of a regression, of mean 0 and deviation 1.
+        """Standardize the features, and the targets of a regression, to mean 0 and standard deviation 1.
 
-        Means and deviations are fitted on the training data of the clients that train, from each client's `moments`,
-        and kept in the `schema`; test data and newcomers are scaled with the same numbers. Constant columns are
-        centered and not divided. Hold clients out and split tests before.
+        Means and deviations are fitted on the data of the training clients, from each client's `moments`, and stored in
+        the `schema`; test data and newcomers are scaled with the same numbers. Constant columns are only centered.
+        Hold out clients and split off tests first.
         """
         if self.is_mapped:
-            raise ValueError("Data in memory-mapped files cannot be standardized here. Standardize before `save(...)`.")
+            raise ValueError("Memory-mapped data cannot be standardized. Standardize it before `save(...)`.")
         if self.x.dtype == np.uint8:
-            raise ValueError("Bytes are images, which models read as numbers from 0 to 1. Leave out `standardize`.")
+            raise ValueError(
+                "Images in bytes cannot be standardized: models read them as numbers from 0 to 1. Omit `standardize`."
+            )
         _require_unscaled(self.schema, "standardize")
         fit = lambda array: Scaling.from_moments(
             add_up(moments(array[begin:end]) for begin, end in pairwise(np.asarray(self.offsets).tolist()))
@@ -297,7 +309,7 @@ class Federation:
         return self.conform(replace(self.schema, dtype=dtype, feature_scaling=fit(self.x), target_scaling=targets))
 
     def _mapped_by(self, schema: Schema, change: Callable[[Any, Any], tuple[Any, Any]]) -> "Federation":
-        """The federation of this schema whose inputs and labels are those that `change` returns."""
+        """Return the federation with this schema, whose inputs and labels are converted by `change`."""
         (x, y), tests = change(self.x, self.y), (None, None)
         if self.test_x is not None:
             tests = change(self.test_x, self.test_y)
@@ -306,56 +318,56 @@ class Federation:
 
     @property
     def num_clients(self) -> int:
-        """The number of clients."""
+        """Return the number of clients."""
         return len(self.offsets) - 1
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the training data is in a memory-mapped file, to be read as it is needed."""
+        """Return True if the training data is in a memory-mapped file, which is read on demand."""
         return isinstance(self.x, np.memmap)
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Training samples of each client."""
+        """Return the number of training samples of each client."""
         return np.diff(self.offsets)
 
     @property
     def test_counts(self) -> np.ndarray:
-        """Test samples of each client."""
+        """Return the number of test samples of each client."""
         return np.diff(self._test_part.offsets)
 
     def client(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """One client's training data."""
+        """Return one client's training data."""
         rows = slice(self.offsets[position], self.offsets[position + 1])
         return self.x[rows], self.y[rows]
 
     def client_test(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """One client's test data."""
+        """Return one client's test data."""
         x, y, offsets = self._test_part
         rows = slice(offsets[position], offsets[position + 1])
         return x[rows], y[rows]
 
     @cached_property
     def train(self) -> ClientData:
-        """The training data on the default device, copied there once."""
+        """Return the training data on the default device, copied there once."""
         return self._on_device(self._train_part)
 
     @cached_property
     def test(self) -> ClientData:
-        """The test data on the default device, copied there once."""
+        """Return the test data on the default device, copied there once."""
         return self._on_device(self._test_part)
 
     @property
     def first_sample(self) -> tuple[Array, Array]:
-        """One training sample on the device: what models and losses are shown to learn their shapes."""
+        """Return one training sample on the device, from which models and losses infer their shapes."""
         return jax.device_put((self.x[:1], self.y[:1]))
 
     def train_of(self, clients: np.ndarray, num_rows: int, num_clients: int) -> ClientData:
-        """The training data of these clients alone, on the host, padded to so many rows and clients."""
+        """Return the training data of these clients on the host, padded to these numbers of rows and clients."""
         return gather_clients(self._train_part, self.ids, clients, num_rows, num_clients)
 
     def test_of(self, clients: np.ndarray, num_rows: int, num_clients: int) -> ClientData:
-        """The test data of these clients alone, on the host, padded to so many rows and clients."""
+        """Return the test data of these clients on the host, padded to these numbers of rows and clients."""
         return gather_clients(self._test_part, self.ids, clients, num_rows, num_clients)
 
     @property
@@ -373,21 +385,21 @@ class Federation:
     def _on_device(self, part: ArrayPart) -> ClientData:
         check_fits(part, self.names)
         start, count = np.asarray(part.offsets[:-1], np.int32), np.asarray(np.diff(part.offsets), np.int32)
-        with jax.ensure_compile_time_eval():  # what is kept must be arrays, even when first read inside a trace
+        with jax.ensure_compile_time_eval():  # cache concrete arrays, even if first used inside a trace
             return ClientData(*jax.device_put((part.x, part.y, start, count, np.asarray(self.ids, np.uint32))))
 
     def __repr__(self) -> str:
         return f"<Federation: {self.num_clients:,} clients, {len(self.x):,} training samples>"
 
     def __str__(self) -> str:
-        """A summary for people."""
+        """Return a summary."""
         return "\n".join([f"{self.num_clients:,} clients", *(f"{title:15}{text}" for title, text in self._facts())])
 
     def _repr_html_(self) -> str:
         return html_table(f"Federation: {self.num_clients:,} clients", self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Titled lines of a summary."""
+        """Return the titled lines of a summary."""
         lines = [("training", describe_samples(self.x, self.offsets))]
         if self.test_x is not None and self.test_offsets is not None:
             lines.append(("test", describe_samples(self.test_x, self.test_offsets)))
@@ -406,9 +418,9 @@ def _federation(train: ArrayPart, test: ArrayPart | None, **about: Any) -> Feder
 
 
 def _require_unscaled(schema: Schema, method: str) -> None:
-    """Raise where means and deviations would be those of other data than the training data."""
+    """Raise an error if a scaling would no longer match the training data."""
     if schema.feature_scaling is not None:
-        raise ValueError(f"The samples are standardized already. Call `{method}` before `standardize`.")
+        raise ValueError(f"The samples are already standardized. Call `{method}` before `standardize`.")
 
 
 def _check_rows(name: str, partition: Partition, num_samples: int) -> None:
@@ -420,9 +432,9 @@ def _check_rows(name: str, partition: Partition, num_samples: int) -> None:
 
 
 def _check_disjoint(train: Partition, test: Partition) -> None:
-    """No client may be tested on a row that it trains on."""
+    """Raise an error if a client is tested on a row that it trains on."""
     if train.num_clients != test.num_clients:
-        return  # the federation says so
+        return  # the federation reports this
     owned = lambda part: np.repeat(np.arange(part.num_clients), part.counts) << 40 | part.rows
     both = np.intersect1d(owned(train), owned(test))
     if len(both):
@@ -436,8 +448,8 @@ def _check_names(num: int, ids: np.ndarray, names: Sequence[str]) -> None:
     num_ids = len(np.unique(ids))
     if len(ids) != num or num_ids != num or len(names) != num:
         raise ValueError(
-            f"`ids` and `names` must name each of the {num} clients once, "
+            f"`ids` and `names` must be unique for each of the {num} clients, "
             f"got {num_ids} different ids and {len(names)} names."
         )
     if not np.issubdtype(ids.dtype, np.integer) or ids.min(initial=0) < 0 or ids.max(initial=0) >= 2**32:
-        raise ValueError(f"`ids` must be whole numbers from 0 to 2^32 - 1, got {ids.tolist()[:5]}.")
+        raise ValueError(f"`ids` must be integers from 0 to 2^32 - 1, got {ids.tolist()[:5]}.")

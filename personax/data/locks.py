@@ -1,4 +1,4 @@
-"""Lock files, which one process or thread at a time holds. The end of a process frees its locks."""
+"""Lock files, held by one process or thread at a time and released when the process ends."""
 
 import contextlib
 import os

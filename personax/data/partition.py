@@ -1,9 +1,9 @@
-"""Partitions: the rows of a pool that each client gets, drawn on the host before a run, deterministic in a key.
+"""Partitions: assignments of a pool's rows to clients, drawn on the host before a run, deterministic in a key.
 
-A *pool* is a data set before it is divided. Within a client the rows come in random order, so that its last rows are
-as good as any; only `natural` keeps the order of the pool. Where a partition chooses classes for each client, the
-choice follows the key and the classes, not how many samples there are: a training and a test pool with the same
-classes, divided with the same key, give every client the same classes.
+A *pool* is a data set before it is divided. The rows of a client are in random order, so that its last rows are not
+special; only `natural` keeps the order of the pool. If a partition chooses classes for each client, the choice depends
+on the key and the classes but not on the number of samples: a training and a test pool with the same classes, divided
+with the same key, give every client the same classes.
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ _MAX_DRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Rows of a pool, client after client: client i holds `rows[offsets[i]:offsets[i + 1]]`.
+    """The rows of a pool grouped by client: client i holds `rows[offsets[i]:offsets[i + 1]]`.
 
-    `origin` says in words what was asked for, `notes` what a reader must know about the outcome.
+    `origin` describes the request, and `notes` describe important properties of the result.
 
     >>> partition = natural(["bo", "al", "bo"])
     >>> partition.num_clients, [rows.tolist() for rows in partition]
@@ -51,31 +51,31 @@ class Partition:
         for name in ("rows", "offsets"):
             object.__setattr__(self, name, _whole_numbers(name, getattr(self, name)).astype(np.int64, copy=False))
         if len(self.offsets) < 2 or self.offsets[0] != 0 or self.offsets[-1] != len(self.rows):
-            what = f"`offsets` must run from 0 to the {len(self.rows)} rows, with an entry for each client and one more"
+            what = f"`offsets` must run from 0 to the {len(self.rows)} rows, with one entry more than clients"
             raise ValueError(f"{what}, got {self.offsets}.")
         require(lambda counts: counts >= 0, "offsets", np.diff(self.offsets), "not decrease")
 
     @property
     def num_clients(self) -> int:
-        """The number of clients."""
+        """Return the number of clients."""
         return len(self.offsets) - 1
 
     @property
     def counts(self) -> np.ndarray:
-        """Samples of each client."""
+        """Return the number of samples of each client."""
         return np.diff(self.offsets)
 
     @property
     def num_shared(self) -> int:
-        """How many different rows of the pool are held by more than one client."""
+        """Return the number of pool rows that more than one client holds."""
         pairs = np.sort(self.rows * self.num_clients + _owners(self.counts))
         held = pairs[np.diff(pairs, prepend=-1) > 0] // self.num_clients
         return len(np.unique(held[1:][held[1:] == held[:-1]]))
 
     def client(self, position: int) -> np.ndarray:
-        """One client's rows of the pool."""
+        """Return one client's rows of the pool."""
         if not 0 <= position < self.num_clients:
-            raise IndexError(f"`position` must lie in 0..{self.num_clients - 1}, got {position}.")
+            raise IndexError(f"`position` must be between 0 and {self.num_clients - 1}, got {position}.")
         return self.rows[self.offsets[position] : self.offsets[position + 1]]
 
     def __len__(self) -> int:
@@ -85,17 +85,17 @@ class Partition:
         return (self.client(position) for position in range(self.num_clients))
 
     def split(self, share: float = 0.2, *, key: Array) -> tuple["Partition", "Partition"]:
-        """A training and a test partition: each client's own rows divided at random, `share` of them for the test.
+        """Split each client's rows at random into a training and a test partition, `share` of them for tests.
 
-        Of a client's m rows round(share * m) are for the test, but at least one and at most m - 1. Which ones does not
+        Of a client's m rows, round(share * m) are for tests, but at least one and at most m - 1. The choice does not
         depend on the order of the rows. APFL section 5 (80% and 20%) and gMeta section 5 (800 and 200 of 1000).
 
         Departures from the paper: none.
         """
-        require(lambda v: (v > 0) & (v < 1), "share", share, "lie between 0 and 1, both excluded")
+        require(lambda v: (v > 0) & (v < 1), "share", share, "be strictly between 0 and 1")
         few = np.flatnonzero(self.counts < 2)
         if few.size:
-            what = "Each client must have at least 1 + 1 samples, to train on and to test on"
+            what = "Each client must have at least 2 samples, one for training and one for tests"
             got = f"got {self.counts[few[0]]} for client {few[0]}"
             raise ValueError(f"{what}, {got} and fewer than 2 for {few.size} of {self.num_clients} clients.")
         owner = _owners(self.counts)
@@ -115,14 +115,14 @@ class Partition:
 
 
 @PARTITIONS.register(
-    summary="A shuffled pool cut into clients of equal size",
+    summary="A shuffled pool divided into clients of equal size",
     source="McMahan 2017, section 3",
     citations=("mcmahan2017",),
 )
 def iid(labels: Any, num_clients: int, *, num_per_client: int | None = None, key: Array) -> Partition:
-    """A shuffled pool, cut into clients of equal size (McMahan 2017 section 3, "IID").
+    """Divide a shuffled pool into clients of equal size (McMahan 2017 section 3, "IID").
 
-    Sizes differ by at most one, and every row is used; with `num_per_client` every client has that many.
+    Sizes differ by at most one, and every row is used; with `num_per_client`, every client gets that many rows.
 
     Departures from the paper: none.
 
@@ -146,11 +146,11 @@ def iid(labels: Any, num_clients: int, *, num_per_client: int | None = None, key
     citations=("mcmahan2017",),
 )
 def shards(labels: Any, num_clients: int, num_shards_each: int = 2, *, key: Array) -> Partition:
-    """The pool sorted by label, cut into shards of equal size, `num_shards_each` of them at random for each client.
+    """Cut the pool, sorted by label, into shards of equal size, and give each client `num_shards_each` random ones.
 
     McMahan 2017 section 3, "Non-IID": 200 shards of 300 for 100 clients. A shard can span two classes.
 
-    Departures from the paper: shard sizes differ by one where the pool does not divide.
+    Departures from the paper: shard sizes differ by one if the pool size is not divisible.
 
     >>> import jax, numpy as np, personax as px
     >>> labels = np.repeat([0, 1, 2, 3], 10)
@@ -170,20 +170,21 @@ def shards(labels: Any, num_clients: int, num_shards_each: int = 2, *, key: Arra
 
 
 @PARTITIONS.register(
-    summary="A number of classes for each client, each class held equally often",
+    summary="A fixed number of classes per client, each class held equally often",
     source="APFL 2020, appendix B.1; PersA-FL 2023, section 5",
     citations=("deng2020", "toghani2023"),
 )
 def classes_per_client(
     labels: Any, num_clients: int, num_classes_each: int, *, num_per_client: int | None = None, key: Array
 ) -> Partition:
-    """Samples of exactly `num_classes_each` different classes for each client, each class held equally often.
+    """Give each client samples of exactly `num_classes_each` classes, with each class held equally often.
 
-    APFL appendix B.1 (2 or 4 classes), PersA-FL section 5 ("c out of 10 classes"). Numbers of holders differ by at most
-    one between classes. The holders of a class divide all its samples evenly; with `num_per_client` each client has
+    APFL appendix B.1 (2 or 4 classes), PersA-FL section 5 ("c out of 10 classes"). The numbers of clients per class
+    differ by at most one. The clients of a class share all its samples evenly; with `num_per_client`, each client gets
     that many, spread evenly over its classes.
 
-    Departures from the paper: APFL and PersA-FL do not say how classes are chosen; here they are balanced and random.
+    Departures from the paper: APFL and PersA-FL do not state how classes are chosen; here, the choice is balanced and
+    random.
 
     >>> import jax, numpy as np, personax as px
     >>> labels = np.repeat([0, 1, 2, 3], 10)
@@ -204,7 +205,7 @@ def classes_per_client(
         num_clients, num_classes, num_classes_each, host_generator(key, HostStream.PARTITION_CLASSES)
     )
     wanted = _divided(pool, chosen) if num_per_client is None else _spread(pool, chosen, num_per_client)
-    _require_enough(pool, wanted, "Lower `num_clients` or what each client holds.")
+    _require_enough(pool, wanted, "Reduce `num_clients` or the samples per client.")
     origin = f"{num_classes_each} of {num_classes} classes for each of {num_clients} clients{_each(num_per_client)}"
     unheld = pool.classes[wanted.sum(axis=0) == 0].tolist()
     places = f"{num_clients} x {num_classes_each} places are fewer than {num_classes} classes"
@@ -213,18 +214,18 @@ def classes_per_client(
 
 
 @PARTITIONS.register(
-    summary="A class distribution from a Dirichlet for each client, then samples by it",
+    summary="A Dirichlet class distribution for each client, from which samples are drawn",
     source="gMeta 2025, section 5; Hsu 2019",
     citations=("jamali2025", "hsu2019"),
 )
 def dirichlet(labels: Any, num_clients: int, concentration: float, *, num_per_client: int, key: Array) -> Partition:
-    """Each client draws a class distribution from a symmetric Dirichlet, then `num_per_client` samples by it.
+    """Draw a class distribution per client from a symmetric Dirichlet, then `num_per_client` samples from it.
 
-    gMeta section 5 (50 clients, 1000 samples of 50000, concentration alpha_d = 0.01); Hsu 2019, arXiv:1909.06335.
-    Where the clients together want more of a class than there is, they share its samples, each held equally often up to
-    one and never twice by a client, and a note says so. Samples of other classes are not shared.
+    gMeta section 5 (50 clients, 1000 samples of 50000, concentration alpha_d = 0.01); Hsu 2019, arXiv:1909.06335. If
+    clients together need more samples of a class than exist, they share them: each sample is held equally often up to
+    one, never twice by a client, and a note reports it. Samples of other classes are not shared.
 
-    Departures from the paper: the sharing; gMeta does not say what happens when a class runs out.
+    Departures from the paper: the sharing; gMeta does not state what happens when a class runs out.
 
     >>> import jax, numpy as np, personax as px
     >>> labels = np.repeat([0, 1, 2, 3], 50)
@@ -243,9 +244,9 @@ def dirichlet(labels: Any, num_clients: int, concentration: float, *, num_per_cl
     wanted = host_generator(key, HostStream.PARTITION_COUNTS).multinomial(num_per_client, distributions)
     for client, place in np.argwhere(wanted > pool.sizes)[:1]:
         raise ValueError(
-            f"No client must hold a sample twice, but client {client} drew {wanted[client, place]} of class "
-            f"{pool.classes[place]}, which has {pool.sizes[place]} samples. Lower `num_per_client` ({num_per_client}); "
-            f"at most {pool.sizes.min()} always fits."
+            f"No client may hold a sample twice, but client {client} drew {wanted[client, place]} of class "
+            f"{pool.classes[place]}, which has {pool.sizes[place]} samples. Reduce `num_per_client` "
+            f"({num_per_client}); up to {pool.sizes.min()} always works."
         )
     totals = wanted.sum(axis=0)
     overdrawn = [
@@ -258,15 +259,15 @@ def dirichlet(labels: Any, num_clients: int, concentration: float, *, num_per_cl
 
 
 @PARTITIONS.register(
-    summary="Each class divided over the clients in proportions from a Dirichlet",
+    summary="Each class divided among clients in Dirichlet proportions",
     source="Yurochkin 2019",
     citations=("yurochkin2019",),
 )
 def dirichlet_by_class(labels: Any, num_clients: int, concentration: float, *, least: int = 2, key: Array) -> Partition:
-    """Each class's samples divided over the clients in proportions from a symmetric Dirichlet, every sample used once.
+    """Divide each class among the clients in proportions from a symmetric Dirichlet, using every sample once.
 
-    Yurochkin 2019, arXiv:1905.12022 (concentration 0.5). Proportions are drawn again, up to 1000 times, until every
-    client has `least` samples. Sizes vary between clients. A second pool is divided anew: use `Partition.split`.
+    Yurochkin 2019, arXiv:1905.12022 (concentration 0.5). Proportions are redrawn up to 1000 times until every client
+    has `least` samples. Sizes vary between clients. A second pool would be divided differently: use `Partition.split`.
 
     Departures from the paper: the repeated draws.
 
@@ -292,7 +293,7 @@ def dirichlet_by_class(labels: Any, num_clients: int, concentration: float, *, l
         smallest = max(smallest, wanted.sum(axis=1).min())
     raise ValueError(
         f"Every client must have at least {least} of the {len(pool.labels)} samples, got at most {smallest} for the "
-        f"smallest of {num_clients} in {_MAX_DRAWS} draws. Raise `concentration`, or lower `least` or `num_clients`."
+        f"smallest of {num_clients} in {_MAX_DRAWS} draws. Increase `concentration` or reduce `num_clients`."
     )
 
 
@@ -304,15 +305,15 @@ def dirichlet_by_class(labels: Any, num_clients: int, concentration: float, *, l
 def fallah_halves(
     labels: Any, num_clients: int, num_each: int, *, without_first: bool = False, key: Array
 ) -> Partition:
-    """Half of the clients hold the first half of the classes; each of the others one of these and one of the rest.
+    """Give half of the clients the first half of the classes, and each other client one class of each half.
 
     Fallah 2020 section 5, a = `num_each`, ten classes: (i) half of the clients, here the first num_clients // 2, each
     have a samples of each of the first five classes; (ii) the rest each have a/2 of one of the first five and 2a of one
-    of the other five. `without_first` leaves out the a/2 ("diff. hetero." of Table 1). Each class is taken equally
+    of the other five. `without_first` leaves out the a/2 ("diff. hetero." of Table 1). Each class is chosen equally
     often, up to one, at random and independently for the two kinds; no sample is held twice.
 
-    Departures from the paper: which class a client takes is not said there; half of an odd a is rounded down; any even
-    number of classes will do.
+    Departures from the paper: the choice of classes, which it does not state; half of an odd a is rounded down; any
+    even number of classes is allowed.
 
     >>> import jax, numpy as np, personax as px
     >>> labels = np.repeat(np.arange(10), 100)
@@ -325,7 +326,7 @@ def fallah_halves(
     require_count("num_each", num_each, least=1 if without_first else 2)
     num_first, num_classes = num_clients // 2, len(pool.classes)
     if num_classes % 2:
-        raise ValueError(f"The pool must have an even number of classes, to halve them, got {num_classes}.")
+        raise ValueError(f"The pool must have an even number of classes, got {num_classes}.")
     rng, half = host_generator(key, HostStream.PARTITION_CLASSES), num_classes // 2
     others, num_others = np.arange(num_first, num_clients), num_clients - num_first
     of_first, of_last = (_balanced(num_others, half, rng) for _ in range(2))
@@ -333,7 +334,7 @@ def fallah_halves(
     wanted[:num_first, :half] = num_each
     wanted[others, of_first] = 0 if without_first else num_each // 2
     wanted[others, half + of_last] = 2 * num_each
-    _require_enough(pool, wanted, "Lower `num_each` or `num_clients`.")
+    _require_enough(pool, wanted, "Reduce `num_each` or `num_clients`.")
     less = "" if without_first else f"{num_each // 2} of one of these and "
     origin = (
         f"{num_first} clients with {num_each} samples of each of the first {half} classes, "
@@ -343,7 +344,7 @@ def fallah_halves(
 
 
 def natural(client_ids: Any) -> Partition:
-    """The clients that the data came with: one for each different id, whole number or string, in sorted order.
+    """Keep the clients of the data: one for each different id, an integer or string, in sorted order.
 
     Client i is `np.unique(client_ids)[i]`; its rows keep the order of the pool. APFL appendix B.1 (EMNIST by author).
 
@@ -357,7 +358,7 @@ def natural(client_ids: Any) -> Partition:
     ids = np.asarray(client_ids)
     words = ids.dtype.kind in "USTO" and (ids.dtype.kind != "O" or all(isinstance(name, str) for name in ids.flat))
     if ids.ndim != 1 or not ids.size or not (words or np.issubdtype(ids.dtype, np.integer)):
-        what = "`client_ids` must be a row of whole numbers or strings, one for each sample"
+        what = "`client_ids` must be a row of integers or strings, one for each sample"
         raise ValueError(f"{what}, got {ids.dtype} of shape {ids.shape}.")
     rows = np.argsort(ids, kind="stable")
     ids = ids[rows]
@@ -366,7 +367,7 @@ def natural(client_ids: Any) -> Partition:
 
 
 class _PoolByClass(NamedTuple):
-    """The labels of a pool, its classes in order and how many samples each has."""
+    """The labels of a pool, its classes in order, and the number of samples of each."""
 
     labels: np.ndarray
     classes: np.ndarray
@@ -376,14 +377,14 @@ class _PoolByClass(NamedTuple):
 def _pool(labels: Any) -> _PoolByClass:
     labels = _whole_numbers("labels", labels)
     if not labels.size:
-        raise ValueError("`labels` must have an entry for each sample, got none.")
+        raise ValueError("`labels` is empty. Give one entry per sample.")
     return _PoolByClass(labels, *np.unique(labels, return_counts=True))
 
 
 def _whole_numbers(name: str, given: Any) -> np.ndarray:
     given = np.asarray(given)
     if given.ndim != 1 or not (np.issubdtype(given.dtype, np.integer) or not given.size):
-        raise ValueError(f"`{name}` must be a row of whole numbers, got {given.dtype} of shape {given.shape}.")
+        raise ValueError(f"`{name}` must be a row of integers, got {given.dtype} of shape {given.shape}.")
     if given.size and given.min() < 0:
         raise ValueError(f"`{name}` must not be negative, got {given.min()} at {given.argmin()}.")
     return given
@@ -394,7 +395,7 @@ def _require_places(num_samples: int, num_clients: int, each: int, lower: str) -
     need = num_clients * each
     if need > num_samples:
         what = f"The pool must have at least {num_clients} clients x {each} = {need} samples"
-        raise ValueError(f"{what}, got {num_samples}. Lower {lower}.")
+        raise ValueError(f"{what}, got {num_samples}. Reduce {lower}.")
 
 
 def _require_enough(pool: _PoolByClass, wanted: np.ndarray, hint: str) -> None:
@@ -407,10 +408,10 @@ def _require_enough(pool: _PoolByClass, wanted: np.ndarray, hint: str) -> None:
 
 
 def _choose_classes(num_clients: int, num_classes: int, num_each: int, rng: np.random.Generator) -> np.ndarray:
-    """`num_each` different classes for each client, every class in equally many places up to one.
+    """Choose `num_each` different classes for each client, with every class chosen equally often up to one.
 
-    Each client takes the classes with most places left, ties at random. Then places left never differ by more than
-    one, so at least `num_each` classes are left for the last client too.
+    Each client takes the classes with the most remaining places, with random ties. The numbers of remaining places then
+    never differ by more than one, so at least `num_each` classes remain for the last client.
     """
     left = _even_sizes(num_clients * num_each, num_classes)[rng.permutation(num_classes)]
     chosen = np.empty((num_clients, num_each), np.int64)
@@ -421,7 +422,7 @@ def _choose_classes(num_clients: int, num_classes: int, num_each: int, rng: np.r
 
 
 def _divided(pool: _PoolByClass, chosen: np.ndarray) -> np.ndarray:
-    """How much each client has of each class when the holders of a class divide all of it."""
+    """Return the samples of each client and class if the clients of a class share all of it."""
     holds = _holds(pool, chosen)
     num_holders = np.maximum(holds.sum(axis=0), 1)
     has_more = np.cumsum(holds, axis=0) <= pool.sizes % num_holders
@@ -429,17 +430,19 @@ def _divided(pool: _PoolByClass, chosen: np.ndarray) -> np.ndarray:
 
 
 def _spread(pool: _PoolByClass, chosen: np.ndarray, num_per_client: int) -> np.ndarray:
-    """How much each client has of each class when it spreads `num_per_client` over its classes.
+    """Return the samples of each client and class if it spreads `num_per_client` over its classes.
 
-    A remainder goes to a client's first classes. Where that overdraws a class, single samples move along chains of
-    classes, from a class to another of the same client, to one that has some left. Without such a chain the request
-    is impossible: it is an augmenting path of a maximum flow.
+    A remainder goes to a client's first classes. If that exceeds a class, single samples move along chains of classes,
+    from one class to another of the same client, to a class with samples left. Without such a chain, which is an
+    augmenting path of a maximum flow, the request is impossible.
     """
     each, rest = divmod(num_per_client, chosen.shape[1])
     holds, extra = _holds(pool, chosen), _holds(pool, chosen[:, :rest])
     while True:
         left = pool.sizes - (each * holds + extra).sum(axis=0)
-        can_move = extra.T.astype(float) @ (holds & ~extra)  # how many clients can, from class to class
+        can_move = extra.T.astype(float) @ (
+            holds & ~extra
+        )  # the number of clients that can move a sample from class to class
         chain = _chain(can_move > 0, int(left.argmin()), left > 0) if left.min() < 0 else ()
         if not chain:
             return each * holds + extra
@@ -451,10 +454,10 @@ def _spread(pool: _PoolByClass, chosen: np.ndarray, num_per_client: int) -> np.n
 
 
 def _chain(linked: np.ndarray, start: int, is_goal: np.ndarray) -> tuple[int, ...]:
-    """The shortest path from `start` to a goal, or nothing."""
+    """Return the shortest path from `start` to a goal, or an empty one."""
     paths: list[tuple[int, ...]] = [(start,)]
     seen = {start}
-    for path in paths:  # which grows
+    for path in paths:  # the list grows in the loop
         if is_goal[path[-1]]:
             return path
         new = [place for place in np.flatnonzero(linked[path[-1]]).tolist() if place not in seen]
@@ -470,16 +473,16 @@ def _holds(pool: _PoolByClass, chosen: np.ndarray) -> np.ndarray:
 
 
 def _balanced(num: int, num_kinds: int, rng: np.random.Generator) -> np.ndarray:
-    """`num` entries of 0 ... num_kinds - 1 in random order, each equally often up to one."""
+    """Return `num` entries of 0 ... num_kinds - 1 in random order, each equally often up to one."""
     return rng.permutation(rng.permutation(num_kinds)[np.arange(num) % num_kinds])
 
 
 def _deal(
     pool: _PoolByClass, wanted: np.ndarray, rng: np.random.Generator, origin: str, notes: tuple = ()
 ) -> Partition:
-    """Samples by a table [clients, classes] of counts; a class that runs out is dealt from the start again."""
+    """Deal samples by a table [clients, classes] of counts; a class that runs out restarts from the beginning."""
     num_clients, totals = len(wanted), wanted.sum(axis=0)
-    place = _owners(totals)  # of the class
+    place = _owners(totals)  # position of the class
     turn = np.arange(len(place)) - _offsets(totals)[place]
     rows = _shuffled(pool.labels, rng)[_offsets(pool.sizes)[place] + turn % pool.sizes[place]]
     owner = np.repeat(np.tile(np.arange(num_clients), len(totals)), wanted.T.ravel())
@@ -494,7 +497,7 @@ def _by_client(
 
 
 def _shuffled(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An order that sorts by group and is random within one."""
+    """Return an order that sorts by group and is random within each group."""
     order = rng.permutation(len(groups))
     return order[np.argsort(groups[order], kind="stable")]
 

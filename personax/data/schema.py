@@ -1,4 +1,4 @@
-"""The description of a sample: what a model was trained on, and what every other data must be for it."""
+"""Schemas that describe the samples that a model was trained on, which all other data must match."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,11 @@ from personax.data.scaling import Scaling
 from personax.values import did_you_mean
 
 Notify = Callable[[str], None]
-MOST_CLASSES = 1 << 20  # larger labels are no class numbers
+MOST_CLASSES = 1 << 20  # larger labels are not class numbers
 
 
 class Samples(NamedTuple):
-    """Inputs and labels or targets as they come, and where they are from, for messages."""
+    """Unconverted inputs and labels or targets, and their origin for messages."""
 
     x: np.ndarray
     y: np.ndarray
@@ -24,16 +24,16 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """One sample: its inputs, its classes or targets, and how they were scaled.
+    """The schema of a sample: its inputs, its classes or targets, and their scaling.
 
     Args:
-        shape: of the inputs of one sample.
-        dtype: of the inputs as the model reads them. Bytes (uint8) are images.
-        features: the names of the columns in their order; () for arrays without names.
-        classes: the names of the classes in their order, which the labels number; () for a regression.
-        target_shape: of the labels or targets of one sample; () for one number.
-        feature_scaling: how inputs were standardized; None if they were not.
-        target_scaling: the same for the targets of a regression.
+        shape: the shape of one sample's inputs.
+        dtype: the dtype in which the model reads inputs. Bytes (uint8) are images.
+        features: the names of the columns in order; () for arrays without names.
+        classes: the names of the classes, indexed by the labels; () for a regression.
+        target_shape: the shape of one sample's labels or targets; () for one number.
+        feature_scaling: the standardization of the inputs; None if there is none.
+        target_scaling: the standardization of a regression's targets; None if there is none.
 
     >>> schema = Schema((2,), "float32", ("age", "dose"), ("ill", "well"))
     >>> schema == Schema.from_dict(schema.to_dict())
@@ -59,22 +59,22 @@ class Schema:
             names = getattr(self, name)
             twice = [one for one, num in Counter(names).items() if num > 1]
             if twice:
-                raise ValueError(f"`{name}` must have different names, got {twice[0]!r} more than once. Rename one.")
+                raise ValueError(f"Duplicate name {twice[0]!r} in `{name}`. Rename one.")
         if min(self.shape + self.target_shape, default=1) < 1:
             raise ValueError(f"Sizes must be at least 1, got the shape {self.shape}.")
         if np.dtype(self.dtype).kind not in "biuf":
-            raise ValueError(f"`dtype` must be a type of numbers, got {self.dtype}.")
+            raise ValueError(f"`dtype` must be numeric, got {self.dtype}.")
         if self.features and len(self.features) != self.num_inputs:
             raise ValueError(f"A sample of shape {self.shape} cannot have {len(self.features)} named columns.")
         if self.classes and self.target_scaling is not None:
-            raise ValueError("Classes are not scaled. Leave out `target_scaling`.")
+            raise ValueError("Classes cannot be scaled. Omit `target_scaling`.")
         for scaling, size in ((self.feature_scaling, self.num_inputs), (self.target_scaling, self.num_targets)):
             if scaling is not None and len(scaling.mean) != size:
                 raise ValueError(f"A scaling of {len(scaling.mean)} columns does not fit {size} numbers.")
 
     @classmethod
     def of(cls, x: np.ndarray, ys: Sequence[np.ndarray]) -> "Schema":
-        """The schema of arrays without names: integer labels number the classes from 0 up to the largest."""
+        """Infer the schema of arrays without names: integer labels number the classes from 0 to the largest."""
         y, classes = ys[0], ()
         if np.issubdtype(y.dtype, np.integer) and all(len(part) for part in ys):
             least, most = min(int(part.min()) for part in ys), max(int(part.max()) for part in ys)
@@ -83,27 +83,27 @@ class Schema:
 
     @property
     def num_inputs(self) -> int:
-        """Numbers in one sample."""
+        """Return the number of inputs of one sample."""
         return int(np.prod(self.shape, dtype=int))
 
     @property
     def num_targets(self) -> int:
-        """Targets of one sample."""
+        """Return the number of targets of one sample."""
         return int(np.prod(self.target_shape, dtype=int))
 
     @property
     def num_outputs(self) -> int:
-        """Outputs of a model: one for each class, or for each target."""
+        """Return the number of model outputs: one per class or target."""
         return len(self.classes) or self.num_targets
 
     @property
     def has_numbered_classes(self) -> bool:
-        """True where the classes are plainly called 0, 1, 2, ... (or there are none)."""
+        """Return True if the classes are named 0, 1, 2, ... (or there are none)."""
         return self.classes == numbered(len(self.classes))
 
     @property
     def is_plain(self) -> bool:
-        """True where arrays alone determine the schema: no names and no scaling."""
+        """Return True if arrays alone determine the schema: it has no names and no scaling."""
         return self.has_numbered_classes and (self.features, self.feature_scaling, self.target_scaling) == (
             (),
             None,
@@ -112,16 +112,16 @@ class Schema:
 
     @property
     def look(self) -> str:
-        """The shapes, types and number of classes in words."""
+        """Describe the shapes, types and number of classes."""
         targets = f"{len(self.classes)} classes" if self.classes else f"targets of shape {self.target_shape}"
         return f"{self.dtype} samples of shape {self.shape} and {targets}"
 
     def column(self, at: int) -> str:
-        """A column in words."""
+        """Describe a column."""
         return repr(self.features[at]) if self.features else f"column {at}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The schema as a plain table, for JSON."""
+        """Return the schema as a plain table, for JSON."""
         table = {name: getattr(self, name) for name in _FIELDS}
         table = {name: list(item) if isinstance(item, tuple) else item for name, item in table.items()}
         scalings = {name: item.to_dict() for name, item in table.items() if isinstance(item, Scaling)}
@@ -129,21 +129,21 @@ class Schema:
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "Schema":
-        """The schema of a plain table, which may come from another machine."""
+        """Read a schema from a plain table, which may come from another machine."""
         if not isinstance(table, Mapping):
-            raise ValueError(f"A schema is a table, got {table!r:.80}. Write it with `to_dict`.")
+            raise ValueError(f"A schema must be a table, got {table!r:.80}. Write it with `to_dict`.")
         if table.keys() - set(_FIELDS) or {"shape", "dtype"} - table.keys():
             got = ", ".join(map(repr, table))
             raise ValueError(f"A schema needs `shape` and `dtype`, and may have {', '.join(_FIELDS[2:])}; got {got}.")
         try:
             return cls(**{name: _READ[name](item) for name, item in table.items() if item is not None})
         except TypeError as error:
-            raise ValueError(f"A schema cannot be read: {error}. Write it with `to_dict`.") from None
+            raise ValueError(f"Invalid schema: {error}. Write it with `to_dict`.") from None
 
     def number(self, codes: np.ndarray, names: Sequence[str], where: str) -> np.ndarray:
-        """Labels as numbers of these classes, from `codes` that number other names: those of a client's own file.
+        """Convert labels to indices of these classes, from `codes` that index other `names`, as in a client's file.
 
-        A label that is no class raises a ValueError with its row. The labels may be a subset of the classes.
+        An unknown label raises a ValueError that names its row. The labels may be a subset of the classes.
         """
         known = {name: place for place, name in enumerate(self.classes)}
         places = np.array([known.get(name, -1) for name in names], np.int32)
@@ -160,13 +160,13 @@ class Schema:
         return found
 
     def columns_in(self, names: Sequence[str], where: str, notify: Notify) -> tuple[str, ...]:
-        """The features, all of which must be among the columns `names`; the others are reported as ignored."""
+        """Return the features, which must all be among the columns `names`; other columns are reported as ignored."""
         missing = [name for name in self.features if name not in set(names)]
         if missing:
             near = did_you_mean(missing[0], [name for name in names if name not in self.features])
             raise ValueError(
-                f"{where}: no column {listed(missing)}, which the model was trained on.{near} "
-                f"The columns are {listed(names)}. Rename or add what is missing."
+                f"{where}: missing column {listed(missing)}, which the model was trained on.{near} "
+                f"The columns are {listed(names)}. Rename or add the missing ones."
             )
         extra = [name for name in names if name not in set(self.features)]
         if extra:
@@ -174,7 +174,7 @@ class Schema:
         return self.features
 
     def pick(self, x: np.ndarray, names: Sequence[str], where: str, notify: Notify) -> np.ndarray:
-        """These features by name, in this order, from the columns `names` of flat samples; others are ignored."""
+        """Select these features by name, in this order, from the columns `names` of flat samples."""
         places = {name: at for at, name in enumerate(names)}
         order = [places[name] for name in self.columns_in(names, where, notify)]
         rows = x.reshape(len(x), -1)
@@ -183,16 +183,16 @@ class Schema:
     def conform(
         self, samples: Samples, own: "Schema", notify: Notify = lambda text: None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels that `own` describes, as this schema has them: columns, shape, type, classes, scaling."""
+        """Convert inputs and labels described by `own` to this schema: columns, shape, dtype, classes and scaling."""
         x, y, where = samples
         if own == self:
             return x, y
         if own.feature_scaling or own.target_scaling:
-            raise ValueError(f"{where}: the data were standardized in another way. Give the samples as they were.")
+            raise ValueError(f"{where}: the data have a different standardization. Give the original samples.")
         return self.inputs(x, own, where, notify), self._targets(y, own, where)
 
     def inputs(self, x: np.ndarray, own: "Schema", where: str, notify: Notify) -> np.ndarray:
-        """Inputs that `own` describes, as this schema has them: columns by name, shape, type and scaling."""
+        """Convert inputs described by `own` to this schema: columns by name, shape, dtype and scaling."""
         if own.num_inputs != self.num_inputs and not (self.features and own.features):
             raise ValueError(
                 f"{where}: a sample must have {self.num_inputs} numbers (shape {self.shape}), got {own.num_inputs} "
@@ -203,9 +203,9 @@ class Schema:
         elif own.shape != self.shape and len(own.shape) != 1:
             raise ValueError(f"{where}: a sample must have the shape {self.shape}, got {own.shape}. Reshape it.")
         elif self.features:
-            notify(f"{where}: its columns have no names and are taken in the order {listed(self.features)}.")
+            notify(f"{where}: columns without names are read in the order {listed(self.features)}.")
         elif own.features:
-            notify(f"{where}: the model knows no names of columns; they are taken in the order of the file.")
+            notify(f"{where}: the model has no column names, so columns are read in the order of the file.")
         x = x.reshape(len(x), *self.shape)
         if self.feature_scaling is not None:
             floats = x.astype(self.dtype) if x.dtype == np.uint8 else x
@@ -218,10 +218,10 @@ class Schema:
             return x
         if kind == np.uint8 and (x.min() < 0 or x.max() > 255 or np.any(x % 1)):
             raise ValueError(
-                f"{where}: the model was trained on bytes, whole numbers from 0 to 255, got others. Convert them."
+                f"{where}: the model was trained on bytes (integers from 0 to 255), got other values. Convert them."
             )
         if kind.kind in "iu" and x.dtype.kind == "f" and np.any(x % 1):
-            raise ValueError(f"{where}: the model was trained on whole numbers ({kind}), got others. Convert them.")
+            raise ValueError(f"{where}: the model was trained on integers ({kind}), got other values. Convert them.")
         return x.astype(kind, copy=False)
 
     def _targets(self, y: np.ndarray, own: "Schema", where: str) -> np.ndarray:
@@ -241,9 +241,9 @@ class Schema:
 
 
 def settle(found: Schema, given: Schema | None, newcomers: Schema | None) -> Schema:
-    """The schema of a federation whose arrays look like `found`: what was given, if they agree with it.
+    """Return the schema of a federation with arrays like `found`: the given one, if they match it.
 
-    A given schema without names and scaling only gives how many classes there are at least.
+    A given schema without names and scaling only sets the least number of classes.
     """
     if given is None or given.is_plain:
         others = [one.classes for one in (given, newcomers) if one is not None and one.is_plain]
@@ -252,16 +252,16 @@ def settle(found: Schema, given: Schema | None, newcomers: Schema | None) -> Sch
     looks = [(one.shape, one.dtype, one.target_shape, bool(one.classes)) for one in (given, found)]
     if looks[0] != looks[1] or len(given.classes) < len(found.classes):
         raise ValueError(
-            f"The schema must describe the data: it has {given.look}, and the data have {found.look}. Change it, or "
+            f"The schema does not match the data: it has {given.look}, but the data have {found.look}. Change it, or "
             "use `conform`."
         )
     if newcomers not in (None, given):
-        raise ValueError("Newcomers must have the schema of the clients that train. Use `conform` on them first.")
+        raise ValueError("Newcomers must have the schema of the training clients. Use `conform` on them first.")
     return given
 
 
 def as_targets(y: np.ndarray, own: Schema, where: str) -> np.ndarray:
-    """Labels as the targets of a regression: the numbers that their classes are called by."""
+    """Convert labels to regression targets: the numbers that name their classes."""
     if own.has_numbered_classes:
         return y.astype(np.float32) if y.dtype.kind in "iu" else y
     try:
@@ -271,12 +271,12 @@ def as_targets(y: np.ndarray, own: Schema, where: str) -> np.ndarray:
 
 
 def numbered(num: int) -> tuple[str, ...]:
-    """The names of classes that have none: their numbers."""
+    """Return the default names of classes: their numbers."""
     return tuple(map(str, range(num)))
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """Names in quotes, the first ones of many."""
+    """List names in quotes, at most `most` of them."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(map(repr, names[:most])) or "none") + rest
 
@@ -287,13 +287,13 @@ def _count(num: int, word: str) -> str:
 
 def _sizes(item: Any) -> tuple[int, ...]:
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in item):
-        raise ValueError(f"A shape is a list of whole numbers, got {item!r:.80}.")
+        raise ValueError(f"A shape must be a list of integers, got {item!r:.80}.")
     return tuple(item)
 
 
 def _names(item: Any) -> tuple[str, ...]:
     if isinstance(item, str) or not all(isinstance(name, str) for name in item):
-        raise ValueError(f"Names are a list of strings, got {item!r:.80}.")
+        raise ValueError(f"Names must be a list of strings, got {item!r:.80}.")
     return tuple(item)
 
 

@@ -1,1 +1,1 @@
-"""Evaluation: scoring each client's model on that client's data."""
+"""Evaluation of each client's model on that client's data."""

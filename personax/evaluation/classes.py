@@ -1,7 +1,7 @@
-"""Results class by class: how many samples of each class a score got right, over all clients together.
+"""Results per class: recall and precision, pooled over all clients.
 
-For class c, with n_c its samples, p_c the samples that were predicted to be c, and h_c those of both: the recall is
-h_c / n_c, the precision h_c / p_c.
+If class c has n_c samples, p_c samples are predicted to be c, and h_c samples are both, then the recall is h_c / n_c
+and the precision h_c / p_c.
 """
 
 from functools import cache
@@ -21,20 +21,20 @@ from personax.typing import Array, Batch, Metrics, Params, Task
 
 
 class ClassCounts(NamedTuple):
-    """Samples of each class, [seeds, classes]; without the axis of seeds for a run of one key."""
+    """Counts of samples per class, [seeds, classes], or [classes] for a run with a single key."""
 
     actual: np.ndarray
     predicted: np.ndarray
-    hits: np.ndarray  # predicted to be of their class
+    hits: np.ndarray  # predicted correctly
 
     @property
     def recall(self) -> np.ndarray:
-        """The share of each class's samples that were recognized; NaN for a class without samples."""
+        """Return the share of each class's samples that were predicted correctly; NaN for a class without samples."""
         return _ratio(self.hits, self.actual)
 
     @property
     def precision(self) -> np.ndarray:
-        """The share of the predictions of each class that were right; NaN for a class that was never predicted."""
+        """Return the share of each class's predictions that were correct; NaN for a class that was never predicted."""
         return _ratio(self.hits, self.predicted)
 
 
@@ -47,14 +47,14 @@ def count_classes(
     *,
     key: Array,
 ) -> ClassCounts:
-    """Count, for each class, the scored samples of all clients: the models and data are those of `evaluate`.
+    """Count the scored samples of all clients per class, with the models and data of `evaluate`.
 
-    The task's model gives one output for each class of the federation's schema, and the scoring reads the test data.
+    The task's model must have one output per class of the federation's schema, and the scoring must read test data.
     """
     num_classes = len(federation.schema.classes)
     if not num_classes or scoring.score_on != "test":
         raise ValueError(
-            f"Classes are counted on test data with labels, got {scoring.score_on} data and {num_classes} classes. "
+            f"Counting classes needs labeled test data, got {scoring.score_on} data and {num_classes} classes. "
             'Score a classification with `score_on="test"`.'
         )
     counted = _counting(task, num_classes)
@@ -63,9 +63,9 @@ def count_classes(
     return ClassCounts(*(np.rint(of(name)) for name in ClassCounts._fields))
 
 
-@cache  # so that a score and seed of the same task share a program
+@cache  # so that scores and seeds of the same task share a program
 def _counting(task: Task, num_classes: int) -> Task:
-    """The task with shares of samples by class in place of its metrics."""
+    """Replace the metrics of a task by shares of samples per class."""
 
     def metrics(params: Params, batch: Batch) -> Metrics:
         outputs = task.model.apply(params, inputs_of(params, batch.x))

@@ -1,4 +1,4 @@
-"""Personalize, then test. A `Scoring` states what is scored; training is never affected."""
+"""Evaluate personalized models. A `Scoring` states what is scored; training is never affected."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +26,14 @@ from personax.simulation.results import Result, Snapshot, repeat
 from personax.simulation.stream import roomy
 from personax.typing import Array, Batch, Metrics, Params, Personal, Scalar, Shared, Task
 
-_CHUNK = 64  # clients, and rows, that are scored at once
-_MOST = 1 << 14  # clients whose adaptation batches are drawn at once
-MOST_MAPPED = 1 << 10  # clients whose data is read from its file at once
+_CHUNK = 64  # clients and rows to score at once
+_MOST = 1 << 14  # clients to draw adaptation batches for at once
+MOST_MAPPED = 1 << 10  # clients to read from a file at once
 
 
 @dataclass(frozen=True)
 class _ScoringProgram:
-    """Everything that is compiled in, besides shapes and the static fields of the scoring."""
+    """The static parts of a scoring program, besides shapes and the static fields of the scoring."""
 
     task: Task
     has_seeds: bool
@@ -42,12 +42,12 @@ class _ScoringProgram:
 
 
 class _ScoredRun(NamedTuple):
-    """The parts of a run that are scored, of one seed or several. Models without state leave the last four out."""
+    """The parts of a run that are scored, for one or several seeds. Models without state omit the last four."""
 
     params: Params
     key: Array
     shared: Shared = ()
-    personal: Personal = ()  # of the clients to score
+    personal: Personal = ()  # for the clients to score
     version: Any = ()
     visits: Any = ()
 
@@ -61,10 +61,10 @@ def evaluate(
     *,
     key: Array,
 ) -> Evaluation:
-    """Score each client's model on that client's data, as the scoring states.
+    """Score each client's model on that client's data, as specified by the scoring.
 
-    With several seeds `key` is one for all, or one for each. The batches of `"localized"` models are the run's own if
-    it is the run's key. Nothing of the run is changed.
+    With several seeds, `key` is one key for all or one per seed. If it is the run's key, `"localized"` models use the
+    run's own batches. The run is not modified.
     """
     snapshot = result.snapshot if isinstance(result, Result) else result
     check_scoring(algorithm, *_first_client(snapshot), scoring)
@@ -93,10 +93,10 @@ def client_models(
     *,
     key: Array,
 ) -> Params:
-    """Return the models that `evaluate` scores with the same key, of the clients at these positions.
+    """Return the models that `evaluate` scores with the same key, for the clients at these positions.
 
-    Leaves are [clients, ...], or [seeds, clients, ...]. With `clients="held_out"` positions are among the newcomers; a
-    scoring of the last cohort gives the models of any client.
+    Leaves are [clients, ...] or [seeds, clients, ...]. With `clients="held_out"`, positions are among the newcomers; a
+    scoring of the last cohort works for any client.
 
     >>> import jax, personax as px
     >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
@@ -121,13 +121,13 @@ def client_models(
 def evaluate_client(
     algorithm: Algorithm, task: Task, data: Federation, start: Start, scoring: Scoring, *, update: int, key: Array
 ) -> dict[str, float]:
-    """Score one client from what it holds, with the numbers that `evaluate` computes for it among others.
+    """Score one client from its own state, with the same numbers as `evaluate`.
 
-    `data` is a federation of this client alone, under its id. `start` is what its next visit would begin from, and
-    `update` the number of updates that it has made. The scoring's `clients` do not matter here.
+    `data` is a federation of this client only, with its id. `start` is the start of its next visit, and `update` the
+    number of its updates so far. The scoring's `clients` is ignored.
     """
     if data.num_clients != 1:
-        raise ValueError(f"`data` must be of one client, got {data.num_clients}. Score several with `evaluate`.")
+        raise ValueError(f"`data` must have one client, got {data.num_clients}. Score several with `evaluate`.")
     start = jax.tree.map(jnp.asarray, start)
     params = join(start.anchor, start.frozen, split(start.personal)[0])
     check_scoring(algorithm, params, start.personal, scoring)
@@ -149,7 +149,7 @@ def _score_clients(
     run: _ScoredRun,
     has_seeds: bool,
 ) -> Metrics:
-    """The metrics of the clients at these positions of a federation; `run` has what they hold."""
+    """Compute the metrics of the clients at these positions; `run` has their states."""
     return _of_clients(_metrics_of, *_arguments(algorithm, task, scored, positions, scoring, run, has_seeds))
 
 
@@ -162,18 +162,18 @@ def _arguments(
     run: _ScoredRun,
     has_seeds: bool,
 ) -> tuple:
-    """The arguments of `_of_clients`."""
+    """Return the arguments of `_of_clients`."""
     train, test, places = _data(scored, scoring.reads_test, positions)
     test_counts = scored.test_counts if scoring.reads_test else scored.counts
     program = _ScoringProgram(optimized(task), has_seeds, int(scored.counts.max()), int(test_counts.max()))
     adapt_data = test if scoring.adapt_on == "test" else train
     drawn = _draw_all(scoring, adapt_data, places, run.key) if scoring.adapts else ()
-    # A model that is the shared one, or steps from it, is the same program for every algorithm.
+    # The shared model, and plain steps from it, are the same program for every algorithm.
     return program, None if is_common(algorithm, scoring) else algorithm, scoring, train, test, run, places, drawn
 
 
 def _data(scored: Federation, reads_test: bool, positions: np.ndarray) -> tuple[ClientData, ClientData, Array]:
-    """Training data, test data (or the former again) and where in them these clients are: all, or what is mapped."""
+    """Return training data, test data (or training data again), and the positions of these clients in them."""
     if not scored.is_mapped:
         return scored.train, scored.test if reads_test else scored.train, jnp.asarray(positions, jnp.int32)
     clients = np.unique(positions)
@@ -184,18 +184,16 @@ def _data(scored: Federation, reads_test: bool, positions: np.ndarray) -> tuple[
 
 
 def _scored(algorithm: Algorithm, federation: Federation, snapshot: Snapshot, scoring: Scoring) -> Federation:
-    """The clients to score; those with a state of their own must be the ones that the run trained."""
+    """Return the clients to score; clients with their own state must be those that the run trained."""
     if scoring.clients == "held_out":
         if federation.newcomers is None:
-            raise ValueError(
-                "This federation holds no clients out of training. Make one that does with `hold_out(...)`."
-            )
+            raise ValueError("This federation has no held-out clients. Create one with `hold_out(...)`.")
         return federation.newcomers
     shares = scoring.clients == "all" and is_common(algorithm, scoring)
     if not shares and not np.array_equal(federation.ids, snapshot.ids):
         raise ValueError(
-            f"The run trained {len(snapshot.ids)} clients, this federation has {federation.num_clients}, or others, or "
-            "in another order. Score it on the federation that it was trained on."
+            f"The run's {len(snapshot.ids)} clients differ from the {federation.num_clients} of this federation in "
+            "number, identity or order. Score the run on the federation that it was trained on."
         )
     return federation
 
@@ -203,10 +201,10 @@ def _scored(algorithm: Algorithm, federation: Federation, snapshot: Snapshot, sc
 def _run_of(
     algorithm: Algorithm, snapshot: Snapshot, scoring: Scoring, positions: np.ndarray, key: Array
 ) -> _ScoredRun:
-    """The parts of a run that a scoring needs."""
+    """Return the parts of a run that a scoring needs."""
     keys, seeds = typed_key(key), np.shape(snapshot.num_events)
     if keys.shape not in ((), seeds):
-        raise ValueError(f"`key` must be one, or one for each of the run's seeds, got {keys.shape} for {seeds}.")
+        raise ValueError(f"`key` must be one key, or one per seed of the run, got {keys.shape} for {seeds}.")
     keys = jnp.broadcast_to(keys, seeds)
     run = _ScoredRun(snapshot.params, keys)
     if is_common(algorithm, scoring):
@@ -227,9 +225,9 @@ def _run_of(
 
 
 def _draw_all(scoring: Scoring, data: ClientData, positions: Array, key: Array) -> tuple[Array, Array, Array]:
-    """The rows, weights and dropout keys of every client's adaptation batches, [..., clients, steps, batch].
+    """Draw the rows, weights and dropout keys of all adaptation batches, [..., clients, steps, batch].
 
-    Step by step, so that one small program serves scorings of any length: it costs more to compile than a model.
+    Draws step by step, so that one small program works for any number of steps: it is slower to compile than a model.
     """
     draw = partial(_draw_step, scoring.batch_size, data, positions, key)
     axis, num = positions.ndim, scoring.num_steps
@@ -269,9 +267,9 @@ def adaptation_curve(
     *,
     key: Array,
 ) -> dict[int, Evaluation]:
-    """Scores against the number of adaptation steps; more steps continue the batches of fewer.
+    """Evaluate with several numbers of adaptation steps; more steps continue the batches of fewer.
 
-    With `clients="held_out"` these are new participants (Fallah's few steps: `"adapted"`; APFL (7): `"recomputed"`).
+    With `clients="held_out"`, these are new participants (Fallah's few steps: `"adapted"`; APFL (7): `"recomputed"`).
     """
     if not scoring.can_adapt:
         raise ValueError(f"Only 'adapted' or 'recomputed' models take adaptation steps, got {scoring.model!r}.")
@@ -291,15 +289,15 @@ def personalize(
     id: int = 0,
     key: Array,
 ) -> Params:
-    """One client's model from the shared one and its own (x, y), seen in training or not.
+    """Personalize the shared model for one client with its own (x, y), whether it took part in training or not.
 
-    The scoring's `model` is `"adapted"` or `"recomputed"`; its `clients` and what it scores do not matter here. A
-    newcomer has no `personal` state: it gets the one that every client starts from. `shared` is what the server
-    broadcasts beside the model (`result.shared`). Batches follow the key and the client's `id`, as in `evaluate`.
+    The scoring's `model` is `"adapted"` or `"recomputed"`; its `clients` and scored data are ignored. A newcomer has no
+    `personal` state and gets the initial one. `shared` is the state that the server broadcasts with the model
+    (`result.shared`). Batches depend on the key and the client's `id`, as in `evaluate`.
     """
     if not scoring.can_adapt or scoring.adapt_on == "test":
         raise ValueError(
-            "A client's model is 'adapted' or 'recomputed' with its training data, got a scoring of "
+            "`personalize` needs a scoring of an 'adapted' or 'recomputed' model with training data, got "
             f"{scoring.describe()}"
         )
     alone = Federation.from_clients([client_data], ids=[id])
@@ -312,14 +310,14 @@ def personalize(
     common = objective.init_shared(params) if shared is None else shared
     if shared is None and jax.tree.leaves(common) and scoring.model == "recomputed":
         raise ValueError(
-            f"{algorithm.objective} needs what the server broadcasts beside the model. Give `shared=result.shared`."
+            f"{algorithm.objective} needs the state broadcast with the model. Give `shared=result.shared`."
         )
     drawn = _draw(scoring.batch_size, _client(data, 0), key, jnp.arange(scoring.num_steps)) if scoring.adapts else ()
     return _adapted(algorithm, optimized(task), scoring, data, drawn, params, common, own)
 
 
 def _first_client(snapshot: Snapshot) -> tuple[Params, Personal]:
-    """The shared model and the first client's personal state, of the first seed."""
+    """Return the shared model and the first client's personal state, for the first seed."""
     seed = (0,) * snapshot.has_seeds
     params = jax.tree.map(lambda leaf: leaf[seed], snapshot.params)
     one = snapshot.personal_of(np.zeros((*np.shape(snapshot.num_events), 1), int))
@@ -327,28 +325,28 @@ def _first_client(snapshot: Snapshot) -> tuple[Params, Personal]:
 
 
 def check_scoring(algorithm: Algorithm, params: Params, personal: Personal, scoring: Scoring) -> None:
-    """Raise if the algorithm has no such model."""
+    """Raise an error if the algorithm has no such model."""
     sharing = algorithm.sharing
     if scoring.model == "global" and sharing.personal:
         raise ValueError(
-            f"{_listed(sharing)} is personal, so the shared part alone is no model of anybody. Score one that is "
-            "'personal' or 'adapted', or 'recomputed' for clients held out of training."
+            f"{_listed(sharing)} is personal, so the shared part alone is not a complete model. Score a 'personal' or "
+            "'adapted' model, or a 'recomputed' one for held-out clients."
         )
     _require_trained_part(algorithm, scoring)
     kept = jax.eval_shape(algorithm.divided.models, params, personal)
     names = {*COMPUTED, *kept}
     if scoring.model not in names:
-        raise ValueError(f"{algorithm.objective} keeps no {scoring.model!r} model; score one of {sorted(names)}.")
+        raise ValueError(f"{algorithm.objective} has no {scoring.model!r} model. Score one of {sorted(names)}.")
     require_patterns(scoring.tunes, names_of(params), "tunes")
 
 
 def _require_trained_part(algorithm: Algorithm, scoring: Scoring) -> None:
-    """Raise if a newcomer would be scored with a personal part that nobody trained."""
+    """Raise an error if a newcomer would be scored with an untrained personal part."""
     untrained = scoring.model == "adapted" or (scoring.model == "recomputed" and scoring.num_steps == 0)
     if algorithm.sharing.personal and scoring.clients == "held_out" and untrained:
         raise ValueError(
-            f"A newcomer's {_listed(algorithm.sharing)} is at its initial value and has to be trained first. Score one "
-            "that is 'recomputed', with at least one step."
+            f"A newcomer's {_listed(algorithm.sharing)} is at its initial value and must be trained first. Score a "
+            "'recomputed' model with at least one step."
         )
 
 
@@ -357,7 +355,7 @@ def _listed(sharing: Sharing) -> str:
 
 
 def is_common(algorithm: Algorithm, scoring: Scoring) -> bool:
-    """Return True if a scoring needs the shared model alone, no state of a client or an algorithm."""
+    """Return True if a scoring needs only the shared model, without state of a client or an algorithm."""
     return scoring.is_stateless and not algorithm.sharing.divides
 
 
@@ -429,13 +427,13 @@ def _client_model(
     visits: Any,
     drawn: tuple,
 ) -> Params:
-    """The model of one client that a scoring asks for."""
+    """Compute the model of one client that a scoring requests."""
     if scoring.model == "global":
         return run.params
     if scoring.can_adapt:
         data = test if scoring.adapt_on == "test" else train
         return _adapted(algorithm, program.task, scoring, data, drawn, run.params, run.shared, personal)
-    assert algorithm is not None  # only the models above can go without
+    assert algorithm is not None  # only the models above work without one
     if scoring.model == "localized":
         where = _client(train, position)._replace(update=visits)
         visit = partial(local_update, algorithm.objective, algorithm.local, program.task)
@@ -460,7 +458,7 @@ def _adapted(
     shared: Shared,
     personal: Personal,
 ) -> Params:
-    """The shared model after adaptation to a client's data, by gradient steps or in the objective's own way."""
+    """Adapt the shared model to a client's data, by gradient steps or as the objective defines."""
     whole = params if algorithm is None else algorithm.divided.whole(params, personal)
     if not scoring.adapts:
         return whole
@@ -483,7 +481,7 @@ def _updates_statistics(task: Task, params: Params, batches: Batch) -> bool:
 
 
 def _metrics(task: Task, data: ClientData, client: ClientRows, params: Params, max_count: int) -> Metrics:
-    """The mean of each metric over all the client's rows, in slices."""
+    """Average each metric over all the client's rows, in slices."""
 
     def part(begin: Array) -> tuple[Metrics, Array]:
         places = begin + jnp.arange(_CHUNK, dtype=client.start.dtype)
@@ -495,7 +493,7 @@ def _metrics(task: Task, data: ClientData, client: ClientRows, params: Params, m
 
     def total(values: Array) -> Array:
         along = counts.reshape(counts.shape + (1,) * (values.ndim - 1))
-        # A slice of nothing but filler may have no finite metric of its own.
+        # A slice of only padding may have nonfinite metrics.
         return jnp.where(along > 0, values * along, 0).sum(axis=0)
 
     return {name: total(values) / counts.sum() for name, values in found.items()}

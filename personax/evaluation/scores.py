@@ -14,9 +14,9 @@ from personax.values.notebook import html_table
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its 95 % confidence interval; None for one seed, and for means that are not finite.
+    """A mean over seeds with its 95 % confidence interval, which is None for one seed and for nonfinite means.
 
-    `num_seeds` is the number of seeds that the mean is over: seeds that diverged are left out.
+    `num_seeds` is the number of averaged seeds; seeds that diverged are left out.
 
     >>> import personax as px
     >>> interval = px.Interval(mean=0.92, low=0.90, high=0.94, num_seeds=5)
@@ -31,7 +31,7 @@ class Interval:
 
     @property
     def half(self) -> float | None:
-        """Half the width of the interval."""
+        """Return half the width of the interval."""
         return None if self.high is None else self.high - self.mean
 
     def is_above(self, number: float) -> bool:
@@ -53,25 +53,25 @@ def interval(of_seeds: Sequence[float] | np.ndarray | float, level: float = 0.95
     mean, num = float(seeds.mean()), len(seeds)
     if num == 1 or not np.isfinite(mean):
         return Interval(mean, None, None, num)
-    from scipy.special import stdtrit  # an eighth of a second to import
+    from scipy.special import stdtrit  # takes an eighth of a second to import
 
-    with np.errstate(over="ignore"):  # of a model that is about to diverge
+    with np.errstate(over="ignore"):  # the model may be about to diverge
         half = float(stdtrit(num - 1, (1 + level) / 2) * seeds.std(ddof=1) / np.sqrt(num))
     return Interval(mean, mean - half, mean + half, num)
 
 
 def higher_is_better(metric: str) -> bool:
-    """Return True if a larger value of a metric is better: not for names that end in loss or error."""
+    """Return True if higher is better: for all metrics except those whose names end in loss or error."""
     return not metric.endswith(("loss", "error"))
 
 
 def is_share(metric: str) -> bool:
-    """Return True if a metric is a share, which people read in %: its name ends in accuracy."""
+    """Return True if a metric is a share, shown in %: its name ends in accuracy."""
     return metric.endswith("accuracy")
 
 
 def show(number: Interval | float | None, metric: str) -> str:
-    """A number, or a mean with half its interval, for people: accuracies in %."""
+    """Format a number, or a mean with half its interval; accuracies are in %."""
     if number is None:
         return ""
     scale, form = (100, ".1f") if is_share(metric) else (1, ".4g")
@@ -83,10 +83,10 @@ def show(number: Interval | float | None, metric: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Each metric of each scored client, [clients] or [seeds, clients], and the scoring that gave it.
+    """The metrics of each scored client, [clients] or [seeds, clients], and the scoring that produced them.
 
-    `clients` are their stable ids, `num_samples` how many samples of each were scored (`num_train_samples` those of
-    metrics called `train_...`), `num_events` and `time` (virtual) where the run stood.
+    `clients` are their stable ids; `num_samples` is the number of scored samples of each (`num_train_samples` for
+    metrics named `train_...`); `num_events` and the virtual `time` are the state of the run.
 
     >>> import jax, personax as px
     >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
@@ -113,37 +113,37 @@ class Evaluation:
         return self.scoring.describe(self.sharing)
 
     def of(self, name: str) -> np.ndarray:
-        """One metric of each client."""
+        """Return one metric of each client."""
         if name not in self.metrics:
-            raise ValueError(f"There is no metric {name!r}; there are {', '.join(self.metrics)}.")
+            raise ValueError(f"Unknown metric {name!r}. The metrics are {', '.join(self.metrics)}.")
         return self.metrics[name]
 
     def mean(self, name: str) -> np.ndarray:
-        """The mean over clients, by the scoring's weighting; one number for each seed."""
+        """Return the mean over clients for each seed, with the scoring's weighting."""
         return np.average(self.of(name), axis=-1, weights=self._weights(name))
 
     def std(self, name: str) -> np.ndarray:
-        """The standard deviation across clients, by the same weighting."""
-        with np.errstate(over="ignore", invalid="ignore"):  # of a model that is about to diverge
+        """Return the standard deviation across clients for each seed, with the scoring's weighting."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the model may be about to diverge
             away = np.square(self.of(name) - self.mean(name)[..., None])
             return np.sqrt(np.average(away, axis=-1, weights=self._weights(name)))
 
     def worst_decile(self, name: str) -> np.ndarray:
-        """The mean over the tenth of the clients (at least one) with the worst numbers."""
+        """Return the mean over the worst tenth of the clients (at least one)."""
         return self._tenth(name, best=False)
 
     def best_decile(self, name: str) -> np.ndarray:
-        """The mean over the tenth of the clients (at least one) with the best numbers."""
+        """Return the mean over the best tenth of the clients (at least one)."""
         return self._tenth(name, best=True)
 
     def interval(self, name: str) -> Interval:
-        """The mean and its 95 % confidence interval over the seeds whose means are finite."""
+        """Return the mean and its 95 % confidence interval over the seeds with finite means."""
         return _finite_interval(self.mean(name))
 
     def difference(self, other: "Evaluation", name: str) -> Interval:
-        """By how much this mean is above the other's, with its 95 % interval, paired over the seeds that both have.
+        """Return this mean minus the other's with its 95 % interval, paired over the seeds that both have.
 
-        A seed whose mean is not finite, such as one that diverged, is in neither.
+        Seeds with a nonfinite mean, such as those that diverged, are left out.
         """
         self._require_paired(other)
         mine, theirs = self.mean(name), other.mean(name)
@@ -151,9 +151,9 @@ class Evaluation:
         return _finite_interval(np.subtract(mine, theirs, out=np.full_like(mine, np.nan), where=paired))
 
     def share_better(self, other: "Evaluation", name: str) -> np.ndarray:
-        """The share of clients that are strictly better off than under the other; ties count for neither.
+        """Return the share of clients that are strictly better off than with the other; ties do not count.
 
-        NaN for a seed whose mean is not finite in either.
+        It is NaN for seeds with a nonfinite mean in either.
         """
         self._require_paired(other)
         paired = np.isfinite(self.mean(name)) & np.isfinite(other.mean(name))
@@ -162,7 +162,7 @@ class Evaluation:
         return np.where(paired, better.mean(axis=-1), np.nan)
 
     def without_seeds(self, seeds: Sequence[int]) -> "Evaluation":
-        """The same with NaN in place of the numbers of these seeds, given by their positions."""
+        """Replace the values of these seeds, given by position, by NaN."""
         lost = np.isin(np.arange(len(self.clients)), seeds)[:, None]
         return replace(self, metrics={name: np.where(lost, np.nan, of) for name, of in self.metrics.items()})
 
@@ -180,12 +180,12 @@ class Evaluation:
         return f"{clients:,} clients" + (f", {seeds} seeds" if self.clients.ndim > 1 else "")
 
     def _statistics(self, name: str) -> tuple[Interval, float, float, float]:
-        """The mean over seeds with its interval, and the means over finite seeds of three others."""
+        """Return the mean over seeds with its interval, and three other statistics averaged over finite seeds."""
         others = (self.std(name), self.worst_decile(name), self.best_decile(name))
         return self.interval(name), *map(_mean_of_finite, others)  # pyright: ignore[reportReturnType]
 
     def to_pandas(self) -> Any:
-        """Return the numbers of clients as a data frame of pandas: a row for each client, and seed where there are."""
+        """Return a pandas data frame with a row for each client, and for each seed if there are several."""
         clients = self.clients.shape[-1]
         seeds = {"seed": np.repeat(np.arange(self.clients.shape[0]), clients)} if self.clients.ndim > 1 else {}
         counts = {"client": self.clients, "num_samples": self.num_samples, "num_train_samples": self.num_train_samples}
@@ -211,20 +211,22 @@ class Evaluation:
     def _require_paired(self, other: "Evaluation") -> None:
         mine, theirs = self.clients.shape[:-1], other.clients.shape[:-1]
         if mine != theirs:
-            raise ValueError(f"Only the same seeds can be paired, got {mine} and {theirs}. Run both with one set.")
+            raise ValueError(
+                f"Only evaluations of the same seeds can be paired, got {mine} and {theirs}. Use the same seeds."
+            )
         if not np.array_equal(self.clients, other.clients):
             raise ValueError("Only evaluations of the same clients can be paired. Score both with the same `clients`.")
 
 
 def _finite_interval(of_seeds: np.ndarray) -> Interval:
-    """The interval over the seeds with finite means; without any, a mean of NaN over no seeds."""
+    """Return the interval over the seeds with finite means, or a mean of NaN over no seeds."""
     seeds = np.atleast_1d(of_seeds)
     finite = seeds[np.isfinite(seeds)]
     return interval(finite) if len(finite) else Interval(np.nan, None, None, 0)
 
 
 def _mean_of_finite(of_seeds: np.ndarray) -> float:
-    """The mean over the seeds with finite numbers; NaN without any."""
+    """Return the mean over the seeds with finite values; NaN if there are none."""
     seeds = np.atleast_1d(of_seeds)
     finite = seeds[np.isfinite(seeds)]
     return float(np.mean(finite)) if len(finite) else np.nan
@@ -233,18 +235,19 @@ def _mean_of_finite(of_seeds: np.ndarray) -> float:
 def best_evaluations(means: np.ndarray, metric: str) -> np.ndarray:
     """Return the position of each seed's best mean among its evaluations; `means` is [evaluations, seeds].
 
-    It is picked by the scores themselves and is therefore optimistic: report it beside the last, never instead.
+    The best round is picked on test scores and is therefore optimistic: report it beside the last, never instead.
     """
     return np.nan_to_num(means if higher_is_better(metric) else -means, nan=-np.inf).argmax(axis=0)
 
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One score by one metric: its mean over seeds, spread over clients, and paired comparison with the baselines.
+    """One metric of one score: its mean over seeds, spread over clients, and paired comparison with the baselines.
 
     `over_local` and `over_global` are differences of means, `better_than_local` and `better_than_global` shares of
-    clients that are better off; None where there is no baseline of the same clients. `num_lost` is how many seeds have
-    no finite mean, for example because they diverged: they are left out of all numbers, and the row is not ranked.
+    clients that are better off; they are None without a baseline for the same clients. `num_lost` is the number of
+    seeds without a finite mean, for example because they diverged: they are left out of all numbers, and the row is not
+    ranked.
     """
 
     algorithm: str
@@ -263,17 +266,17 @@ class ScoreRow:
 
     @property
     def is_ranked(self) -> bool:
-        """Return True if the row may be compared with others: it has no flag and all its seeds."""
+        """Return True if the row may be ranked: it has no flag, and no seed is missing."""
         return not (self.flag or self.num_lost)
 
     @property
     def seeds_left(self) -> str:
-        """The number of seeds that the numbers are of, such as "2 of 3 seeds"; empty if of all or none."""
+        """Return the number of remaining seeds, such as "2 of 3 seeds"; empty if all or none remain."""
         left = self.mean.num_seeds
         return f"{left} of {left + self.num_lost} seeds" if left and self.num_lost else ""
 
     def numbers(self) -> dict[str, Any]:
-        """The row as plain numbers and strings, by column: an interval gives its mean, `..._low` and `..._high`."""
+        """Return the row as plain values by column; an interval becomes its mean, `..._low` and `..._high`."""
         table: dict[str, Any] = {}
         for one in fields(self):
             found = getattr(self, one.name)
@@ -285,7 +288,7 @@ class ScoreRow:
         return {**table, "num_seeds": self.mean.num_seeds}
 
     def cells(self) -> dict[str, str]:
-        """The row as text, by column; "(!)" marks a flagged score."""
+        """Return the row as text by column; "(!)" marks a flagged score."""
         mean = show(self.mean, self.metric) if self.mean.num_seeds else "not finite"
         numbers = {"std": self.std, "worst": self.worst_decile, "best": self.best_decile}
         numbers = {title: number if self.mean.num_seeds else None for title, number in numbers.items()}
@@ -300,32 +303,34 @@ class ScoreRow:
 
 
 def explain_columns(rows: Sequence[ScoreRow]) -> list[str]:
-    """Explain the columns of a table of one metric, and warn if its intervals are of too few seeds."""
+    """Explain the columns of a metric's table, and warn if its intervals have too few seeds."""
     metric, num_seeds = rows[0].metric, max(row.mean.num_seeds for row in rows)
     unit = ", in %" if is_share(metric) else ""
-    over = "; ± half of the 95 % interval over seeds" if num_seeds > 1 else ", of one seed"
+    over = "; ± half of the 95 % interval over seeds" if num_seeds > 1 else ", for one seed"
     words = [f"{metric}: mean over clients{unit}{over}.", "std: across clients."]
-    words.append("worst, best: mean of the tenth of the clients at either end.")
+    words.append("worst, best: mean over the worst and the best tenth of the clients.")
     if any(row.better_than_local is not None or row.better_than_global is not None for row in rows):
-        words.append("> local, > global: clients that are better off than with local training, with FedAvg's model.")
+        words.append(
+            "> local, > global: share of clients that are better off than with local training or with FedAvg's model."
+        )
     return [" ".join(words), *few_seeds(rows)]
 
 
 def few_seeds(rows: Sequence[ScoreRow]) -> list[str]:
-    """A note if there are intervals over two seeds, which hardly limit the mean; else nothing.
+    """Return a note if intervals are over only two seeds, which makes them very wide.
 
-    The t-interval of two seeds is 12.7 standard errors to either side, of three 4.3, of five 2.8.
+    The t-interval extends 12.7 standard errors to either side for two seeds, 4.3 for three, and 2.8 for five.
     """
     if not any(row.mean.num_seeds == 2 for row in rows):
         return []
     return [
-        "NOTE: two seeds are too few for an interval, which is then 12.7 standard errors wide to either side. Use at "
-        "least three; five have 2.8."
+        "NOTE: two seeds are too few for an interval, which extends 12.7 standard errors to either side. Use at least "
+        "three seeds; with five, it extends 2.8."
     ]
 
 
 def explain_scores(described: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each protocol, with the names of the scores that it applies to.
+    """Return one line per scoring, with the names of its scores.
 
     >>> explain_scores([("A", "the shared model."), ("B", "the personal model."), ("C", "the shared model.")])
     ['A, C: the shared model.', 'B: the personal model.']
@@ -338,10 +343,10 @@ def explain_scores(described: Sequence[tuple[str, str]]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Scores of algorithms on the same federation and seeds, beside local training and the global model.
+    """Scores of algorithms on the same federation and seeds, with the baselines of local training and the global model.
 
-    `local` and `shared` name the evaluations of local training's models and of the shared model of all; None if they
-    were not trained. `algorithms` gives the algorithm of a score that is not named after it.
+    `local` and `shared` name the evaluations of local training and of the global model; None if they were not trained.
+    `algorithms` gives the algorithm of a score that is not named after it.
 
     >>> import jax, personax as px
     >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
@@ -365,9 +370,11 @@ class Comparison:
         for field_name, name, model in (("local", self.local, "personal"), ("shared", self.shared, "global")):
             if name is not None and name not in self.evaluations:
                 known = ", ".join(self.evaluations)
-                raise ValueError(f"`{field_name}` names no evaluation: {name!r}. The evaluations are {known}.")
+                raise ValueError(f"Unknown evaluation {name!r} in `{field_name}`. The evaluations are {known}.")
             if name is not None and (scored := self.evaluations[name].scoring.model) != model:
-                raise ValueError(f"`{field_name}` must name a score of the {model!r} model; {name!r} is of {scored!r}.")
+                raise ValueError(
+                    f"`{field_name}` must name a score of the {model!r} model, but {name!r} scores {scored!r}."
+                )
 
     def __repr__(self) -> str:
         metric = self._headline
@@ -382,27 +389,27 @@ class Comparison:
 
     @property
     def _headline(self) -> str:
-        """The metric to show where there is room for one."""
+        """Return the headline metric."""
         return "accuracy" if "accuracy" in self.metrics else self.metrics[0]
 
     def to_pandas(self) -> Any:
-        """Return the rows of all metrics as a data frame of pandas; intervals are columns `..._low` and `..._high`."""
+        """Return a pandas data frame with the rows of all metrics; intervals are columns `..._low` and `..._high`."""
         rows = [row.numbers() for metric in self.metrics for row in self.rows(metric)]
         return optional_import("pandas", "`to_pandas`", "pandas").DataFrame(rows)
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of all scores."""
+        """Return the metrics of all scores."""
         return list(dict.fromkeys(name for found in self.evaluations.values() for name in found.metrics))
 
     def rows(self, metric: str = "accuracy") -> list[ScoreRow]:
-        """One row for each score that has the metric, in the order given."""
+        """Return one row for each score that has the metric, in the given order."""
         if metric not in self.metrics:
             raise ValueError(f"There is no metric {metric!r}; there are {', '.join(self.metrics)}.")
         return [self._row(name, found, metric) for name, found in self.evaluations.items() if metric in found.metrics]
 
     def table(self, metric: str = "accuracy") -> str:
-        """The rows as text, accuracies in %, followed by what each score measures."""
+        """Format the rows as text, with accuracies in %, followed by a description of each score."""
         rows = [row.cells() for row in self.rows(metric)]
         width = max([len(name) + 6 for name in self.evaluations] + [len(row[""]) + 2 for row in rows])
         layout = "{:{width}}{:>13}{:>8}{:>8}{:>8}{:>14}{:>14}{:>10}{:>10}".format
@@ -410,7 +417,7 @@ class Comparison:
         return "\n".join([*lines, "", *self._notes(metric)])
 
     def _notes(self, metric: str) -> list[str]:
-        """Sentences that explain the columns and what each score measures."""
+        """Return sentences that explain the columns and the scores."""
         notes = explain_scores([(name, found.words) for name, found in self.evaluations.items()])
         return [*explain_columns(self.rows(metric)), *notes]
 
@@ -437,7 +444,7 @@ class Comparison:
         )
 
     def _baseline(self, name: str | None, found: Evaluation, metric: str) -> Evaluation | None:
-        """The baseline of this name if it scores the same clients by the same metric, in a seed that both have."""
+        """Return this baseline if it scores the same clients with the same metric in a common seed, otherwise None."""
         other = None if name is None else self.evaluations[name]
         if other is None or metric not in other.metrics or not np.array_equal(other.clients, found.clients):
             return None

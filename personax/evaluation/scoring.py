@@ -6,54 +6,55 @@ from personax.sharing import Patterns, Sharing, as_patterns
 from personax.values import Static, require_count, require_nonnegative, require_one_of, value
 
 MODELS = {
-    "global": "the shared model as it is",
-    "localized": "the client's own iterate after the local steps of its next visit, before any averaging",
+    "global": "the shared model, unchanged",
+    "localized": "the client's own iterate after the local steps of its next visit, before averaging",
     "adapted": "the shared model after {steps} of size {lr:g}{each}",
-    "personal": "the personal model that the client keeps",
+    "personal": "the client's personal model",
     "recomputed": "the objective's personal model, recomputed from the shared one in {rounds}, step size {lr:g}{each}",
-    "local": "the part of the client's mixture that is its own",
-    "own_copy": "the client's mixture with its own copy of the shared model, from before it was averaged",
+    "local": "the client's own part of its mixture",
+    "own_copy": "the client's mixture with its own copy of the shared model from before the average",
 }
-DIVIDED = {  # the same where a part of the model is personal: `whole` is the client's model
+DIVIDED = {  # the same if a part of the model is personal: `whole` is the client's model
     "localized": "the client's own iterate, with its own {part}, after the local steps of its next visit",
     "adapted": "{whole} after {steps} of size {lr:g}{each}",
     "personal": "{whole}",
     "recomputed": "{whole}, where {part} is first trained in {rounds}, step size {lr:g}{each}, with the shared part "
     "fixed",
 }
-COMPUTED = ("localized", "adapted", "recomputed")  # of every algorithm; the others are those of `objective.models`
+COMPUTED = ("localized", "adapted", "recomputed")  # available for every algorithm; `objective.models` has the others
 
 
 @value
 class Scoring:
-    """The model that is scored, of which clients, on which data, after which adaptation.
+    """A scoring: the model to score, the clients, the adaptation, and the data.
 
     `model`:
 
-    - `"global"`: the shared model as it is.
+    - `"global"`: the shared model, unchanged.
     - `"localized"`: the client's own iterate after its local steps from the shared model, before averaging; SCAFFOLD's
       with its corrections (APFL section 5). The batches are those of the client's next visit in a run with this key.
     - `"adapted"`: the shared model after `num_steps` gradient steps of size `lr`: Fallah (3), gMeta (7), "FedAvg +
-      update". No steps leave it as it is.
-    - `"personal"`: the personal model that the client keeps: APFL's mixture, theta of the Moreau envelope, the model of
-      local training.
-    - `"recomputed"`: the objective's own personal model, made from the shared one, and the client's state where it has
-      one, with `num_steps` fresh batches: the Moreau envelope's inner problem (at its own step size), steps of the
-      client's v (APFL (7); a newcomer's weight is the initial one), ARUBA's refinement (`lr` multiplies its learned
-      step sizes: 1 leaves them), gradient steps of size `lr` for the others.
+      update". With 0 steps, it is unchanged.
+    - `"personal"`: the client's personal model: APFL's mixture, theta of the Moreau envelope, the model of local
+      training.
+    - `"recomputed"`: the objective's personal model, recomputed from the shared model and the client's state, if any,
+      with `num_steps` fresh batches: the Moreau envelope's inner problem (with its own step size), steps of the
+      client's v (APFL (7); a newcomer has the initial weight), ARUBA's refinement (`lr` multiplies its learned step
+      sizes; 1 leaves them unchanged), or gradient steps of size `lr` for other objectives.
     - `"local"`: APFL's v alone.
-    - `"own_copy"`: the mixture with the client's own copy of the shared model, of objectives that keep it.
+    - `"own_copy"`: the mixture with the client's own copy of the shared model, for objectives that keep it.
 
-    Adaptation takes shuffled batches of `batch_size` of the client's training data. `adapt_on="test"` takes them from
-    the data that is scored, as Fallah's section 5 has it: see `fallah_scoring`. `clients` are `"all"`, the `"cohort"`
-    of the last round, or those `"held_out"`, the federation's newcomers. `score_on` is the `"test"` data, the
-    `"training"` data (metrics are then called `train_...`) or `"both"`. `weighting` is that of the mean over clients.
+    Adaptation uses shuffled batches of `batch_size` of the client's training data, or of the scored data with
+    `adapt_on="test"`, as in Fallah's section 5 (see `fallah_scoring`). `clients` is `"all"`, the `"cohort"` of the last
+    round, or `"held_out"`, the federation's newcomers. `score_on` is `"test"`, `"training"` (metrics are then named
+    `train_...`) or `"both"`. `weighting` is the weighting of the mean over clients.
 
-    `tunes` names the parameters that the steps of `"adapted"` move, frozen ones too; by default all that are trained.
+    `tunes` names the parameters that the steps of `"adapted"` change, including frozen ones; by default all trained
+    ones.
 
-    Where a part of the model is personal (see `Sharing`), a client's model is the shared part with the client's own
-    part. The shared part alone is no model of anybody, so there is no `"global"` one. A newcomer's personal part starts
-    at the common initial value and has to be trained: `"recomputed"` does that with the shared part fixed.
+    If a part of the model is personal (see `Sharing`), a client's model is the shared part with the client's own part.
+    The shared part alone is not a complete model, so there is no `"global"` model. A newcomer's personal part starts at
+    the common initial value and must be trained: `"recomputed"` does that with the shared part fixed.
     """
 
     model: Static[Literal["global", "localized", "adapted", "personal", "recomputed", "local", "own_copy"]] = "adapted"
@@ -77,48 +78,47 @@ class Scoring:
         require_one_of("score_on", self.score_on, ("test", "training", "both"))
         require_one_of("weighting", self.weighting, ("uniform", "samples"))
         if self.adapt_on == "test" and not self.can_adapt:
-            raise ValueError(f"`adapt_on` is for models that are adapted, got {self.model!r}. Leave it out.")
+            raise ValueError(f"`adapt_on` applies only to adapted models, got {self.model!r}. Omit it.")
         if self.tunes and self.model != "adapted":
-            raise ValueError(f"`tunes` is for models that are 'adapted', got {self.model!r}. Leave it out.")
+            raise ValueError(f"`tunes` applies only to 'adapted' models, got {self.model!r}. Omit it.")
         if self.is_kept and self.clients == "held_out":
             raise ValueError(
-                f"Clients held out of training keep no {self.model!r} model. "
-                "Score one that is 'adapted' or 'recomputed'."
+                f"Held-out clients have no {self.model!r} model. Score an 'adapted' or 'recomputed' model."
             )
 
     @property
     def can_adapt(self) -> bool:
-        """True if the model takes adaptation steps; their number may be zero."""
+        """Return True if the model takes adaptation steps, whose number may be zero."""
         return self.model in ("adapted", "recomputed")
 
     @property
     def adapts(self) -> bool:
-        """True if the client's data changes the model before it is scored."""
+        """Return True if the client's data changes the model before it is scored."""
         return self.model == "recomputed" or (self.can_adapt and self.num_steps > 0)
 
     @property
     def is_stateless(self) -> bool:
-        """True if the model is the shared one, or steps from it: no state of the client or the algorithm is needed."""
+        """Return True if the model depends only on the shared model and plain steps, without any state."""
         return self.model in ("global", "adapted")
 
     @property
     def is_kept(self) -> bool:
-        """True if the client keeps the model as its own state."""
+        """Return True if the model is part of the client's state."""
         return self.model in ("personal", "local", "own_copy")
 
     @property
     def reads_test(self) -> bool:
-        """True if a client's test data is scored or adapted to."""
+        """Return True if a client's test data is scored or used for adaptation."""
         return self.score_on != "training" or self.adapt_on == "test"
 
     @property
     def flag(self) -> str:
-        """A warning for readers, or nothing."""
+        """Return a warning for readers, or an empty string."""
         leaks = self.adapts and self.adapt_on == "test" and self.score_on != "training"
-        return "adapted on the data that is scored" if leaks else ""
+        return "adapted on the scored data" if leaks else ""
 
     def describe(self, sharing: Sharing = Sharing()) -> str:
-        """State the scoring in words, for a model that is divided in this way."""
+        """Describe the scoring, for a model that is divided in this way."""
         count = lambda thing, plural="s": f"{self.num_steps} {thing}{'' if self.num_steps == 1 else plural}"
         each = f", each on {self.batch_size} of its {self.adapt_on} samples" if self.num_steps else ""
         tuned = f" of {_listed(self.tunes)} alone" if self.tunes else ""
@@ -149,10 +149,10 @@ def _words_of_part(scoring: Scoring, sharing: Sharing) -> dict[str, str]:
 
 
 def fallah_scoring(lr: float = 0.01, num_steps: int = 1, batch_size: int = 40) -> Scoring:
-    """Fallah section 5: a step "with respect to the test data", scored on all of it; flagged wherever it shows.
+    """Make the scoring of Fallah section 5: a step "with respect to the test data", scored on all of it, and flagged.
 
     >>> import personax as px
     >>> px.fallah_scoring(lr=0.01).flag
-    'adapted on the data that is scored'
+    'adapted on the scored data'
     """
     return Scoring("adapted", num_steps, lr, batch_size, adapt_on="test")

@@ -1,4 +1,4 @@
-"""Validation data: a part of the clients' training data, by which a run is controlled."""
+"""Validation data: a part of the clients' training data that controls a run."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,27 +19,27 @@ from personax.simulation.stream import roomy
 from personax.typing import Array, Batch, Params, Task
 
 SHARE = 0.2  # of each client's training data
-_CHUNK = 64  # clients, and samples, whose losses are computed at the same time
+_CHUNK = 64  # clients and samples whose losses are computed at once
 
 
 @dataclass(frozen=True, eq=False)
 class ValidationData:
-    """The clients of a federation with validation data in the place of their tests: see `split_validation`."""
+    """The clients of a federation with validation data instead of test data: see `split_validation`."""
 
     federation: Federation
 
 
 def split_validation(federation: Federation, share: float = SHARE, *, key: Array) -> tuple[Federation, ValidationData]:
-    """Split off a share of each client's training data; return the federation that trains, and the validation data.
+    """Split off a share of each client's training data; return the training federation and the validation data.
 
-    Tests and newcomers stay as they are, and nothing but the validation data may control a run.
+    Test data and newcomers are unchanged, and only the validation data may control a run.
 
     >>> training, validation = split_validation(fed, key=jax.random.key(0))  # doctest: +SKIP
     """
     if federation.is_mapped:
         raise ValueError(
-            "Validation data cannot be split off a federation in files, which would read all of it. Split it before "
-            "`save(...)`."
+            "Validation data cannot be split off a memory-mapped federation, which would read all of it. Split it "
+            "before `save(...)`."
         )
     held = validation_of(federation, key, share)
     tests = {name: getattr(federation, name) for name in ("test_x", "test_y", "test_offsets", "newcomers", "schema")}
@@ -47,7 +47,7 @@ def split_validation(federation: Federation, share: float = SHARE, *, key: Array
 
 
 def validation_of(federation: Federation, key: Array, share: float = SHARE) -> Federation:
-    """Return the same clients without their tests: a part of their training data takes the place."""
+    """Return the same clients with a part of their training data instead of their test data."""
     train = Federation(federation.x, federation.y, federation.offsets, ids=federation.ids, names=federation.names)
     return train.split_tests(share, key=key)
 
@@ -71,10 +71,10 @@ def controlled(
         algorithm: the algorithm that is trained.
         task: the model and its loss.
         validation: validation data from `split_validation`, for controllers that need a score. Test data is refused.
-        scoring: the model that is scored on it; the mean over clients is the score.
+        scoring: the model to score on it; the mean over clients is the score.
         metric: the metric; by default the accuracy, or the error, or the loss.
-        training: the federation that trains, for controllers that look at the clients' training losses.
-        every: rounds, or events of arrivals, between two decisions.
+        training: the training federation, for controllers that use the clients' training losses.
+        every: the number of rounds, or of events for arrivals, between two decisions.
         key: the key of the run.
 
     >>> control = controlled(controllers.EarlyStopping(), algorithm, task, validation, key=key)  # doctest: +SKIP
@@ -83,13 +83,15 @@ def controlled(
     if controller.needs_score and not isinstance(validation, ValidationData):
         given = "none" if validation is None else type(validation).__name__
         raise ValueError(
-            f"{controller} may look at validation data alone, got {given}. Split it off the training data: "
+            f"{controller} may use only validation data, got {given}. Split it off the training data: "
             "`training, validation = px.split_validation(federation, key=key)`."
         )
     if controller.needs_losses and training is None:
         raise ValueError(f"{controller} needs the clients' training losses. Give the federation as `training=...`.")
     if controller.needs_losses and algorithm.sharing.divides:
-        raise ValueError(f"{controller} needs losses of a whole model, and the server has a part. Share everything.")
+        raise ValueError(
+            f"{controller} needs losses of a complete model, but the server has only a part. Share everything."
+        )
     score, losses, better = None, None, True
     if controller.needs_score and validation is not None:
         scored = replace(scoring, clients="all", score_on="test")
@@ -103,7 +105,7 @@ def controlled(
 
 
 def _metric_of(task: Task, federation: Federation) -> str:
-    """The accuracy where there is one, or the error, or the first metric."""
+    """Return the accuracy if there is one, otherwise the error or the first metric."""
     x, y = federation.first_sample
     batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(1), jax.random.key(0))
     names = list(jax.eval_shape(lambda: task.metrics(task.model.init(jax.random.key(0), batch.x.astype(float)), batch)))
@@ -131,7 +133,7 @@ def sample_losses(
 
 @partial(jax.jit, static_argnums=0)
 def _sums(task: Task, params: Params, data: ClientData, owner: Array) -> tuple[Array, Array]:
-    """The sums of each client's losses, and of their squares; `owner` is the client of each row, if it has one."""
+    """Sum each client's losses and their squares; `owner` is the client of each row, if it has one."""
 
     def loss_of(row: Array) -> Array:
         batch = Batch(data.x[row][None], data.y[row][None], jnp.ones(1), jax.random.key(0))

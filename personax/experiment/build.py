@@ -1,4 +1,4 @@
-"""Build the values of a run from a configuration: federation, task, algorithms, scorings, schedules."""
+"""Build the parts of a run from a configuration: federation, task, algorithms, scorings and schedules."""
 
 import dataclasses
 import inspect
@@ -32,32 +32,32 @@ LENGTHS = ("num_steps", "num_epochs", "phases")  # of a visit: one of them is gi
 
 
 class Training(NamedTuple):
-    """One algorithm of a run and how it is scored, by the name of each score."""
+    """An algorithm of a run, and its scorings by score name."""
 
     name: str
-    recipe: str  # a registered name, or the path that it is imported by
+    recipe: str  # a registered name, or its import path
     algorithm: Algorithm
     scorings: dict[str, Scoring]
 
 
 class Study(NamedTuple):
-    """Everything that a run computes with. The baselines are the scores of local training and of FedAvg's model."""
+    """All parts of a run. The baselines are the scores of local training and of FedAvg's model."""
 
     federation: Federation
     task: Task
     trainings: list[Training]
-    keys: Array  # one for each seed
+    keys: Array  # one per seed
     local_baseline: str | None
     global_baseline: str | None
 
 
 def resolve(config: Config, *, baselines: bool) -> Config:
-    """The configuration with shared options and default scorings written out.
+    """Resolve a configuration: write out shared options and default scorings.
 
-    With `baselines`, local training and FedAvg's global model are added where they are missing.
+    With `baselines`, add local training and FedAvg's global model if they are missing.
     """
     if len(set(config.seed_list)) < len(config.seed_list):
-        raise ConfigError(f"`seeds` must all be different, got {config.seeds}. Remove the repeated ones.")
+        raise ConfigError(f"`seeds` must be different, got {config.seeds}. Remove the repeated ones.")
     entries = {name: _merged(config, name, entry) for name, entry in config.algorithms.items()}
     if baselines:
         entries = _with_baselines(config, entries)
@@ -68,12 +68,12 @@ def resolve(config: Config, *, baselines: bool) -> Config:
     names = [score for entry in scored.values() for score in entry.scores]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"Each score needs a name of its own, got `{twice[0]}` more than once. Rename one.")
+        raise ConfigError(f"Duplicate score name `{twice[0]}`. Rename one.")
     return dataclasses.replace(config, seeds=config.seed_list, local={}, model=model, algorithms=scored)
 
 
 def build(config: Config) -> Study:
-    """The values of a resolved configuration, checked against each other."""
+    """Build the parts of a resolved configuration, and check that they fit together."""
     trainings = [make_training(name, entry) for name, entry in config.algorithms.items()]
     federation = make_federation(config)
     task = make_task(config, outputs_of(config, federation), federation.schema.target_scaling)
@@ -92,19 +92,19 @@ def build(config: Config) -> Study:
 
 
 def is_local_baseline(algorithm: Algorithm, model: str) -> bool:
-    """True for a score of local training: the personal model where nothing is shared."""
+    """Return True for a score of local training: a personal model of an algorithm that shares nothing."""
     return not algorithm.objective.federated and algorithm.objective.is_plain and model == "personal"
 
 
 def is_global_baseline(algorithm: Algorithm, model: str) -> bool:
-    """True for a score of FedAvg: the shared model of plain synchronous averaging."""
+    """Return True for a score of FedAvg: the shared model of plain synchronous averaging."""
     objective, is_whole = algorithm.objective, not algorithm.sharing.divides
     is_fedavg = objective.is_plain and objective.federated and algorithm.server.is_synchronous and is_whole
     return is_fedavg and model == "global"
 
 
 def _check_scores(training: Training, federation: Federation, params: Params) -> None:
-    """Check, before training, that a run can give what its scores ask for."""
+    """Check that a run can provide all its scores, before training."""
     try:
         training.algorithm.require_model(params)
     except ValueError as error:
@@ -115,9 +115,9 @@ def _check_scores(training: Training, federation: Federation, params: Params) ->
     for score, scoring in training.scorings.items():
         where = f"algorithms.{training.name}.scores.{score}"
         if scoring.clients == "held_out" and federation.newcomers is None:
-            raise ConfigError(f"`{where}` is of held-out clients and needs some. Set `split.num_held_out`.")
+            raise ConfigError(f"`{where}` scores held-out clients, but there are none. Set `split.num_held_out`.")
         if scoring.clients == "cohort" and not training.algorithm.server.is_synchronous:
-            raise ConfigError(f"`{where}` is of a cohort, and an asynchronous server has none. Score all clients.")
+            raise ConfigError(f"`{where}` scores a cohort, but an asynchronous server has none. Score all clients.")
         if scoring.model != "global":
             check_names(where, [scoring.model], [*kept, *COMPUTED], "model")
         try:
@@ -129,15 +129,15 @@ def _check_scores(training: Training, federation: Federation, params: Params) ->
 def make_schedules(
     config: Config, algorithm: Algorithm, num_clients: int, work: VisitWork | None = None
 ) -> list[Schedule]:
-    """One schedule for each seed: rounds, or as many single updates where the server does not wait.
+    """Make one schedule per seed: rounds, or the same number of single updates for an asynchronous server.
 
-    `work` is that of a visit, which delays of devices follow from.
+    `work` is the work of a visit, from which device delays are computed.
     """
     section = config.schedule
     cohort = num_clients if section.cohort_size == "all" else section.cohort_size
     if cohort > num_clients:
         raise ConfigError(
-            f"`schedule.cohort_size` must be at most the {num_clients} clients that train, got {cohort}. Lower it."
+            f"`schedule.cohort_size` must be at most the {num_clients} training clients, got {cohort}. Reduce it."
         )
     num_aggregated = section.num_aggregated or cohort
     if num_aggregated > cohort:
@@ -153,7 +153,7 @@ def make_schedules(
             waits = {"num_aggregated": num_aggregated, "aggregate": section.aggregate, "deadline": section.deadline}
             made.append(rounds(num_clients, section.num_rounds, cohort, key=key, delays=delays, **waits))
         elif delays == Delays():
-            raise ConfigError('Asynchronous algorithms need delays, got none. Set `schedule.delays = "persafl"`.')
+            raise ConfigError('Asynchronous algorithms need delays. Set `schedule.delays = "persafl"`.')
         else:
             num, limit = section.num_rounds * num_aggregated, section.concurrency
             made.append(arrivals(num_clients, num, delays=delays, key=key, concurrency=limit))
@@ -161,15 +161,15 @@ def make_schedules(
 
 
 def make_federation(config: Config) -> Federation:
-    """The clients and their data, those held out of training apart."""
+    """Make the federation of clients, with held-out clients as newcomers."""
     key = jax.random.key(config.split.seed)
     found = DATASETS.make(config.data.table, "data", test_share=config.split.test_share, key=key)
     if not isinstance(found, Pool | Federation):
         got = type(found).__name__
-        raise ConfigError(f"`data` must give a personax Pool or Federation (got {got}). Change what is imported.")
+        raise ConfigError(f"`data` must give a personax Pool or Federation (got {got}). Change the import.")
     if found.is_divided and config.partition is not None:
         pooled = ', or use `kind = "pool"` for a file without clients' if config.data.kind == "file" else ""
-        raise ConfigError(f"`{config.data.kind}` data comes divided among clients. Remove the `[partition]`{pooled}.")
+        raise ConfigError(f"`{config.data.kind}` data is already divided among clients. Remove `[partition]`{pooled}.")
     federation = found if isinstance(found, Federation) else _divided(config, found, key)
     if config.task.kind == "regression" and federation.schema.classes:
         federation = federation.as_targets()
@@ -180,29 +180,27 @@ def make_federation(config: Config) -> Federation:
     held_out = config.split.num_held_out
     if held_out >= federation.num_clients:
         raise ConfigError(
-            f"`split.num_held_out` must leave some of the {federation.num_clients} clients, got {held_out}. Lower it."
+            f"`split.num_held_out` must be below the {federation.num_clients} clients, got {held_out}. Reduce it."
         )
     federation = federation.hold_out(held_out, key=key) if held_out else federation
     return federation.standardize() if config.data.standardize else federation
 
 
 def _checked(config: Config, federation: Federation) -> Federation:
-    """A federation in files, which is divided before it is saved: to do it here would read all of it."""
+    """Check a memory-mapped federation, which must be split before it is saved, because splitting reads all of it."""
     if federation.test_x is None:
         raise ConfigError("The folder of `data.path` has no test data. Use `split_tests(...)` before `save(...)`.")
     if config.split.num_held_out:
-        raise ConfigError("Clients of `data.path` cannot be held out here. Use `hold_out(...)` before `save(...)`.")
+        raise ConfigError("Clients of `data.path` cannot be held out. Use `hold_out(...)` before `save(...)`.")
     if config.data.standardize:
-        raise ConfigError(
-            "The folder of `data.path` cannot be standardized here. Use `standardize()` before `save(...)`."
-        )
+        raise ConfigError("The folder of `data.path` cannot be standardized. Use `standardize()` before `save(...)`.")
     return federation
 
 
 def _divided(config: Config, pool: Pool, key: Array) -> Federation:
     """Divide a pool by `[partition]`; with `test_each`, the published test set in the same way."""
     if config.partition is None:
-        raise ConfigError(f"`{config.data.kind}` has to be divided among clients. Add a `[partition]`.")
+        raise ConfigError(f"`{config.data.kind}` data must be divided among clients. Add `[partition]`.")
     table = dict(config.partition.table)
     test_each = table.pop("test_each", None)
     divide = lambda table, labels: PARTITIONS.make(table, "partition", labels=labels, key=key)
@@ -211,7 +209,7 @@ def _divided(config: Config, pool: Pool, key: Array) -> Federation:
     if test_each is None:
         return make(*parts.split(config.split.test_share, key=key))
     if pool.test_y is None:
-        raise ConfigError(f"{pool.name} has no published test set for `partition.test_each`. Leave it out.")
+        raise ConfigError(f"{pool.name} has no published test set for `partition.test_each`. Omit it.")
     test = divide({**table, "num_each": test_each}, pool.test_y)
     return make(parts, test, test_x=pool.test_x, test_y=pool.test_y)
 
@@ -224,23 +222,23 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(config: Config, federation: Federation) -> Outputs:
-    """One output for each class, or for each target."""
+    """Return one output per class or per target."""
     schema, integers = federation.schema, np.issubdtype(federation.y.dtype, np.integer)
     kind = config.task.kind if config.task.kind != "auto" else "classification" if integers else "regression"
     if kind == "regression":
         return Outputs(kind, schema.num_targets)
     if not integers:
-        raise ConfigError(f"Classification needs whole-number labels, got {federation.y.dtype}. Use `regression`.")
+        raise ConfigError(f"Classification needs integer labels, got {federation.y.dtype}. Use `regression`.")
     if not schema.classes:
         raise ConfigError(
-            f"Classes are numbered from 0, got labels from {federation.y.min()} to {federation.y.max()}. Number them, "
+            f"Classes must be numbered from 0, got labels {federation.y.min()} to {federation.y.max()}. Renumber them, "
             'or use `task.kind = "regression"`.'
         )
     return Outputs(kind, len(schema.classes))
 
 
 def make_task(config: Config, outputs: Outputs, target_scaling: Scaling | None = None) -> Task:
-    """The model and its loss. The errors of scaled targets are measured in their original units."""
+    """Make the model and its loss. Errors of scaled targets are measured in their original units."""
     return _task(config, make_network(config.model.table, outputs.num, config.model), outputs, target_scaling)
 
 
@@ -251,7 +249,7 @@ def _task(config: Config, model: Model, outputs: Outputs, target_scaling: Scalin
 
 
 def task_of(config: Config, schema: Schema) -> Task:
-    """The model and its loss for samples of this schema, without the first parameters of the model."""
+    """Make the model and its loss for samples of a schema, without reading pretrained parameters."""
     kind = "classification" if schema.classes else "regression"
     outputs = Outputs(kind, schema.num_outputs)
     return _task(config, make_network(config.model.table, outputs.num), outputs, schema.target_scaling)
@@ -263,7 +261,7 @@ def starting_model(config: Config, schema: Schema) -> Model:
 
 
 def make_network(table: Mapping[str, Any], num_outputs: int, start: ModelSection | None = None) -> Model:
-    """The network that a `[model]` table describes; with `start`, it begins at the parameters of its file, if any."""
+    """Make the network of a `[model]` table; with `start`, it is initialized from its file, if there is one."""
     own = {name: item for name, item in table.items() if name != "lora"}
     made = MODELS.make(own, "model", num_outputs=num_outputs)
     if not isinstance(made, Model):
@@ -271,7 +269,7 @@ def make_network(table: Mapping[str, Any], num_outputs: int, start: ModelSection
         raise ConfigError(f"`model` must give a personax.Model (got {got}). Use an adapter such as `px.from_flax`.")
     try:
         hash(made)
-    except TypeError as error:  # as it must be to compile once
+    except TypeError as error:  # it must be hashable to compile only once
         raise ConfigError(f"`model`: its functions must be hashable: {error}. Use functions, not objects.") from error
     if start is not None and start.base is not None:
         made = pretrained(made, start.base, start.base_digest)
@@ -282,7 +280,7 @@ def make_network(table: Mapping[str, Any], num_outputs: int, start: ModelSection
 
 
 def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSection:
-    """An entry with the shared options that its recipe takes."""
+    """Add the shared options that a recipe accepts to its entry."""
     table = recipe_table(name, entry)
     parameters = RECIPES.parameters(table, f"algorithms.{name}")
     check_names("local", config.local, ["lr", *_LOCAL])
@@ -295,7 +293,7 @@ def _merged(config: Config, name: str, entry: AlgorithmSection) -> AlgorithmSect
 
 
 def recipe_table(name: str, entry: AlgorithmSection) -> dict[str, Any]:
-    """The table of a recipe: a registered name, or an import. Its options are those of the entry."""
+    """Return the table of a recipe, a registered name or an import, with the options of its entry."""
     where = f"algorithms.{name}"
     if isinstance(entry.recipe, str):
         check_names(where, [entry.recipe], RECIPES.kinds, "recipe")
@@ -305,7 +303,7 @@ def recipe_table(name: str, entry: AlgorithmSection) -> dict[str, Any]:
 
 
 def _with_baselines(config: Config, entries: dict[str, AlgorithmSection]) -> dict[str, AlgorithmSection]:
-    """Entries that have local training and FedAvg's global model among them."""
+    """Add local training and FedAvg's global model to the entries if they are missing."""
     made = {name: with_scores(name, entry) for name, entry in entries.items()}
     has = lambda stands_for: any(
         stands_for(_algorithm(name, entry), str(score.get("model", Scoring.model)))
@@ -320,7 +318,7 @@ def _with_baselines(config: Config, entries: dict[str, AlgorithmSection]) -> dic
     ):
         if not has(stands_for):
             if "lr" not in options:
-                raise ConfigError(f"The comparison needs `{recipe}`, and no `lr` is given for it. Set `local.lr`.")
+                raise ConfigError(f"The comparison needs `{recipe}`, which has no `lr`. Set `local.lr`.")
             numbered = (f"{name} (baseline {i})" for i in range(2, len(taken) + 2))
             free = next(n for n in (name, f"{name} (baseline)", *numbered) if n not in taken)
             made[free] = AlgorithmSection(recipe, options, {free: {"model": model}})
@@ -328,21 +326,21 @@ def _with_baselines(config: Config, entries: dict[str, AlgorithmSection]) -> dic
 
 
 def _shared_or_first(config: Config, entries: list[AlgorithmSection]) -> dict[str, Any]:
-    """Local options of baselines: the shared ones, or those of the first algorithm that has a step size."""
+    """Return the baselines' local options: the shared ones, or those of the first algorithm with a step size."""
     first = next((entry.options for entry in entries if "lr" in entry.options), {})
     settled = (*config.local, "query_share", "phases", *(LENGTHS if config.local.keys() & {*LENGTHS} else ()))
     return {**{key: first[key] for key in ("lr", *_LOCAL) if key in first and key not in settled}, **config.local}
 
 
 def with_scores(name: str, entry: AlgorithmSection) -> AlgorithmSection:
-    """An entry with at least one score: what its objective is for."""
+    """Give an entry its objective's default score if it has none."""
     if entry.scores:
         return entry
     return dataclasses.replace(entry, scores={name: _algorithm(name, entry).divided.default_scoring()})
 
 
 def make_training(name: str, entry: AlgorithmSection) -> Training:
-    """An algorithm and how it is scored, from an entry with at least one score."""
+    """Make an algorithm and its scorings from an entry with at least one score."""
     scorings = {
         score: call(Scoring, table, f"algorithms.{name}.scores.{score}") for score, table in entry.scores.items()
     }

@@ -1,4 +1,4 @@
-"""Everything that a configuration can name, for `personax list`. It is registered next to its class or function."""
+"""The catalog of `personax list`: all kinds that configurations can name, registered next to their definitions."""
 
 from personax import algorithms, curvature  # noqa: F401
 from personax.data import datasets, partition  # noqa: F401

@@ -1,9 +1,9 @@
-"""States of a run on disk: arrays in safetensors, the rest in JSON, never pickle.
+"""Checkpoints of a run: arrays in safetensors and everything else in JSON, never pickle.
 
-Checkpoint 12 of a folder is `00000012.safetensors` and `00000012.json`. Each file is written beside its place, flushed
-to the disk and renamed, the JSON last: a checkpoint exists when its JSON does, wherever the process or the machine
-stopped. The JSON has the SHA-256 digests of the arrays and of itself, so damage is noticed. A digest is no signature:
-who can write the files can make others that fit. A folder belongs to one process at a time.
+Checkpoint 12 of a folder is `00000012.safetensors` and `00000012.json`. Each file is written to a temporary file,
+flushed to disk and renamed, the JSON last: a checkpoint exists if its JSON does, even after a crash. The JSON has the
+SHA-256 digests of the arrays and of itself, so that damage is detected. A digest is not a signature: anyone who can
+write the files can forge them. Only one process may use a folder at a time.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _OURS = re.compile(rf"{_NUMBER}\.(json|safetensors)|\.{_NUMBER}\.(json|safetenso
 
 
 class Checkpoint(NamedTuple):
-    """A state that was saved, as NumPy arrays, its number, and what is recorded about it."""
+    """A saved state as NumPy arrays, with its number and metadata."""
 
     number: int
     tree: PyTree
@@ -43,25 +43,25 @@ class Checkpoint(NamedTuple):
 
 
 class AllDamaged(ValueError):
-    """A folder has checkpoints and none of them is whole."""
+    """All checkpoints of a folder are damaged."""
 
 
 class _Damaged(Exception):
-    """A file of a checkpoint is missing or is not what was written."""
+    """A file of a checkpoint is missing or damaged."""
 
 
 def save(folder: Path, number: int, tree: PyTree, about: dict[str, Any], *, private: bool = False) -> None:
-    """Save a pytree of arrays as checkpoint `number` of a folder; keep it and the one before, and no others.
+    """Save a pytree of arrays as checkpoint `number` of a folder, and keep only this one and the previous one.
 
-    Whatever stops this, the checkpoints that were there stay as they are until the new one is complete. (One with the
-    same number is replaced file by file; a stop between the two loses it, but not the one before.)
+    If saving is interrupted, existing checkpoints are unchanged until the new one is complete. (A checkpoint with the
+    same number is replaced file by file; an interruption in between loses it, but not the previous one.)
 
     Args:
-        folder: made if there is none.
-        number: at least the newest number in the folder that is not damaged.
-        tree: arrays of numbers or bools. Random keys go in as `jax.random.key_data(key)`.
-        about: what JSON can hold. It comes back as JSON gives it: keys are strings, tuples are lists.
-        private: whether only the owner may read the files, which have personal state.
+        folder: created if it does not exist.
+        number: at least the newest undamaged number in the folder.
+        tree: arrays of numbers or bools. Save random keys as `jax.random.key_data(key)`.
+        about: JSON-serializable metadata. It is loaded as JSON: keys become strings, and tuples lists.
+        private: if True, only the owner may read the files, which contain personal state.
     """
     require_count("number", number, least=0)
     leaves = _by_path(tree)
@@ -87,16 +87,16 @@ def load(
     notify: Callable[[str], None] = warnings.warn,
     accept: Callable[[dict[str, Any]], bool] = lambda about: True,
 ) -> Checkpoint | None:
-    """The newest good checkpoint of a folder in the structure of `template`; None where there is none.
+    """Load the newest undamaged checkpoint of a folder in the structure of `template`; None if there is none.
 
-    Where a newer one is damaged, `notify` is called with a message. If all are damaged, that is a ValueError.
+    If a newer one is damaged, `notify` is called with a message. If all are damaged, a ValueError is raised.
 
     Args:
-        folder: where `save` put them.
-        template: a pytree of arrays or of `jax.ShapeDtypeStruct`, whose paths, shapes and types the leaves must have;
-            or a function that gives it from what is recorded about the checkpoint.
-        notify: takes a message.
-        accept: whether a checkpoint will do, from what is recorded about it; others are skipped.
+        folder: the folder that was given to `save`.
+        template: a pytree of arrays or `jax.ShapeDtypeStruct` with the required paths, shapes and types; or a function
+            that makes it from the checkpoint's metadata.
+        notify: called with a message.
+        accept: a function of the metadata that returns True for usable checkpoints; others are skipped.
     """
     problems = []
     for number in reversed(_numbers(folder)):
@@ -111,18 +111,18 @@ def load(
         _require_same(wanted, record["leaves"], _file(folder, number, "json"))
         paths, structure = list(_by_path(wanted)), jax.tree.structure(wanted)
         for problem in problems:
-            notify(f"{problem} Checkpoint {number} is used instead.")
+            notify(f"{problem} Using checkpoint {number} instead.")
         return Checkpoint(number, jax.tree.unflatten(structure, [arrays[path] for path in paths]), record["about"])
     if problems:
-        what = f"Of the checkpoints in {folder} at least one must be whole, got {len(problems)} damaged"
+        what = f"All {len(problems)} checkpoints in {folder} are damaged"
         raise AllDamaged(
-            f"{what}: {' '.join(problems)} Restore the files from a copy, or empty the folder and start again."
+            f"{what}: {' '.join(problems)} Restore the files from a copy, or empty the folder and start over."
         )
     return None
 
 
 def peek(folder: Path) -> dict[str, Any] | None:
-    """Return what is recorded about the newest checkpoint with a good JSON; None without one. Reads no arrays."""
+    """Return the metadata of the newest checkpoint with an undamaged JSON file; None without one. Reads no arrays."""
     for number in reversed(_numbers(folder)):
         with contextlib.suppress(_Damaged):
             return _read_record(folder, number)["about"]
@@ -130,22 +130,22 @@ def peek(folder: Path) -> dict[str, Any] | None:
 
 
 def discard(folder: Path, above: int = -1) -> None:
-    """Remove the checkpoints of a folder whose number is greater; by default all."""
+    """Remove the checkpoints of a folder with a number above `above`; by default all."""
     for number in [n for n in _numbers(folder) if n > above]:
         for kind in ("json", "safetensors"):
             _file(folder, number, kind).unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write a file so that its place has the old content or the new, never a part, and the new survives a power cut.
+    """Write a file atomically and durably: it has either the old or the new content, even after a power failure.
 
-    The content goes to a hidden file beside it, which is flushed to the disk and takes its place. Folders are made.
-    A `private` file has mode 0600 from the beginning.
+    The content is written to a hidden temporary file, which is flushed to disk and renamed. Missing folders are
+    created. A `private` file has mode 0600 from the start.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        mode = 0o600 if private else 0o666  # less the umask
+        mode = 0o600 if private else 0o666  # minus the umask
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
@@ -154,9 +154,9 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # a full disk does not say where
+            error.filename, error.filename2 = str(path), None  # the error of a full disk does not name the file
         raise
-    if os.name == "posix":  # elsewhere folders cannot be flushed
+    if os.name == "posix":  # other systems cannot flush folders
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -167,7 +167,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 def export(path: Path, params: PyTree, about: Mapping[str, str], *, private: bool = False) -> None:
     """Write a model's parameters to one safetensors file, with `about` as its metadata.
 
-    A leaf is named by its keys, for example `dense_0.kernel`; parameters that are a single array are named `params`.
+    Leaves are named by their keys, such as `dense_0.kernel`; a single array is named `params`.
     """
     for key, text in about.items():
         if not (isinstance(key, str) and isinstance(text, str)):
@@ -177,7 +177,7 @@ def export(path: Path, params: PyTree, about: Mapping[str, str], *, private: boo
 
 
 def read_model(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `export` wrote: the parameters as nested dictionaries of NumPy arrays, and the metadata."""
+    """Read a file written by `export`: parameters as nested dictionaries of NumPy arrays, and metadata."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"File not found: {path}.")
@@ -185,7 +185,7 @@ def read_model(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         arrays = read_tensors(content)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} must be a safetensors file, got: {error}. Export the model again.") from None
+        raise ValueError(f"{path} is not a safetensors file: {error}. Export the model again.") from None
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     params: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -198,7 +198,7 @@ def read_model(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def in_structure_of(template: PyTree, params: Any) -> PyTree:
-    """What `read_model` gave, in the structure of a template of the same names and shapes."""
+    """Restructure the parameters from `read_model` like a template with the same names and shapes."""
     names, given = _named(template), _named(params)
     for name, leaf in names.items():
         got = np.shape(given[name]) if name in given else "none"
@@ -210,14 +210,14 @@ def in_structure_of(template: PyTree, params: Any) -> PyTree:
 
 
 def _named(tree: PyTree) -> dict[str, Any]:
-    """The leaves by their keys, in the order of the tree."""
+    """Return the leaves by name, in the order of the tree."""
     return leaves_by_name(tree, _parameter_name)
 
 
 def _parameter_name(keys: Any) -> str:
     name = dotted(keys) or "params"
     if name == "__metadata__" or any("." in dotted((key,)) for key in keys):
-        what = "Keys of parameters must be without dots and not `__metadata__`"
+        what = "Keys of parameters must not contain dots or be `__metadata__`"
         raise ValueError(f"{what}, got {jax.tree_util.keystr(keys)}. Rename it.")
     return name
 
@@ -227,7 +227,7 @@ def _by_path(tree: PyTree) -> dict[str, Any]:
 
 
 def _array(what: str, leaf: Any) -> np.ndarray:
-    """The leaf in the memory layout that safetensors takes for granted, or an error that begins with `what`."""
+    """Return a leaf in the memory layout that safetensors expects, or raise an error that begins with `what`."""
     if _dtype(leaf).name not in {dtype.name for dtype in DTYPE_NAMES}:
         hint = "Save random keys as `jax.random.key_data(key)`." if _is_key(leaf) else "Convert it."
         raise ValueError(f"{what} must be an array of numbers or bools, got {_dtype(leaf).name}. {hint}")
@@ -252,17 +252,17 @@ def _file(folder: Path, number: int, kind: str) -> Path:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """The numbers of the checkpoints in a folder, good or damaged, in order."""
+    """Return the numbers of all checkpoints in a folder, including damaged ones, in order."""
     names = os.listdir(folder) if Path(folder).is_dir() else []
     return sorted(int(match[1]) for match in map(_JSON.fullmatch, names) if match)
 
 
 def seal(record: dict[str, Any]) -> bytes:
-    """Encode a record as JSON together with its SHA-256 digest, which `load` checks."""
+    """Encode a record as JSON together with its SHA-256 digest, which `load` verifies."""
     try:
         plain = json.loads(json.dumps(record))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"`about` must hold what JSON can, got: {error}. Convert it.") from None
+        raise ValueError(f"`about` must be JSON-serializable: {error}. Convert it.") from None
     return json.dumps({**plain, "sha256": _digest(plain)}, indent=1).encode()
 
 
@@ -271,7 +271,7 @@ def _digest(record: dict[str, Any]) -> str:
 
 
 def unseal(content: bytes) -> dict[str, Any] | None:
-    """The record that `seal` encoded; None if these bytes are not what it gave."""
+    """Decode a record written by `seal`; None if the bytes are damaged."""
     try:
         record = json.loads(content)
     except ValueError:
@@ -285,7 +285,7 @@ def _read_record(folder: Path, number: int) -> dict[str, Any]:
     path = _file(folder, number, "json")
     record = unseal(_content(path))
     if record is None or record.get("number") != number:
-        raise _Damaged(f"{path} is damaged: it is not what was written there.")
+        raise _Damaged(f"{path} is damaged: its digest does not match.")
     if record["format"] != _FORMAT:
         got = f"got {record['format']}"
         raise ValueError(f"{path} must have format {_FORMAT}, {got}. Use the version of personax that wrote it.")
@@ -297,9 +297,9 @@ def _read(folder: Path, number: int) -> tuple[dict[str, Any], dict[str, np.ndarr
     path, expected = _file(folder, number, "safetensors"), record["arrays"]
     content = _content(path)
     if len(content) != expected["num_bytes"]:
-        raise _Damaged(f"{path} is damaged: it has {len(content)} bytes and had {expected['num_bytes']}.")
+        raise _Damaged(f"{path} is damaged: it has {len(content)} bytes instead of {expected['num_bytes']}.")
     if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        raise _Damaged(f"{path} is damaged: it is not what was written there.")
+        raise _Damaged(f"{path} is damaged: its digest does not match.")
     return record, read_tensors(content)
 
 
@@ -309,7 +309,7 @@ def _content(path: Path) -> bytes:
     except FileNotFoundError:
         raise _Damaged(f"{path} is missing.") from None
     except OSError as error:
-        raise _Damaged(f"{path} cannot be read: {error.strerror}.") from None
+        raise _Damaged(f"Cannot read {path}: {error.strerror}.") from None
 
 
 def _require_same(template: PyTree, found: list[dict[str, Any]], path: Path) -> None:
@@ -320,25 +320,25 @@ def _require_same(template: PyTree, found: list[dict[str, Any]], path: Path) -> 
     for name in [*want, *have]:
         if want.get(name) != have.get(name):
             raise ValueError(
-                f"{path}: leaf {name or 'of the whole tree'} must be as in this run, {words(want.get(name))}, "
-                f"got {words(have.get(name))}. The checkpoint was made with another configuration: continue with that "
-                "one, or start in another folder."
+                f"{path}: leaf {name or 'of the whole tree'} must match this run, {words(want.get(name))}, "
+                f"got {words(have.get(name))}. The checkpoint has a different configuration: resume with that "
+                "configuration, or use another folder."
             )
 
 
 def _refuse_newer(folder: Path, number: int) -> None:
-    """A run that went back before damaged checkpoints replaces them; one that would hide good ones is an error."""
+    """Raise an error if a save would hide newer undamaged checkpoints; newer damaged ones may be replaced."""
     for newer in (n for n in _numbers(folder) if n > number):
         try:
             _read(folder, newer)
         except _Damaged:
             continue
         what = f"`number` must be at least {newer}, the newest checkpoint in {folder}"
-        raise ValueError(f"{what}, got {number}. Continue from that one, or save to another folder.")
+        raise ValueError(f"{what}, got {number}. Resume from that checkpoint, or save to another folder.")
 
 
 def _tidy(folder: Path, number: int) -> None:
-    """Remove all but the checkpoint just saved, the newest complete one before it, and what others put there."""
+    """Remove all other checkpoints except the newest complete one before this, and keep unrelated files."""
     before = [n for n in _numbers(folder) if n < number and _file(folder, n, "safetensors").exists()]
     kept = {_file(folder, n, kind) for n in [number, *before[-1:]] for kind in ("json", "safetensors")}
     ours = [path for path in Path(folder).iterdir() if _OURS.fullmatch(path.name) and path not in kept]

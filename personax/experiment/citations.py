@@ -10,7 +10,7 @@ BIBTEX = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in ENT
 
 
 def cite(keys: Iterable[str]) -> str:
-    """The BibTeX entries of some keys, each once, in the order given. What is an entry already stays as it is.
+    """Return the BibTeX entries of keys, each once, in the given order. BibTeX entries are returned unchanged.
 
     >>> print(cite(["xie2019", "deng2020", "xie2019"]).count("@"))
     2

@@ -1,4 +1,4 @@
-"""The configuration of a run as one value: TOML in, the same TOML out, checked before anything is computed."""
+"""The configuration of a run as a value that round-trips through TOML and is validated before anything is computed."""
 
 import dataclasses
 import re
@@ -31,20 +31,20 @@ HowMany = Annotated[int, Field(ge=1, le=1000, strict=True)]
 
 @dataclass(frozen=True, config=_KNOWN)
 class Section:
-    """`[partition]`: a kind, and the options that stand beside it in TOML."""
+    """A section such as `[partition]`: a kind, and the options beside it in TOML."""
 
     kind: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def table(self) -> dict[str, Any]:
-        """The section as it is written in TOML."""
+        """Return the section as in TOML."""
         return {"kind": self.kind, **self.options}
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class LoraSection:
-    """`[model.lora]`: adapters on dense layers, see `px.lora`; with `mix` two of them, see `px.dual_lora`."""
+    """The section `[model.lora]`: adapters on dense layers, see `px.lora`; with `mix`, two each, see `px.dual_lora`."""
 
     rank: Count
     on: str | list[str] = "*.kernel"
@@ -54,7 +54,7 @@ class LoraSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ModelSection:
-    """`[model]`: a kind with its options, a safetensors file with its first parameters, and adapters.
+    """The section `[model]`: a kind with its options, a safetensors file with its initial parameters, and adapters.
 
     `base_digest` is the SHA-256 of the file, which a run folder records.
     """
@@ -67,14 +67,14 @@ class ModelSection:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The table that makes the network: the section without its first parameters."""
+        """Return the table of the network: the section without its initial parameters."""
         adapters = {} if self.lora is None else {"lora": _without_none(dataclasses.asdict(self.lora))}
         return {"kind": self.kind, **self.options, **adapters}
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class DataSection:
-    """`[data]`: a kind with its options, and whether features and the targets of a regression are standardized."""
+    """The section `[data]`: a kind with its options, and the flag `standardize` for features and regression targets."""
 
     kind: str
     standardize: Flag = False
@@ -82,13 +82,13 @@ class DataSection:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The table that makes the data: the section without `standardize`."""
+        """Return the table of the data: the section without `standardize`."""
         return {"kind": self.kind, **self.options}
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Split:
-    """`[split]`: the test share of clients without tests of their own, newcomers, and the split's own seed."""
+    """The section `[split]`: the test share of clients without test data, the newcomers, and the seed of the split."""
 
     test_share: Share = 0.2
     num_held_out: Natural = 0
@@ -97,7 +97,7 @@ class Split:
 
 @dataclass(frozen=True, config=_KNOWN)
 class TaskSection:
-    """`[task]`: classification or regression (by default what the labels suggest), and an l2 penalty."""
+    """The section `[task]`: classification or regression (by default inferred from the labels), and an l2 penalty."""
 
     kind: Literal["auto", "classification", "regression"] = "auto"
     l2: Amount = 0.0
@@ -105,11 +105,11 @@ class TaskSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ScheduleSection:
-    """`[schedule]`: rounds of a cohort, or "all"; asynchronous algorithms get as many updates as rounds aggregate.
+    """The section `[schedule]`: rounds of a cohort or of "all"; asynchronous algorithms get equally many updates.
 
-    Of each cohort `num_aggregated` updates are aggregated, drawn at random or those that arrive first, and no later
-    than the `deadline`. At most `concurrency` clients of an asynchronous server are at work at the same time. At most
-    `cohort_chunk` clients train at once, where a whole cohort does not fit into the device's memory.
+    Of each cohort, `num_aggregated` updates are aggregated, either random ones or the first to arrive, and none after
+    the `deadline`. At most `concurrency` clients of an asynchronous server train at the same time. At most
+    `cohort_chunk` clients are trained at once, for cohorts that do not fit into the device's memory.
     """
 
     num_rounds: Count = 60
@@ -124,7 +124,7 @@ class ScheduleSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class EvaluationSection:
-    """`[evaluation]`: how often, in rounds; how far newcomers adapt; whether gradient norms are measured, too."""
+    """The section `[evaluation]`: the interval in rounds, newcomers' adaptation steps, and gradient norms."""
 
     every: Count = 10
     stationarity: bool = False
@@ -133,30 +133,30 @@ class EvaluationSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class Sample:
-    """`[live.sample]`: what a sample of the clients looks like, where the server has no data to see it in.
+    """The section `[live.sample]`: the schema of the clients' samples, for a server without data.
 
-    Clients match columns and labels to `features` and `classes` by name. With `standardize` they send the moments of
-    their columns first, from which the server fits a common scaling.
+    Clients match columns and labels to `features` and `classes` by name. With `standardize`, they first send the
+    moments of their columns, from which the server fits a common scaling.
     """
 
-    shape: list[Count] = dataclasses.field(default_factory=list)  # by default one number for each of `features`
+    shape: list[Count] = dataclasses.field(default_factory=list)  # by default one number per feature
     type: Literal["float32", "float64", "uint8", "int32"] = "float32"
     features: list[str] = dataclasses.field(default_factory=list)  # in the order in which the model reads them
     classes: list[str] = dataclasses.field(default_factory=list)  # in the order of the model's outputs
-    num_outputs: Count | None = None  # without `classes`: 10, or that many classes 0, 1, ... or targets
-    label_shape: list[Count] = dataclasses.field(default_factory=list)  # of labels that are not single numbers
+    num_outputs: Count | None = None  # without `classes`: the number of classes 0, 1, ... or of targets; 10 by default
+    label_shape: list[Count] = dataclasses.field(default_factory=list)  # for labels that are not single numbers
     standardize: Flag = False
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Terms:
-    """`[live]`: what the operator of `personax serve` decides; a simulation ignores it. Times are in seconds.
+    """The section `[live]`: settings of the operator of `personax serve`; simulations ignore it. Times are in seconds.
 
-    A synchronous round ends when its cohort has reported, or at its `deadline` if `least_share` of the cohort has; else
-    those who are away are replaced and it waits once more. `num_clients` is how many there are (SCAFFOLD's N): a
-    synchronous run begins when so many are there.
-    An upload whose norm is more than `outlier_factor` times the median of the other clients' last is refused, or
-    clipped to that; with a factor of 0 any norm will do. `personax.live.admission` has the rule.
+    A synchronous round ends when its cohort has reported, or at its `deadline` if `least_share` of the cohort has;
+    otherwise, absent members are replaced and it waits again. `num_clients` is the number of clients (SCAFFOLD's N): a
+    synchronous run starts when that many have joined. An upload whose norm exceeds `outlier_factor` times the median of
+    the other clients' last norms is refused or clipped; a factor of 0 allows any norm. `personax.live.admission` has
+    the rule.
     """
 
     num_clients: Count | None = None
@@ -164,30 +164,32 @@ class Terms:
     least_share: PartOrAll = 0.5
     outliers: Literal["refuse", "clip"] = "refuse"
     outlier_factor: Amount = 20.0
-    least_peers: Count = 2  # who must have reported before norms are compared
-    model_factor: Amount = 20.0  # times the norm of the model, or 1: the most of any upload; 0 allows any
-    loud_budget: Amount = 3.0  # uploads of one client at the bound before it must be quieter
-    max_share: Amount = 3.0  # of a round, times the uniform share, where clients are weighted by samples; 0: any
-    samples: dict[str, Positive] = dataclasses.field(default_factory=dict)  # of clients, in place of what they claim
-    rate: Positive = 100.0  # requests of one client in a second
-    bytes_per_day: Count = 10_000_000  # of one client's reports, and of the records of its refused or late uploads
-    max_streams: Annotated[Count, Field(ge=2)] = 4  # of one client at the same time; its uploads keep one open
-    max_transfers: Count = 64  # models on their way at the same time
-    max_connections: Count = 4096  # of all peers together
-    max_client_connections: Count = 16  # of one certificate
-    stall: Positive = 30.0  # without a piece of an upload
-    presence: Positive = 60.0  # since a client was last heard of
+    least_peers: Count = 2  # clients that must have reported before norms are compared
+    model_factor: Amount = 20.0  # largest upload norm, in units of the model's norm or 1; 0 allows any
+    loud_budget: Amount = 3.0  # uploads at the bound that one client may send before its bound is lowered
+    max_share: Amount = 3.0  # largest weight in a round, in units of the uniform one, if weighted by samples; 0: any
+    samples: dict[str, Positive] = dataclasses.field(
+        default_factory=dict
+    )  # sample counts that override the clients' claims
+    rate: Positive = 100.0  # requests per second and client
+    bytes_per_day: Count = 10_000_000  # per client: reports, and records of its refused or late uploads
+    max_streams: Annotated[Count, Field(ge=2)] = 4  # concurrent streams per client; uploads keep one open
+    max_transfers: Count = 64  # concurrent transfers of models
+    max_connections: Count = 4096  # of all peers
+    max_client_connections: Count = 16  # per certificate
+    stall: Positive = 30.0  # longest pause within an upload
+    presence: Positive = 60.0  # since the last message of a client
     checkpoint: Positive = 10.0  # between checkpoints
-    save_every: Positive = 3600.0  # between states that are kept for `personax serve --from`
-    num_saved: Count = 24  # of them; older ones are removed
-    linger: Amount = 60.0  # after the end, for the clients' last numbers
-    sync: Flag = False  # wait for the disk before answering: survives power cuts, too
+    save_every: Positive = 3600.0  # between states kept for `personax serve --from`
+    num_saved: Count = 24  # kept states; older ones are removed
+    linger: Amount = 60.0  # after the end, to receive the clients' final scores
+    sync: Flag = False  # flush to disk before answering, which survives power failures
     sample: Sample | None = None
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class AlgorithmSection:
-    """`[algorithms.NAME]`: a recipe (a name, or a table that imports one), its options, and how it is scored."""
+    """The section `[algorithms.NAME]`: a recipe (a name, or a table that imports one), its options and its scores."""
 
     recipe: str | dict[str, Any]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -196,16 +198,16 @@ class AlgorithmSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class TuneSection:
-    """`[tune]`: how `--tune` searches, and lists of values to try, by the (dotted) name of an option.
+    """The section `[tune]`: the search of `--tune`, and lists of values to try, by the (dotted) name of an option.
 
-    Without lists each recipe states what is tuned, around its own values. A grid tries every combination, a random
-    search `num_trials` of them; "auto" is a grid where it has at most that many. `seed` is that of the validation
-    split, by default `split.seed`, and `share` the part of each client's training data that is validated on.
+    Without lists, each recipe states which options are tuned, around its own values. A grid tries every combination, a
+    random search `num_trials` of them; "auto" is a grid if it has at most that many. `seed` is the seed of the
+    validation split, by default `split.seed`, and `share` the share of each client's training data used for validation.
     """
 
     search: Literal["auto", "grid", "random"] = "auto"
-    num_trials: Count = 12  # of each algorithm, before extensions
-    num_extensions: Natural = 3  # beyond the edge of the recipe's own values, while the best value is there
+    num_trials: Count = 12  # per algorithm, before extensions
+    num_extensions: Natural = 3  # beyond the edge of the recipe's values, while the best value is at the edge
     share: Share = 0.2
     seed: Natural | None = None
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = dataclasses.field(default_factory=dict)
@@ -213,9 +215,9 @@ class TuneSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class Config:
-    """A whole run. `seeds` is how many, or which; `[local]` holds options that all recipes share.
+    """The configuration of a run. `seeds` is their number or a list; `[local]` holds options shared by all recipes.
 
-    `precision` is that of the clients' matrix products, see `simulate`. An update that is not finite ends the curve of
+    `precision` is the precision of the clients' matrix products, see `simulate`. A nonfinite update ends the curve of
     its seed ("diverge"), is skipped and counted ("skip"), or stops the run with an error ("raise").
     """
 
@@ -238,7 +240,7 @@ class Config:
 
     @property
     def seed_list(self) -> list[int]:
-        """The seeds themselves."""
+        """Return the list of seeds."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
 
@@ -252,26 +254,26 @@ _OF_SECTION = {
 }
 _OF_ENTRY = ("recipe", "scores")
 _OF_TUNE = ("search", "num_trials", "num_extensions", "share", "seed")
-_ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # what pydantic adds to places
+_ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # added to locations by pydantic
 _ASSIGNMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'=])*)=(.*)""", re.DOTALL)
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a file (without one: the embedded default), with `key=value` overrides."""
+    """Load the configuration of a file, or the embedded default, with `key=value` overrides."""
     source = STARTER if path is None else path
     try:
         table = tomllib.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"There is no file {source}. Write a starter with `personax init {source}`.") from None
-    except (ValueError, RecursionError) as error:  # also of letters, numbers and nesting that cannot be read
-        raise ConfigError(f"{source} is not TOML: {error}. Repair that place.") from None
+        raise ConfigError(f"File not found: {source}. Write a starter with `personax init {source}`.") from None
+    except (ValueError, RecursionError) as error:  # also for invalid encodings, numbers and nesting
+        raise ConfigError(f"{source} is not valid TOML: {error}. Correct it.") from None
     for override in overrides:
         _override(table, override)
     return dataclasses.replace(parse(table), personax=None)
 
 
 def parse(table: dict[str, Any]) -> Config:
-    """Check plain tables and make a configuration of them. Nothing is imported."""
+    """Validate plain tables and make a configuration, without importing anything."""
     sections = {name: _with_options(table[name], _OF_SECTION[name]) for name in _SECTIONS if name in table}
     algorithms = table.get("algorithms", {})
     if isinstance(algorithms, dict):
@@ -299,16 +301,16 @@ def dump(config: Config) -> str:
 
 
 def dump_run(config: Config) -> str:
-    """The configuration of a run folder: with the version of personax that wrote it."""
+    """Write the configuration of a run folder, which includes the version of personax."""
     return dump(dataclasses.replace(config, personax=version("personax")))
 
 
 def load_run(path: Path) -> Config:
-    """The configuration of a run folder; one of an older version is rejected."""
+    """Load the configuration of a run folder; one of an older version is rejected."""
     try:
         writer = tomllib.loads(path.read_text(encoding="utf-8")).get("personax", "0.1")
     except (ValueError, OSError):
-        writer = version("personax")  # `load` says what is wrong with the file
+        writer = version("personax")  # `load` reports the problem of the file
     require_same_version(path.parent, str(writer))
     return load(path)
 
@@ -319,12 +321,12 @@ def require_same_version(folder: Path, writer: str) -> None:
     if writer.split(".")[:2] != mine.split(".")[:2]:
         raise ConfigError(
             f"{folder} was written by personax {writer} and cannot be read by {mine}. "
-            f"Run it again, or install personax {writer}."
+            f"Rerun the experiment, or install personax {writer}."
         )
 
 
 def choose_algorithm(config: Config, name: str | None, where: object = "the configuration") -> Config:
-    """The configuration with one of its algorithms, which must be named if there are several."""
+    """Reduce a configuration to one algorithm, which must be named if there are several."""
     names = list(config.algorithms)
     if name is None and len(names) > 1:
         raise ConfigError(f"`{where}` has {len(names)} algorithms. Choose one with --algorithm: {', '.join(names)}.")
@@ -334,9 +336,9 @@ def choose_algorithm(config: Config, name: str | None, where: object = "the conf
 
 
 def imports_of(config: Config) -> list[str]:
-    """The path of everything that a run of this configuration imports, each once.
+    """Return the paths of all imports of a configuration, each once.
 
-    A configuration that imports is code: `compare` and `run` print this list before they run it.
+    A configuration with imports is code: `compare` and `run` print this list before they run it.
     """
     return list(dict.fromkeys(imports_in(tomllib.loads(dump(config)))))
 
@@ -344,7 +346,7 @@ def imports_of(config: Config) -> list[str]:
 def _completed(
     name: str, section: Section | DataSection | ModelSection | None
 ) -> Section | DataSection | ModelSection | None:
-    """A section with the defaults of its kind, its options checked. What is imported is checked when it is built."""
+    """Fill in the defaults of a section's kind and check its options. Imports are checked when they are built."""
     if section is None or section.kind == "import":
         return section
     parameters = _SECTIONS[name].parameters({"kind": section.kind, **section.options}, name)
@@ -361,7 +363,7 @@ def _completed(
 
 
 def _with_options(table: Any, own: tuple[str, ...]) -> Any:
-    """The keys that stand beside `own` in TOML, in a table of their own."""
+    """Move all keys except `own` to a nested table."""
     if not isinstance(table, dict):
         return table
     options = {key: item for key, item in table.items() if key not in own}
@@ -369,7 +371,7 @@ def _with_options(table: Any, own: tuple[str, ...]) -> Any:
 
 
 def _dotted(table: Any, before: str = "") -> Any:
-    """A table without tables in it: their keys, after a dot, are keys of its own."""
+    """Flatten nested tables: their keys get a dotted prefix."""
     if not isinstance(table, dict):
         return table
     flat = {}
@@ -385,7 +387,7 @@ def _without_none(item: Any) -> Any:
 
 
 def _override(table: dict[str, Any], override: str) -> None:
-    """Put `a.b.c=value` into nested tables; the value is TOML, or else a string."""
+    """Apply `a.b.c=value` to nested tables; the value is TOML, or otherwise a string."""
     parts = _ASSIGNMENT.fullmatch(override)
     keys = _keys(parts[1]) if parts else []
     if parts is None or not all(keys):
@@ -402,7 +404,7 @@ def _override(table: dict[str, Any], override: str) -> None:
 
 
 def _keys(path: str) -> list[str]:
-    """The parts of a dotted TOML key; names with dots or spaces stand in quotes."""
+    """Split a dotted TOML key; names with dots or spaces are quoted."""
     try:
         table: Any = tomllib.loads(f"{path.strip()} = 0")
     except tomllib.TOMLDecodeError:
@@ -415,7 +417,7 @@ def _keys(path: str) -> list[str]:
 
 
 def _explain(error: Any) -> str:
-    """One sentence for one error: what, got, do."""
+    """Describe an error in one sentence: the requirement, the value and the remedy."""
     place = [part if part.isprintable() else repr(part) for part in _in_toml(error["loc"]) if part != "[key]"]
     where, name = ".".join(place[:-1]) or "the file", place[-1]
     path = ".".join(place)
@@ -428,7 +430,7 @@ def _explain(error: Any) -> str:
 
 
 def _in_toml(loc: Sequence[Any]) -> list[str]:
-    """A place as it is written in TOML: without the alternatives that pydantic adds."""
+    """Return a location as written in TOML, without the alternatives that pydantic adds."""
     first, *rest = map(str, loc)
     if first in ("seeds", "schedule", "algorithms"):
         rest = [part for part in rest if not _ALTERNATIVE.fullmatch(part)]
@@ -438,7 +440,7 @@ def _in_toml(loc: Sequence[Any]) -> list[str]:
 
 
 def _settings_at(place: Sequence[Any]) -> list[str]:
-    """The names of the settings of the section at this place."""
+    """Return the setting names of the section at a location."""
     sections: list[Any] = [Config]
     for part in place:
         annotations = {name: kind for section in sections for name, kind in _types(section).items()}
@@ -451,7 +453,7 @@ def _types(section: Any) -> dict[str, Any]:
 
 
 def _classes(annotation: Any) -> list[Any]:
-    """The sections in an annotation."""
+    """Return the section classes in an annotation."""
     if dataclasses.is_dataclass(annotation):
         return [annotation]
     return [found for part in get_args(annotation) for found in _classes(part)]

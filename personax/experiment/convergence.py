@@ -1,4 +1,4 @@
-"""The quantity of the convergence theorems along a run: the squared gradient norm of the clients' mean objective."""
+"""The quantity of the convergence theorems during a run: the squared gradient norm of the clients' mean objective."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,21 +20,21 @@ from personax.simulation.simulate import initial_params
 from personax.theory import fallah, gmeta, persafl
 from personax.typing import Batch, LossFn, Params
 
-NOT_WHOLE = "both are for one model that all clients share as a whole, and here a part is personal or frozen."
-MOST_CLIENTS, MOST_SAMPLES = 50, 64  # that stand for the federation; constants cost more and take fewer
+NOT_WHOLE = "both need one model that all clients share completely, but here a part is personal or frozen."
+MOST_CLIENTS, MOST_SAMPLES = 50, 64  # to represent the federation; constants are expensive and use fewer
 FEW_CLIENTS, FEW_SAMPLES = 10, 16
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """One algorithm's stationarity on a federation: of the server's models and of Fallah's random iterates."""
+    """The stationarity of an algorithm on a federation, at the server's models and at Fallah's random iterates."""
 
     plan: Study
     algorithm: Algorithm
 
     @cached_property
     def batches(self) -> Batch:
-        """The samples that stand for the clients' losses."""
+        """Return the samples that represent the clients' losses."""
         return self._sampled(MOST_CLIENTS, MOST_SAMPLES)
 
     def _sampled(self, num_clients: int, num_samples: int) -> Batch:
@@ -43,21 +43,21 @@ class Convergence:
         return theory.sample_clients(some, num_samples, key=jax.random.key(0))
 
     def of(self, models: Params) -> list[float]:
-        """|grad F(w)|^2 of each seed's model."""
+        """Compute |grad F(w)|^2 for each seed's model."""
         region = theory.Region(models, "")
         found = theory.stationarity_along(self.algorithm.objective, self.plan.task.loss, region, self.batches)
         return np.asarray(found.squared_norm, float).tolist()
 
     def at(self, snapshot: Snapshot) -> tuple[list[float], list[float] | None]:
-        """Of the server's models, and of the random iterates if they are followed."""
+        """Measure the server's models, and the random iterates if they are tracked."""
         iterates = None if tracker_of(self.algorithm) is None else self.of(snapshot.state.tracked)
         return self.of(snapshot.params), iterates
 
     def bound(self, schedule: Schedule, end: Params, rounds: list[int]) -> BoundRecord:
-        """The theorem's curve, with constants measured at the first seed's first and last model; or why there is none.
+        """Return the theorem's curve, with constants measured at the first seed's first and last model, or a reason.
 
-        A synchronous run has one number for each of `rounds`; an asynchronous one, whose step size its theorem ties to
-        the whole length, one for the last.
+        A synchronous run has one number for each of `rounds`; an asynchronous run, whose theorem ties the step size to
+        its length, has one for the last.
         """
         first = initial_params(self.plan.task, self.plan.federation, key=self.plan.keys[0])
         region = theory.path([first, end])
@@ -77,14 +77,14 @@ class Convergence:
             return BoundRecord(f"No theorem covers this run: {error}", [], [])
         source = "Fallah (111), gMeta Theorem 8" if waits else "PersA-FL Theorems 1 to 3"
         words = (
-            f"{source}, corrected as docs/theory.md says, with constants measured at the first and the last model and "
-            "Hessian-free products taken as exact"
+            f"{source}, corrected as in docs/theory.md, with constants measured at the first and the last model and "
+            "Hessian-free products treated as exact"
         )
         return BoundRecord(words, rounds, values)
 
 
 class _CoveredRun(NamedTuple):
-    """Everything that a theorem needs of a run. `gap` bounds F(w_0) - F* from above."""
+    """The quantities of a run that a theorem needs. `gap` is an upper bound on F(w_0) - F*."""
 
     algorithm: Algorithm
     schedule: Schedule
@@ -92,24 +92,24 @@ class _CoveredRun(NamedTuple):
     gap: float
 
     def require_losses(self) -> None:
-        """Require what the theorems assume of every loss."""
+        """Check the theorems' assumptions on every loss."""
         if not 0 <= self.gap < np.inf or not 0 < self.constants.smoothness < np.inf:
             found = f"a mean of {self.gap:.3g} and a smoothness of {self.constants.smoothness:.3g}"
-            raise theory.NotCovered(f"losses must be smooth, finite and not negative, got {found}.")
+            raise theory.NotCovered(f"losses must be smooth, finite and nonnegative, got {found}.")
 
     def plain_local(self) -> tuple[float, int]:
-        """The constant step size and the number of local steps, which all theorems assume."""
+        """Return the constant step size and the number of local steps that all theorems assume."""
         local, server = self.algorithm.local, self.algorithm.server
         if callable(local.lr) or float(local.lr) <= 0 or local.num_steps is None or float(server.lr) != 1:
             raise theory.NotCovered(
-                "the theorems are for a constant positive `lr`, a number of local steps and a server step of 1."
+                "the theorems need a constant positive `lr`, a fixed number of local steps and a server step size of 1."
             )
         return float(local.lr), local.num_steps
 
 
 @dataclass(frozen=True)
 class _FirstValue:
-    """F_i(w_0), an upper bound of F_i(w_0) - F* because losses are not negative; f_i(w_0) is one for the envelope."""
+    """The value F_i(w_0), which bounds F_i(w_0) - F* for nonnegative losses; f_i(w_0) bounds it for the envelope."""
 
     loss: LossFn
     params: Params
@@ -154,10 +154,10 @@ class _RoundTheorems:
         )
 
     def envelope(self, strength: float, tolerance: float) -> float:
-        raise theory.NotCovered("the papers have none for a synchronous Moreau envelope.")
+        raise theory.NotCovered("the papers have no theorem for a synchronous Moreau envelope.")
 
     def none(self) -> float:
-        raise theory.NotCovered("the papers have none for this objective.")
+        raise theory.NotCovered("the papers have no theorem for this objective.")
 
 
 @dataclass(frozen=True)
@@ -194,21 +194,21 @@ class _ArrivalTheorems:
         return persafl.persafl_moreau_bound(*given)
 
     def none(self) -> float:
-        raise theory.NotCovered("the papers have none for this objective.")
+        raise theory.NotCovered("the papers have no theorem for this objective.")
 
     def _require_lr(self, smoothness: float) -> None:
         lr, wanted = self.run.plain_local()[0], persafl.local_lr(self.training, smoothness)
         if not np.isclose(lr, wanted, rtol=0.01):
-            raise theory.NotCovered(f"PersA-FL's have `lr` = 1 / (Q sqrt(L T)) = {wanted:.3g}, got {lr:.3g}.")
+            raise theory.NotCovered(f"PersA-FL's theorems need `lr` = 1 / (Q sqrt(L T)) = {wanted:.3g}, got {lr:.3g}.")
 
 
 def can_follow(algorithm: Algorithm) -> bool:
-    """Return True if an algorithm's clients minimize one function together."""
+    """Return True if an algorithm's clients jointly minimize one function."""
     return algorithm.objective.tracked() is not None
 
 
 def tracker_of(algorithm: Algorithm) -> RandomIterate | None:
-    """Follow the random iterates of Remark 4.7, which synchronous rounds with a number of local steps have."""
+    """Return a tracker of the random iterates of Remark 4.7, for synchronous rounds with a fixed number of steps."""
     waits = algorithm.server.is_synchronous
     return RandomIterate() if waits and algorithm.local.num_steps is not None else None
 

@@ -1,4 +1,4 @@
-"""Seeds that diverged: when and where, in records and in words."""
+"""Records and descriptions of seeds that diverged."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ REMEDY = 'Use smaller step sizes or `clip_norm`, or skip such updates: `on_nonfi
 
 
 def diverged_seeds(config: Config, snapshot: Snapshot) -> list[int]:
-    """The positions of the seeds whose numbers no longer count, because an update of theirs was not finite."""
+    """Return the positions of the seeds that diverged, because one of their updates was not finite."""
     return [fault.seed for fault in snapshot.faults] if config.on_nonfinite == "diverge" else []
 
 
 def divergence_records(
     config: Config, federation: Federation, snapshot: Snapshot, cohort: int
 ) -> list[DivergenceRecord]:
-    """The divergence of each seed that diverged."""
+    """Return a record for each seed that diverged."""
     faults = snapshot.faults if config.on_nonfinite == "diverge" else []
     return [_record(fault, config, federation, cohort) for fault in faults]
 
@@ -31,14 +31,14 @@ def _record(fault: Fault, config: Config, federation: Federation, cohort: int) -
 
 
 def masked(of_seeds: Sequence[float] | None, diverged: Sequence[int]) -> list[float] | None:
-    """One number for each seed, NaN for those that diverged."""
+    """Replace the values of seeds that diverged by NaN."""
     if of_seeds is None:
         return None
     return [np.nan if seed in diverged else float(number) for seed, number in enumerate(of_seeds)]
 
 
 def describe(divergences: Sequence[DivergenceRecord]) -> str:
-    """The first divergence of one algorithm in words.
+    """Describe the first divergence of an algorithm.
 
     >>> describe([DivergenceRecord(2, 7, 61, "anna", "local steps"), DivergenceRecord(0, 9, 85, "ben", "local steps")])
     'diverged at round 7 (anna, seed 2)'
@@ -53,7 +53,7 @@ def has_numbers(algorithm: AlgorithmRecord, num_seeds: int) -> bool:
 
 
 def warnings(record: RunRecord) -> list[str]:
-    """One sentence for each algorithm of a run that diverged, and the remedy."""
+    """Return one sentence for each algorithm that diverged, and the remedy."""
     num, sentences = len(record.seeds), []
     for algorithm in record.algorithms:
         if algorithm.divergences:
@@ -64,7 +64,7 @@ def warnings(record: RunRecord) -> list[str]:
 
 
 def named_error(name: str, error: NonFiniteUpdate, config: Config, federation: Federation, cohort: int) -> Exception:
-    """The error about an update that was not finite, for a run in which that is an error."""
+    """Make the error for a nonfinite update, for runs in which it is an error."""
     if error.fault is None:
         return error
     found = _record(error.fault, config, federation, cohort)

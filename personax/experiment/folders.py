@@ -5,11 +5,11 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-_CUT_OFF = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as `write_atomically` names what it has not finished
+_CUT_OFF = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # temporary files of `write_atomically`
 
 
 class Folder(NamedTuple):
-    """The paths of a run; those of one of its jobs, which has a stream of metrics of its own, name its algorithm."""
+    """The paths of a run, or of one of its jobs, which names its algorithm and has a separate stream of metrics."""
 
     root: Path
     job: str | None = None
@@ -49,7 +49,7 @@ class Folder(NamedTuple):
         return self.root / "report.html"
 
     def checkpoints(self, name: str) -> Path:
-        """The folder with the states of one algorithm."""
+        """Return the folder with the states of one algorithm."""
         return self.root / "checkpoints" / slug(name)
 
     @property
@@ -57,7 +57,7 @@ class Folder(NamedTuple):
         return self.root / "models"
 
     def model(self, name: str) -> Path:
-        """The shared model that one algorithm ended with."""
+        """Return the file of an algorithm's final shared model."""
         return self.models / f"{slug(name)}.safetensors"
 
     @property
@@ -65,30 +65,30 @@ class Folder(NamedTuple):
         return self.root / "parts"
 
     def part(self, name: str) -> Path:
-        """The results of one algorithm that has ended, from which `results.json` is made."""
+        """Return the file with the results of a finished algorithm, from which `results.json` is made."""
         return self.parts / f"{slug(name)}.json"
 
     def part_clients(self, name: str) -> Path:
-        """Its clients' numbers."""
+        """Return the file with the clients' values of one algorithm."""
         return self.parts / f"{slug(name)}.parquet"
 
     @property
     def merging(self) -> Path:
-        """The lock file of the results of all algorithms together."""
+        """Return the lock file of the merged results."""
         return self.root / "locks" / "results.lock"
 
     def lock(self, name: str) -> Path:
-        """The lock file of one algorithm, whose states and results one process at a time writes."""
+        """Return the lock file of one algorithm, held by the process that writes its states and results."""
         return self.root / "locks" / f"{slug(name)}.lock"
 
 
 def slug(name: str) -> str:
-    """A file name for a name; different names that look alike get different ones."""
+    """Return a file name for a name; similar names get different file names."""
     return f"{_plain(name)}-{zlib.crc32(name.encode()):08x}"
 
 
 def readable_slug(name: str, otherwise: str = "run") -> str:
-    """The letters and digits of a name, for a file name that something else makes unique; `otherwise` if it has none.
+    """Return the letters and digits of a name, for part of a file name; `otherwise` if it has none.
 
     >>> readable_slug("../Per-FedAvg (HF)"), readable_slug("...")
     ('per-fedavg-hf', 'run')
@@ -101,15 +101,15 @@ def _plain(name: str) -> str:
 
 
 def refuse_used(root: Path) -> None:
-    """Refuse a folder that has a run."""
+    """Raise an error if a folder already has a run."""
     if Folder(root).config.exists():
         raise ValueError(
-            f"{root} has a run already. Continue it with `personax resume {root}`, or choose another folder."
+            f"{root} already has a run. Resume it with `personax resume {root}`, or choose another folder."
         )
 
 
 def tidy(folder: Folder) -> None:
-    """Remove files that were cut off while they were written."""
+    """Remove temporary files of interrupted writes."""
     for place in (folder.root, folder.models, folder.parts):
         for path in place.glob(".*"):
             if _CUT_OFF.fullmatch(path.name):

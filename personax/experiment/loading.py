@@ -1,4 +1,4 @@
-"""Load a trained model: the shared model of a run, the model of one of its clients, or a model file."""
+"""Loading of trained models: the shared model of a run, the model of a client, or a model file."""
 
 import json
 from collections.abc import Sequence
@@ -36,19 +36,19 @@ def load(
     allow_imports: bool = False,
     notify: Notify = lambda text: None,
 ) -> TrainedModel:
-    """Load a trained model with its schema, to ask for predictions or to export.
+    """Load a trained model with its schema, for predictions or export.
 
     Args:
         run: a run folder, or a model file such as the `personal.safetensors` of `personax personalize` and `join`.
-        algorithm: whose model; by default that with the best score (of a shared model, if no client is given).
-        client: the name or the number of one of the run's clients, for the model that was scored on its data, which
-            is computed from the run's data and last states. By default the shared model.
-        score: which of its models a client's is, by the name of a score; by default the best.
-        allow_imports: whether a model file may import the code of its network. A run folder always does, because its
+        algorithm: the algorithm; by default the one with the best score (of a shared model, if no client is given).
+        client: the name or number of one of the run's clients, to load the model that was scored on its data, which is
+            computed from the run's data and final states. By default, the shared model is loaded.
+        score: the name of a score, which selects one of the client's models; by default the best.
+        allow_imports: if True, a model file may import the code of its network. Run folders always may, because their
             configuration is code.
-        notify: called with what should be known about the model.
+        notify: called with notes about the model.
 
-    With several seeds it is the model of the first that did not diverge.
+    With several seeds, the model of the first seed that did not diverge is loaded.
 
     >>> model = load("runs/people", "FedAvg")  # doctest: +SKIP
     >>> load("runs/people", "APFL", client="person 7").predict("new.csv")  # doctest: +SKIP
@@ -56,7 +56,7 @@ def load(
     path = Path(run)
     if path.is_file():
         if (algorithm, client, score) != (None, None, None):
-            raise ValueError(f"{path} is the file of one model. Leave out the algorithm, the client and the score.")
+            raise ValueError(f"{path} is a single model file. Omit the algorithm, client and score.")
         return read_trained(path, allow_imports=allow_imports)
     if not path.exists():
         raise FileNotFoundError(f"Run folder or model file not found: {path}.")
@@ -67,14 +67,14 @@ def load(
     trainings = [make_training(name, entry) for name, entry in config.algorithms.items()]
     if client is None:
         if score is not None:
-            raise ValueError("A score chooses among the models of a client. Give a client, or leave out the score.")
+            raise ValueError("A score selects a model of a client. Give a client, or omit the score.")
         return _shared_model(folder, config, record, _best_shared(record, trainings, algorithm), notify)
     training, score = _best_of_clients(record, trainings, algorithm, score)
     return _client_model(folder, config, record, (training, score), client, notify)
 
 
 def _best_shared(record: RunRecord, trainings: Sequence[Training], algorithm: str | None) -> Training:
-    """The algorithm that was asked for, or else the one whose shared model has the best score."""
+    """Return the requested algorithm, or the one whose shared model has the best score."""
     if algorithm is None and len(trainings) > 1:
         has = {name for training in trainings for name, one in training.scorings.items() if one.model == "global"}
         best = best_row(record, [row for row in record.table if row.score in has and row.is_ranked])
@@ -88,7 +88,7 @@ def _best_shared(record: RunRecord, trainings: Sequence[Training], algorithm: st
 def _best_of_clients(
     record: RunRecord, trainings: Sequence[Training], algorithm: str | None, score: str | None
 ) -> tuple[Training, str]:
-    """The algorithm and the score with the best mean, of those by which a client has a model of its own."""
+    """Return the algorithm and score with the best mean among scores of clients' own models."""
     scorings = {name: (training, one) for training in trainings for name, one in training.scorings.items()}
     if score is not None:
         check_names("the run", [score], scorings, "score")
@@ -99,8 +99,8 @@ def _best_of_clients(
     if best is None:
         who = f"`{score or algorithm or record.name}`"
         raise ConfigError(
-            f"{who} gives clients no model of their own: it was scored by the shared model, or on the data that it was "
-            "adapted to, or it diverged. Leave out the client, or choose another algorithm or score."
+            f"{who} has no models of single clients: it scored the shared model, or models on the data that they were "
+            "adapted to, or it diverged. Omit the client, or choose another algorithm or score."
         )
     return scorings[best.score][0], best.score
 
@@ -108,30 +108,28 @@ def _best_of_clients(
 def _shared_model(
     folder: Folder, config: Config, record: RunRecord, training: Training, notify: Notify
 ) -> TrainedModel:
-    """The shared model of an algorithm, from its file."""
+    """Load the shared model of an algorithm from its file."""
     require_shared_model(training)
     tree, schema, _ = _read_model(folder, record, training.name)
     network = make_network(config.model.table, schema.num_outputs)
-    words = "the shared model as it is"
+    words = "the shared model, unchanged"
     if all(scoring.model != "global" for scoring in training.scorings.values()):
-        words += ", which was not scored: its clients adapt it or keep models of their own"
-        notify(
-            f"{training.name}: {words}. For the model of a client, give the client, or use `personalize` for a new one."
-        )
+        words += ", which was not scored: its clients adapt it or have their own models"
+        notify(f"{training.name}: {words}. For a client's model, give the client, or use `personalize` for a new one.")
     return TrainedModel(
         network, restore(network, tree["params"], schema), schema, f"{training.name} of {record.name}", words
     )
 
 
 def _read_model(folder: Folder, record: RunRecord, name: str) -> tuple[dict, Schema, int]:
-    """The parameters in the file of an algorithm, their schema and their seed; an error says why there is none."""
+    """Read the parameters of an algorithm's file, their schema and their seed, or raise an error with the reason."""
     own = next(one for one in record.algorithms if one.name == name)
     if not has_numbers(own, len(record.seeds)):
         raise ConfigError(f"{name} {describe(own.divergences)} and has no model. Choose another algorithm.")
     path = folder.model(name)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder.root} has no model of {name}: {path} is missing. To rebuild it: personax resume {folder.root}"
+            f"File not found: {path}. To rebuild the model of {name}, run: personax resume {folder.root}"
         )
     tree, about = checkpoint.read_model(path)
     return tree, Schema.from_dict(json.loads(about["schema"])), int(about["seed"])
@@ -145,13 +143,13 @@ def _client_model(
     client: str | int,
     notify: Notify,
 ) -> TrainedModel:
-    """The model of one client that a score is of, from the run's last state and data."""
+    """Compute the model of one client that a score refers to, from the run's final state and data."""
     training, score = chosen
     name, scoring = training.name, training.scorings[score]
     if (folder.root / "live.json").exists():
         raise ConfigError(
-            f"{folder.root} is a live run: the states of its clients never left them. Each client has its own model in "
-            "its personal.safetensors, which `load` reads."
+            f"{folder.root} is a live run, whose clients keep their states. Each client has its own model in its "
+            "personal.safetensors, which `load` can read."
         )
     _, schema, seed = _read_model(folder, record, name)
     config = replace(config, algorithms={name: config.algorithms[name]})
@@ -161,7 +159,7 @@ def _client_model(
     if is_held_out:
         found = newcomer_scoring(training.algorithm, scoring)
         if found is None:
-            raise ConfigError(f"{client} was held out of training, and `{score}` gives such clients no model.")
+            raise ConfigError(f"{client} was held out of training and has no model for `{score}`.")
         scoring = found
     elif scoring.clients == "held_out":
         scoring = replace(scoring, clients="all")
@@ -177,12 +175,12 @@ def _client_model(
 
 
 def _find(federation: Federation, client: str | int, root: Path) -> tuple[int, bool]:
-    """The position of a client among those that train or those held out, and whether it is the latter."""
+    """Return a client's position among training or held-out clients, and True if it is held out."""
     for part in (federation, federation.newcomers):
         if part is None:
             continue
         names = list(part.names)
-        for name in (str(client), f"client {client}"):  # the latter is what clients with numbers are called
+        for name in (str(client), f"client {client}"):  # the latter is the name of numbered clients
             if name in names:
                 return names.index(name), part is not federation
     names = [*federation.names, *(federation.newcomers.names if federation.newcomers is not None else ())]
@@ -191,7 +189,7 @@ def _find(federation: Federation, client: str | int, root: Path) -> tuple[int, b
 
 
 def _last_snapshot(folder: Folder, config: Config, plan: Study, notify: Notify) -> Snapshot:
-    """The state that the only algorithm of this configuration ended with, if it fits the settings and the data."""
+    """Load the final state of the only algorithm of a configuration, if it matches the settings and data."""
     (training,) = plan.trainings
     run = planned(config, plan, training)
     saved = checkpoint.load(
@@ -199,8 +197,8 @@ def _last_snapshot(folder: Folder, config: Config, plan: Study, notify: Notify) 
     )
     if saved is None:
         raise FileNotFoundError(
-            f"{folder.root} has no checkpoint of {training.name}, which holds the states of its clients. To train it "
-            f"again: personax resume {folder.root} --fresh {training.name!r}"
+            f"{folder.root} has no checkpoint of {training.name} with the states of its clients. To retrain it, "
+            f"run: personax resume {folder.root} --fresh {training.name!r}"
         )
     before = Provenance.from_table(saved.about["provenance"])
     now = provenance_of(config, training.name, digest_data(plan.federation))
@@ -209,7 +207,7 @@ def _last_snapshot(folder: Folder, config: Config, plan: Study, notify: Notify) 
         changes.append(f"`schedule.num_rounds` was {before.num_rounds} and is {now.num_rounds}")
     if changes:
         raise ConfigError(
-            f"The models in {folder.root} were trained with other settings or data: {'; '.join(changes)}. Undo the "
-            f"change, or train again: personax resume {folder.root}"
+            f"The models in {folder.root} were trained with different settings or data: {'; '.join(changes)}. Undo the "
+            f"change, or retrain: personax resume {folder.root}"
         )
     return snapshot_of(run, saved)

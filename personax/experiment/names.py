@@ -1,4 +1,4 @@
-"""Names that come from a file or over the wire, checked before a path is made of them or a terminal shows them."""
+"""Validation of names from files or the network, before they are used in paths or printed."""
 
 import re
 
@@ -10,7 +10,7 @@ _MOST = 80  # characters
 
 
 def require_run_name(name: object) -> str:
-    """The name of a run if it can be the name of a folder: up to 80 ASCII letters, digits, `-` and `_`.
+    """Return the name of a run if it is a valid folder name: up to 80 ASCII letters, digits, `-` and `_`.
 
     >>> require_run_name("tiny-5f0c")
     'tiny-5f0c'
@@ -19,14 +19,14 @@ def require_run_name(name: object) -> str:
 
 
 def require_client_name(name: object) -> str:
-    """The name of a client, which may have single dots inside, too."""
+    """Return the name of a client if it is valid; it may also contain single dots inside."""
     return _required("client", name, _DOTTED)
 
 
 def require_title(name: str) -> str:
-    """A name that people read, such as that of an algorithm in a configuration: without control characters.
+    """Return a displayed name, such as an algorithm's, if it has no control characters.
 
-    It may have path separators, because files are called by its `folders.slug`.
+    It may have path separators, because files are named by its `folders.slug`.
     """
     if not name.isprintable() or not name.strip(" ."):
         raise PydanticCustomError("name", "A name must have letters or digits, and no control characters")
@@ -34,14 +34,14 @@ def require_title(name: str) -> str:
 
 
 def require_title_on_the_wire(name: str) -> str:
-    """A title that a server sends, or another machine's file has: also without path separators and `..`."""
+    """Return a title from another machine if it also has no path separators and no `..`."""
     if ".." in name or "/" in name or "\\" in name or len(name) > _MOST:
-        raise ValueError(f"A name that is sent must have neither / nor \\ nor .., got {name!r:.100}. Rename it.")
+        raise ValueError(f"A name from another machine must not contain /, \\ or .., got {name!r:.100}. Rename it.")
     return require_title(name)
 
 
 def printable(text: object) -> str:
-    r"""The text of someone else for a log or a terminal, with its control characters escaped.
+    r"""Escape the control characters of untrusted text for a log or a terminal.
 
     >>> printable("anna" + chr(27) + "[2J")
     'anna\\x1b[2J'

@@ -1,4 +1,4 @@
-"""Personal models for clients that were never seen in training, from a run and the client's own file."""
+"""Personal models for new clients, made from a run and the client's own file."""
 
 import json
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from personax.typing import Batch, Params, Task
 
 
 class PersonalModel(NamedTuple):
-    """A personal model, the metadata of its file, the scoring that made it, and its metrics before and after.
+    """A personal model, the metadata of its file, its scoring, and its metrics before and after.
 
-    The metrics are measured on data kept apart.
+    The metrics are measured on held-out data.
     """
 
     params: Params
@@ -44,10 +44,10 @@ class PersonalModel(NamedTuple):
 
 
 def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | None = None) -> tuple[str, str | None]:
-    """The algorithm and score with the best mean, of all or of one algorithm.
+    """Choose the algorithm and score with the best mean, among all or for one algorithm.
 
-    Scores by which newcomers cannot adapt, or that carry a warning, are left out; unless their algorithm was asked for,
-    so are those of which a seed diverged. Where that algorithm has no score that is left, the score is None.
+    Scores that newcomers cannot use, or that have a warning, are left out. Scores with a diverged seed are left out
+    unless their algorithm was requested. If a requested algorithm has no score left, the score is None.
     """
     own = next((one for one in record.algorithms if one.name == algorithm), None)
     if own is not None and not has_numbers(own, len(record.seeds)):
@@ -62,21 +62,21 @@ def choose(record: RunRecord, trainings: Sequence[Training], algorithm: str | No
     rows = [row for row in rows if (row.is_ranked if algorithm is None else row.algorithm == algorithm)]
     best = best_row(record, rows)
     if best is None and algorithm is None:
-        raise ConfigError(f"{record.name} has no algorithm that adapts to newcomers. Name one with --algorithm.")
+        raise ConfigError(f"No algorithm of {record.name} adapts to newcomers. Name one with --algorithm.")
     return (str(algorithm), None) if best is None else (best.algorithm, best.score)
 
 
 def require_shared_model(training: Training) -> None:
-    """Raise if an algorithm shares nothing: what stands for its shared model was never trained."""
+    """Raise an error if an algorithm shares nothing, so that its shared model was never trained."""
     if not training.algorithm.objective.federated:
         raise ConfigError(
-            f"{training.name} trains no shared model: its clients keep all to themselves. Choose another algorithm, or "
+            f"{training.name} trains no shared model: its clients share nothing. Choose another algorithm, or "
             "load the model of one of its clients."
         )
 
 
 def best_row(record: RunRecord, rows: Sequence[ScoreRow]) -> ScoreRow | None:
-    """The row with the best mean of the run's headline metric, of those that have a finite one."""
+    """Return the row with the best finite mean of the run's headline metric."""
     sign = 1 if higher_is_better(record.headline) else -1
     rows = [row for row in rows if row.metric == record.headline and np.isfinite(row.mean.mean)]
     return max(rows, key=lambda row: sign * row.mean.mean, default=None)
@@ -92,9 +92,9 @@ def personalize_newcomer(
     seed: int = 0,
     notify: Notify = lambda text: None,
 ) -> PersonalModel:
-    """Adapt one algorithm's shared model, by default the best's, to the client whose samples a file holds.
+    """Adapt an algorithm's shared model, by default the best one's, to a client's file of samples.
 
-    A fifth of the samples is kept apart to score the model before and after. `notify` is called with what is ignored.
+    A fifth of the samples is held out to score the model before and after. `notify` is called about ignored columns.
     """
     record = read_results(folder.root)
     config = load_run(folder.config)
@@ -126,7 +126,7 @@ def personalize_newcomer(
 
 
 def write(found: PersonalModel, path: Path) -> None:
-    """The personal model as one safetensors file."""
+    """Write the personal model to a safetensors file."""
     numbers = {"before": json.dumps(found.before), "after": json.dumps(found.after)}
     write_personal(path, {**found.about, "scoring": found.words, **numbers}, found.params)
 
@@ -140,7 +140,7 @@ def _scoring(training: Training, score: str | None, num_steps: int | None, lr: f
 
 
 def read_newcomer(path: Path, config: Config, schema: Schema, seed: int, notify: Notify) -> Federation:
-    """The file's samples as one client, a fifth of them kept apart, as the model was trained on them."""
+    """Read a file's samples as one client, with a fifth of them held out, converted for the model."""
     names = {name: item for name, item in config.data.options.items() if name in ("client", "label")}
     read = datasets.read_client(path, **names, schema=schema, notify=notify)
     return read.split_tests(0.2, key=jax.random.key(seed)).conform(schema, notify)

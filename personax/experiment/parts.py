@@ -1,4 +1,4 @@
-"""One algorithm of a run as a job of its own: trained apart, and merged with the others by the job that ends last."""
+"""Separate jobs for the algorithms of a run, merged by the job that ends last."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ def execute_part(
     checkpoint_seconds: float = 10.0,
     listeners: Sequence[Listener] = (),
 ) -> RunRecord | None:
-    """Do what is left of one algorithm of a run; if all the others have ended, merge and return the results.
+    """Complete one algorithm of a run; if all others have ended, merge and return the results.
 
-    It is trained by the same program as in `execute`. `started` is the start of the whole run. Raises `Taken` while
-    another process trains the same algorithm.
+    The training program is the same as in `execute`. `started` is the start of the whole run. Raises `Taken` if another
+    process trains the same algorithm.
     """
     work = prepare(load_run(folder.config), name)
     training = next(one for one in work.plan.trainings if one.name == name)

@@ -1,4 +1,4 @@
-"""Predictions of a trained model as a table in a file."""
+"""Tables of a trained model's predictions, written to a file."""
 
 from io import BytesIO
 from pathlib import Path
@@ -17,17 +17,19 @@ _SUFFIXES = (".csv", ".parquet")
 
 
 def require_table_path(path: Path, data: Path) -> None:
-    """Raise unless a table can be written to a path without replacing the data."""
+    """Raise an error unless a table can be written to a path without replacing the data."""
     if path.suffix not in _SUFFIXES:
-        raise ValueError(f"Predictions are written as {' or '.join(_SUFFIXES)}, got {path.name!r}. Change the suffix.")
+        raise ValueError(
+            f"Predictions must be written as {' or '.join(_SUFFIXES)}, got {path.name!r}. Change the suffix."
+        )
     if path.resolve() == data.resolve():
         raise ValueError(f"The predictions would replace the data in {data}. Choose another --out.")
 
 
 def predictions(model: TrainedModel, x: Any, *, notify: Notify = lambda text: None) -> pa.Table:
-    """Return a row for each sample: the `prediction`, and of a class its `probability`.
+    """Return a row for each sample with its `prediction` and, for classes, its `probability`.
 
-    Where a sample has several labels or targets, columns are numbered: `prediction_0`, `prediction_1`, ...
+    If a sample has several labels or targets, columns are numbered: `prediction_0`, `prediction_1`, ...
     """
     if not model.schema.classes:
         return pa.table(_columns("prediction", model.predict(x, notify=notify)))

@@ -1,4 +1,4 @@
-"""Networks that start at the parameters of a safetensors file."""
+"""Networks that are initialized from a safetensors file."""
 
 import functools
 import hashlib
@@ -18,16 +18,16 @@ from personax.values import ConfigError
 
 
 def pretrained(model: Model, path: str | Path, digest: str | None = None) -> Model:
-    """The same network, which starts at the parameters of a safetensors file instead of at random.
+    """Initialize a network from the parameters of a safetensors file instead of at random.
 
     The file has an array for each parameter of the network, with its name and shape, such as `dense_0.kernel`; a model
-    file of a run folder will do. Numbers are converted to the type that the network itself gives its parameters. The
-    file is read whenever a run begins, so that no copy of it stays in memory.
+    file of a run folder works. Values are converted to the dtypes of the network's own parameters. The file is read
+    when a run begins, so that no copy of it stays in memory.
 
     Args:
         model: the network.
         path: the file.
-        digest: the SHA-256 of the file in hexadecimal digits. Another file is an error.
+        digest: the expected SHA-256 of the file in hexadecimal digits.
 
     >>> import jax, numpy as np, personax as px, safetensors.numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/base.safetensors"
@@ -45,12 +45,12 @@ def pretrained(model: Model, path: str | Path, digest: str | None = None) -> Mod
 
 
 def digest_of(path: str | Path) -> str:
-    """The SHA-256 of a base file in hexadecimal digits."""
+    """Return the SHA-256 of a base file in hexadecimal digits."""
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        raise ConfigError(f"File not found: {path}. It is the base of the model.") from None
+        raise ConfigError(f"File not found: {path}. It has the initial parameters of the model.") from None
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def _pretrained(model: Model, path: Path, digest: str) -> Model:
     def init(key: Array, x: Array) -> Params:
         shapes = jax.eval_shape(model.init, key, x)
         names = _places(path, leaves_by_name(shapes, dotted))
-        # A callback, because a constant of the compiled program would stay in memory.
+        # Use a callback, because a constant of the compiled program would stay in memory.
         read = lambda: _read(path, digest, names)
         return jax.tree.unflatten(jax.tree.structure(shapes), jax.pure_callback(read, tuple(names.values())))
 
@@ -68,17 +68,17 @@ def _pretrained(model: Model, path: Path, digest: str) -> Model:
 def _read(path: Path, digest: str, names: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != digest:
-        raise ConfigError(f"{path} has changed since this model was made. Restore the file, or make the model again.")
+        raise ConfigError(f"{path} has changed since this model was created. Restore the file, or recreate the model.")
     arrays = read_tensors(content)
     return tuple(np.asarray(arrays[name], shape.dtype) for name, shape in names.items())
 
 
 def _places(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a model by their names in a file, which must have them all and nothing else."""
+    """Return a model's parameters by their names in a file, which must have exactly these."""
     try:
         found, about = read_header(path)
     except (safetensors.SafetensorError, ValueError) as error:
-        raise ConfigError(f"{path} must be a safetensors file, got: {error}. Write it again.") from None
+        raise ConfigError(f"{path} is not a safetensors file: {error}. Write it again.") from None
     before = "params." if about.get("model") == "shared" else ""
     given = {name.removeprefix(before): shape for name, shape in found.items() if name.startswith(before)}
     wrong = {
@@ -93,7 +93,7 @@ def _places(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     if any(wrong.values()):
         listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
         raise ConfigError(
-            f"The parameters in {path} are not those of the model. {listed[0].upper()}{listed[1:]}. Configure the "
+            f"The parameters in {path} do not match the model. {listed[0].upper()}{listed[1:]}. Configure the "
             "network that the file was written from."
         )
     return {before + name: leaf for name, leaf in wanted.items()}

@@ -1,6 +1,6 @@
-"""The provenance of results: a digest of the data, and the settings that one algorithm's results depend on.
+"""The provenance of results: a digest of the data, and the settings on which an algorithm's results depend.
 
-Parts and checkpoints record it, and `resume` compares it with that of the folder's configuration and data.
+Parts and checkpoints record it, and `resume` compares it with the folder's current configuration and data.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ import numpy as np
 from personax.data.federation import Federation
 from personax.experiment.config import Config, dump
 
-_UNRELATED = ("name", "personax", "live", "local", "tune", "algorithms")  # to the results of one algorithm
-_BLOCK = 1 << 22  # bytes that are read at once
-_WHOLE = 8 << 30  # bytes of a memory-mapped array that are read; of a longer one a sample
+_UNRELATED = ("name", "personax", "live", "local", "tune", "algorithms")  # do not affect one algorithm's results
+_BLOCK = 1 << 22  # bytes to read at once
+_WHOLE = 8 << 30  # largest memory-mapped array in bytes that is read completely; larger ones are sampled
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The inputs of one algorithm's results: settings by their dotted names, and digests of the data's parts.
+    """The inputs of an algorithm's results: settings by dotted names, and digests of the parts of the data.
 
-    `num_rounds` stands apart, because a run may be extended.
+    `num_rounds` is separate, because a run may be extended.
     """
 
     num_rounds: int
@@ -35,21 +35,21 @@ class Provenance:
 
     @property
     def digest(self) -> str:
-        """A digest of everything but the number of rounds."""
+        """Return a digest of everything except the number of rounds."""
         return hashlib.sha256(_plain([self.settings, self.data]).encode()).hexdigest()
 
     @property
     def table(self) -> dict[str, Any]:
-        """The provenance as a checkpoint records it."""
+        """Return the provenance as a table for a checkpoint."""
         return {**asdict(self), "digest": self.digest}
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> "Provenance":
-        """Read what `table` gave."""
+        """Read a provenance from a table."""
         return cls(int(table["num_rounds"]), table["settings"], table["data"])
 
     def changes_to(self, now: "Provenance") -> list[str]:
-        """Describe each setting and each part of the data that is different now.
+        """Describe each setting and each part of the data that has changed.
 
         >>> before = Provenance(60, {"algorithms.FedAvg.lr": 0.1}, {"training data": "51a0"})
         >>> before.changes_to(Provenance(80, {"algorithms.FedAvg.lr": 0.2}, {"training data": "77b3"}))
@@ -64,12 +64,12 @@ class Provenance:
 
 
 def provenance_of(config: Config, name: str, data: dict[str, str]) -> Provenance:
-    """The provenance of an algorithm of a resolved configuration, on data with these digests."""
+    """Return the provenance of an algorithm of a resolved configuration, on data with these digests."""
     table = tomllib.loads(dump(config))
     kept = {key: item for key, item in table.items() if key not in _UNRELATED}
     kept["schedule"] = {key: item for key, item in kept["schedule"].items() if key != "num_rounds"}
     if config.data.kind != "import":
-        kept["data"] = {key: item for key, item in kept["data"].items() if key != "path"}  # its content is digested
+        kept["data"] = {key: item for key, item in kept["data"].items() if key != "path"}  # its content has a digest
     kept["model"] = {key: item for key, item in kept["model"].items() if key != "base"}  # likewise
     settings = dict(_flat({**kept, "algorithms": {name: table["algorithms"][name]}}))
     return Provenance(config.schedule.num_rounds, settings, data)
@@ -78,7 +78,7 @@ def provenance_of(config: Config, name: str, data: dict[str, str]) -> Provenance
 def digest_data(federation: Federation) -> dict[str, str]:
     """Digest a federation's schema, training data, test data, clients and held-out clients.
 
-    Everything is read, in blocks. Of a memory-mapped array longer than 8 GiB its length and 2048 evenly spaced blocks
+    Everything is read in blocks. For a memory-mapped array larger than 8 GiB, its length and 2048 evenly spaced blocks
     of 4 MiB are digested instead.
     """
     schema = hashlib.sha256(_plain(federation.schema.to_dict()).encode()).hexdigest()
@@ -110,7 +110,7 @@ def _digest(arrays: tuple[Any, ...]) -> str:
 
 
 def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The bytes of an array, or a sample of them."""
+    """Yield the bytes of an array, or a sample of them."""
     content = np.asarray(array, order="C").reshape(-1).view(np.uint8)
     if isinstance(array, np.memmap) and len(content) > _WHOLE:
         begins = np.linspace(0, len(content) - _BLOCK, _WHOLE // _BLOCK).astype(int).tolist()
@@ -120,7 +120,7 @@ def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of nested tables by their dotted names, as TOML writes them."""
+    """Yield the settings of nested tables by dotted names, as in TOML."""
     for key, item in table.items():
         name = before + (key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False))
         if isinstance(item, dict):
@@ -130,5 +130,5 @@ def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plain(item: Any) -> str:
-    """A value as JSON, which is equal for equal values."""
+    """Return a value as JSON, which is equal for equal values."""
     return json.dumps(item, ensure_ascii=False, sort_keys=True, default=str)

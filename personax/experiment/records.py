@@ -1,17 +1,17 @@
-"""The contents of a run folder as data: the schema of `results.json` and of the tables beside it.
+"""The contents of a run folder: the schema of `results.json` and of the tables beside it.
 
-    config.toml       the resolved configuration; running it again gives the same numbers
+    config.toml       the resolved configuration; rerunning it gives the same numbers
     results.json      a `RunRecord`
     tuning.json       a `TuningRecord`, if the configuration was tuned; `results.json` includes it
-    metrics.jsonl     one line for each evaluation, written during the run
-    clients.parquet   one row for each client, seed and score at the end of a run; without numbers if the seed diverged
+    metrics.jsonl     one line per evaluation, written during the run
+    clients.parquet   one row per client, seed and score at the end of a run; without values if the seed diverged
     checkpoints/      the last two states of each algorithm
     parts/            the results of each algorithm and their provenance, from which the files above are made
     models/           the shared model of each algorithm
-    locks/            lock files, which one process at a time holds
-    report.html       all of it for people
+    locks/            lock files, held by one process at a time
+    report.html       the report
 
-Numbers "for each seed" are lists in the order of `seeds`, with NaN for a seed that has diverged.
+Values "for each seed" are lists in the order of `seeds`, with NaN for a seed that has diverged.
 """
 
 import json
@@ -34,32 +34,32 @@ _KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 @dataclass(frozen=True, config=_KNOWN)
 class EvaluationRecord:
-    """One evaluation under one scoring: statistics over clients by metric, each for each seed."""
+    """One evaluation with one scoring: statistics over clients by metric, for each seed."""
 
-    round: int  # rounds, or updates divided by the cohort's size where there are none
+    round: int  # rounds, or updates divided by the cohort's size for asynchronous runs
     events: list[int]
     time: Numbers  # virtual
-    seconds: float  # of wall-clock time since the run began, compilation left out
+    seconds: float  # wall-clock time since the start of the run, without compilation
     mean: dict[str, Numbers]
     std: dict[str, Numbers]
     worst_decile: dict[str, Numbers]
     best_decile: dict[str, Numbers]
-    personal_number: Numbers | None = None  # its mean over clients, where the objective shows one
+    personal_number: Numbers | None = None  # its mean over clients, if the objective shows one
     stationarity: Numbers | None = None  # |grad F|^2 at the server's model, of the clients' mean objective
     iterate_stationarity: Numbers | None = None  # and at a random iterate of the last round: Fallah Remark 4.7
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class BestRecord:
-    """The best evaluation of each seed by one metric, over seeds: optimistic, because it is picked on the scores."""
+    """The best evaluation of each seed by one metric, which is picked on test scores and therefore optimistic."""
 
     mean: Interval
-    rounds: list[int]  # of each seed that did not diverge
+    rounds: list[int]  # for each seed that did not diverge
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class AdaptationRecord:
-    """Newcomers: mean metrics against the number of adaptation steps, [steps][seeds]."""
+    """Newcomers' mean metrics by number of adaptation steps, [steps][seeds]."""
 
     words: str
     steps: list[int]
@@ -68,13 +68,13 @@ class AdaptationRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class ClassesRecord:
-    """Each class of the schema at the end of a run, on the scored samples of all clients together: [classes][seeds].
+    """Results per class at the end of a run, pooled over the scored samples of all clients: [classes][seeds].
 
-    `recall` is the share of its samples that were recognized, `precision` the share of its predictions that were right;
-    NaN without samples or predictions.
+    `recall` is the share of a class's samples that were predicted correctly, `precision` the share of its predictions
+    that were correct; NaN without samples or predictions.
     """
 
-    num_samples: list[int]  # of each class, for the first seed that did not diverge
+    num_samples: list[int]  # per class, for the first seed that did not diverge
     recall: list[Numbers]
     precision: list[Numbers]
 
@@ -83,8 +83,8 @@ class ClassesRecord:
 class ScoreRecord:
     """One scoring applied to one algorithm, from the first evaluation to the last.
 
-    The last evaluation's numbers of each client are the rows of `clients.parquet` with this `score`. `evaluations` end
-    when all seeds have diverged, and `best` is empty then.
+    The clients' values in the last evaluation are the rows of `clients.parquet` with this `score`. If all seeds
+    diverge, `evaluations` end there and `best` is empty.
     """
 
     name: str
@@ -94,12 +94,12 @@ class ScoreRecord:
     evaluations: list[EvaluationRecord]
     best: dict[str, BestRecord]
     newcomers: AdaptationRecord | None = None
-    classes: ClassesRecord | None = None  # of a classification
+    classes: ClassesRecord | None = None  # for a classification
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class BoundRecord:
-    """A convergence theorem's bound after each of these numbers of rounds; without numbers the words say why."""
+    """A convergence theorem's bound after these numbers of rounds; if empty, `words` gives the reason."""
 
     words: str
     rounds: list[int]
@@ -108,37 +108,37 @@ class BoundRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class DivergenceRecord:
-    """The first update of one seed that was not finite. The seed has no numbers from its event on: they are NaN."""
+    """The first nonfinite update of one seed. From that event on, the seed's values are NaN."""
 
     seed: int
-    round: int  # during which it arrived, from 1
+    round: int  # in which it arrived, from 1
     event: int  # from 0
     client: str
-    stage: str  # which part of the update: "local steps", for example
+    stage: str  # the part of the update, such as "local steps"
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class AlgorithmRecord:
-    """One algorithm of a run: what it was, how long it took, how it was scored."""
+    """One algorithm of a run: its configuration, its cost and its scores."""
 
     name: str
     recipe: str
     definition: dict[str, Any]
-    citations: list[str]  # keys of BibTeX entries, or entries of what was imported
+    citations: list[str]  # keys of BibTeX entries, or the entries of imported code
     mode: Literal["synchronous", "asynchronous"]
     num_rounds: int
     num_events: int
     seconds: dict[Literal["compile", "train", "evaluate"], float]
     bytes_up: float  # for each seed, in total
     bytes_down: float
-    num_dropped: list[int]  # updates too stale, for each seed
-    num_skipped: list[int]  # updates not finite
+    num_dropped: list[int]  # updates that were too stale, for each seed
+    num_skipped: list[int]  # nonfinite updates, for each seed
     scores: list[ScoreRecord]
-    personal_number: str = ""  # the name of the personal number that is shown: APFL's mixing weight
-    staleness: dict[str, list[int]] = field(default_factory=dict)  # "staleness" and "count", of the first seed
-    active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, of the first seed
-    bound: BoundRecord | None = None  # of the stationarity, where that was asked for
-    divergences: list[DivergenceRecord] = field(default_factory=list)  # of the seeds that diverged
+    personal_number: str = ""  # the name of the shown personal number, such as APFL's mixing weight
+    staleness: dict[str, list[int]] = field(default_factory=dict)  # "staleness" and "count", for the first seed
+    active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, for the first seed
+    bound: BoundRecord | None = None  # on the stationarity, if requested
+    divergences: list[DivergenceRecord] = field(default_factory=list)  # one for each seed that diverged
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -148,31 +148,31 @@ class TrialRecord:
     options: dict[str, Any]  # by dotted names: `lr`, `objective.strength`
     score: float | None  # the mean over seeds
     of_seeds: Numbers  # empty if a seed diverged
-    loss: float | None  # on the same data: of equal scores the one with the lower loss is chosen
+    loss: float | None  # on the same data; among equal scores, the lowest loss is chosen
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class TunedAlgorithm:
-    """The search for the options of one algorithm: everything that was tried, in order, and what was chosen."""
+    """The search for the options of one algorithm: all trials in order, and the choice."""
 
     algorithm: str
     search: Literal["grid", "random"]
-    num_combinations: int  # that the search began with; a random one tries a part of them
+    num_combinations: int  # at the start of the search; a random search tries a part of them
     metric: str
-    words: str  # the model that was scored, and how
+    words: str  # a description of the scoring
     before: dict[str, Any]  # the algorithm's own values of these options
     chosen: dict[str, Any]
     trials: list[TrialRecord]
-    warnings: list[str]  # such as a chosen value at the edge of those that were tried
+    warnings: list[str]  # for example, if a chosen value is at the edge of its range
 
     def of(self, options: dict[str, Any]) -> TrialRecord | None:
-        """The trial of these options, if there was one."""
+        """Return the trial of these options, if there was one."""
         return next((trial for trial in self.trials if trial.options == options), None)
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class TuningRecord:
-    """`tuning.json`: a search on validation data, which was cut from the clients' training data."""
+    """The contents of `tuning.json`: a search on validation data, split off the clients' training data."""
 
     share: float  # of each client's training data
     seed: int  # of the validation split
@@ -182,7 +182,7 @@ class TuningRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class FederationRecord:
-    """The data in words and numbers."""
+    """A summary of the data."""
 
     num_clients: int
     num_held_out: int
@@ -207,9 +207,9 @@ class RunRecord:
     headline: str  # the metric of the headline table
     federation: FederationRecord
     algorithms: list[AlgorithmRecord]
-    local_baseline: str | None  # the scores that stand for local training and for the global model of all
+    local_baseline: str | None  # the scores of local training and of the global model
     global_baseline: str | None
-    table: list[ScoreRow]  # of each metric in turn
+    table: list[ScoreRow]  # for each metric in turn
     tuning: TuningRecord | None = None
 
 
@@ -218,11 +218,11 @@ TUNING = TypeAdapter(TuningRecord)
 
 
 def read_results(folder: Path) -> RunRecord:
-    """The results of a run folder; an error says what is wrong with it."""
+    """Read the results of a run folder, or raise an error that describes the problem."""
     path = folder / "results.json"
     if not path.exists():
         raise ValueError(
-            f"{folder} has no results.json. Give the folder of a finished run, or finish it: personax resume {folder}"
+            f"No results.json in {folder}. Give the folder of a finished run, or finish it: personax resume {folder}"
         )
     content = path.read_bytes()
     try:
@@ -233,11 +233,11 @@ def read_results(folder: Path) -> RunRecord:
             require_same_version(folder, str(found.get("personax")))
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path} is not what a run writes: {where}: {first['msg']}. Run it again.") from None
+        raise ValueError(f"Invalid results in {path}: {where}: {first['msg']}. Rerun the experiment.") from None
 
 
 def _table(content: bytes) -> dict[str, Any]:
-    """The table that a JSON file holds; empty if it holds none."""
+    """Return the table in a JSON file; empty if there is none."""
     try:
         found = json.loads(content)
     except ValueError:

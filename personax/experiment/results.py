@@ -42,7 +42,7 @@ _PART = TypeAdapter(AlgorithmRecord)
 
 
 class AlgorithmResult(NamedTuple):
-    """The results of one algorithm: its record, its last scores by name, and its clients' numbers as a table."""
+    """The results of one algorithm: its record, its final scores by name, and a table of its clients' values."""
 
     record: AlgorithmRecord
     scores: dict[str, Evaluation]
@@ -50,18 +50,18 @@ class AlgorithmResult(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The results of one algorithm as they are kept for a run, and what they belong to."""
+    """The stored results of one algorithm, with their provenance."""
 
     result: AlgorithmResult
     provenance: Provenance
 
 
 class DamagedPart(ValueError):
-    """A file with results of one algorithm is missing, or is not what was written."""
+    """A file with results of one algorithm is missing or damaged."""
 
 
 def algorithm_record(training: Training, **facts: Any) -> AlgorithmRecord:
-    """Record one algorithm; `facts` are the fields that its training does not determine."""
+    """Make the record of an algorithm; `facts` are the fields that its training does not determine."""
     algorithm = training.algorithm
     return AlgorithmRecord(
         name=training.name,
@@ -81,10 +81,10 @@ def client_rows(
     personal_numbers: np.ndarray | None = None,
     diverged: Sequence[int] = (),
 ) -> pa.Table:
-    """Make one row for each seed and client of a score, which is given as (algorithm, score).
+    """Make one row per seed and client for a score, given as (algorithm, score).
 
-    `names` and `personal_numbers` are in the order of the rows: all clients of the first seed, then of the next. The
-    seeds at the positions `diverged` have rows without numbers.
+    `names` and `personal_numbers` are in the order of the rows: all clients of the first seed, then of the next. Rows
+    of the seeds at the positions `diverged` have no values.
     """
     num = found.clients.size
     named = lambda text: pa.array([text] * num).dictionary_encode()
@@ -112,9 +112,9 @@ def federation_rows(
     personal_numbers: np.ndarray | None,
     diverged: Sequence[int] = (),
 ) -> pa.Table:
-    """Make the rows of a score of a federation's clients; `personal_numbers` of those that train, [seeds, clients]."""
+    """Make the rows of a federation's score; `personal_numbers` of training clients are [seeds, clients]."""
     whose = federation.newcomers if found.scoring.clients == "held_out" else federation
-    assert whose is not None  # or there would be no scores of newcomers
+    assert whose is not None  # otherwise there would be no scores of newcomers
     order = np.argsort(whose.ids)
     positions = order[np.searchsorted(whose.ids, found.clients, sorter=order)]
     has_numbers = personal_numbers is not None and whose is federation
@@ -123,7 +123,7 @@ def federation_rows(
 
 
 def _evaluation_of(rows: pa.Table, score: ScoreRecord, scoring: Scoring, num_seeds: int) -> Evaluation:
-    """Return the evaluation whose clients' numbers these rows are."""
+    """Restore the evaluation from the rows of its clients."""
     own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score.name)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
     metrics = {name: column(name).astype(float) for name in score.evaluations[-1].mean}
@@ -132,7 +132,7 @@ def _evaluation_of(rows: pa.Table, score: ScoreRecord, scoring: Scoring, num_see
 
 
 def write_part(folder: Folder, result: AlgorithmResult, provenance: Provenance) -> None:
-    """Write the results of one algorithm, whose model is written; they count once its record is there."""
+    """Write the results of one algorithm after its model; they are complete once the record exists."""
     name = result.record.name
     _write_table(folder.part_clients(name), result.clients)
     record = {
@@ -144,19 +144,19 @@ def write_part(folder: Folder, result: AlgorithmResult, provenance: Provenance) 
 
 
 def read_part(folder: Folder, training: Training, num_seeds: int) -> Part | None:
-    """Read what `write_part` wrote, if it did; raise `DamagedPart` if a file is missing or is not what was written."""
+    """Read the results written by `write_part`, if any; raise `DamagedPart` if a file is missing or damaged."""
     path = folder.part(training.name)
     if not path.exists():
         return None
     table = checkpoint.unseal(path.read_bytes())
     if table is None:
-        raise DamagedPart(f"{path} is damaged: it is not what was written there.")
+        raise DamagedPart(f"{path} is damaged: its digest does not match.")
     record = _PART.validate_python(table["record"])
     for file, place in _files(folder, record).items():
         if not place.exists():
             raise DamagedPart(f"{place} is missing.")
         if _sha256(place) != table["files"][file]:
-            raise DamagedPart(f"{place} is damaged: it is not what was written there.")
+            raise DamagedPart(f"{place} is damaged: its digest does not match.")
     provenance = Provenance.from_table(table["provenance"])
     clients = pq.read_table(folder.part_clients(training.name))
     scores = ((score, training.scorings[score.name]) for score in record.scores)
@@ -165,7 +165,7 @@ def read_part(folder: Folder, training: Training, num_seeds: int) -> Part | None
 
 
 def _files(folder: Folder, record: AlgorithmRecord) -> dict[str, Path]:
-    """The files beside the record of an algorithm; one whose seeds have all diverged has no model."""
+    """Return the files beside the record of an algorithm; there is no model if all seeds diverged."""
     has_model = len(record.divergences) < len(record.num_skipped)
     model = {"model": folder.model(record.name)} if has_model else {}
     return {"clients": folder.part_clients(record.name), **model}
@@ -183,11 +183,11 @@ def write_run(
     started: str,
     baselines: tuple[str | None, str | None] = (None, None),
 ) -> RunRecord:
-    """Write `results.json` and `clients.parquet`, unless they have these results already.
+    """Write `results.json` and `clients.parquet`, unless they already have these results.
 
     `baselines` name the scores of local training and FedAvg.
     """
-    # In 64 bits, as `clients.parquet` has them: a result that was read back gives the same table.
+    # Use 64 bits, as in `clients.parquet`, so that stored results give the same table.
     found = {
         name: replace(one, metrics={metric: np.asarray(values, float) for metric, values in one.metrics.items()})
         for result in results
@@ -223,16 +223,16 @@ def write_run(
 
 
 def _known(folder: Folder, clients: pa.Table) -> RunRecord | None:
-    """The results that a folder has, if they can be read and stand beside these numbers of clients."""
+    """Read the results of a folder, if they are valid and match this table of clients."""
     try:
         same = _table_bytes(_plain(pq.read_table(folder.clients))) == _table_bytes(_plain(clients))
         return read_results(folder.root) if same else None
-    except (OSError, ValueError):  # also of Arrow
+    except (OSError, ValueError):  # including Arrow's errors
         return None
 
 
 def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) -> str:
-    """Return a line of JSON for each evaluation, in the order in which they were made."""
+    """Return a line of JSON for each evaluation, in order."""
     rows = zip(*histories.values(), strict=True)
     named = ((score, one) for records in rows for score, one in zip(histories, records, strict=True))
     return "".join(json.dumps({"algorithm": algorithm, "score": score, **asdict(one)}) + "\n" for score, one in named)
@@ -241,7 +241,7 @@ def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) 
 def export_model(
     folder: Folder, config: Config, algorithm: str, schema: Schema, model: tuple[Params, Shared], seed: int = 0
 ) -> None:
-    """Write one shared model, for `px.load`, `personax personalize` and other programs that read safetensors.
+    """Write a shared model for `px.load`, `personax personalize` and other programs that read safetensors.
 
     `schema` describes the samples that it was trained on; `seed` is the position of its seed.
     """
@@ -261,7 +261,7 @@ def _table_bytes(table: pa.Table) -> bytes:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """The table without its history: in one piece, texts written out."""
+    """Normalize a table: a single chunk, without dictionary encoding."""
     decoded = lambda column: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
     columns = {name: decoded(table[name]).combine_chunks() for name in table.column_names}
     return pa.table(columns)

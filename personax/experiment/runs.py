@@ -1,4 +1,4 @@
-"""Run a configuration into a folder: train and score each algorithm, and lose nothing when interrupted."""
+"""Run a configuration into a folder: train and score each algorithm, and resume after interruptions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ from personax.simulation.work import work_of
 
 
 class Watch(Protocol):
-    """Receives the progress of a run."""
+    """A receiver of a run's progress."""
 
     def begin(self, name: str, num_rounds: int, done: int) -> None: ...
     def advance(self, name: str, done: int, latest: str) -> None: ...
@@ -86,16 +86,16 @@ class Silent:
 
 
 class Work(NamedTuple):
-    """A resolved configuration, and everything that follows from it before training."""
+    """A resolved configuration with everything that is prepared before training."""
 
     config: Config
     plan: Study
-    runs: dict[str, PlannedRun]  # of each algorithm, all seeds together
-    suspicions: list[str]  # about the data, for people
+    runs: dict[str, PlannedRun]  # one per algorithm, for all seeds together
+    suspicions: list[str]  # warnings about the data
 
 
 def prepare(config: Config, only: str | None = None) -> Work:
-    """Build and check everything that a run, or one of its algorithms, computes with."""
+    """Build and check everything that a run, or one of its algorithms, needs."""
     plan = build(config)
     chosen = [training for training in plan.trainings if only in (None, training.name)]
     runs = {training.name: planned(config, plan, training) for training in chosen}
@@ -105,7 +105,7 @@ def prepare(config: Config, only: str | None = None) -> Work:
 def planned(config: Config, plan: Study, training: Training) -> PlannedRun:
     """Plan the run of one algorithm."""
     algorithm = training.algorithm
-    how = "raise" if config.on_nonfinite == "raise" else "skip"  # a seed that diverged computes on, and is not counted
+    how = "raise" if config.on_nonfinite == "raise" else "skip"  # a diverged seed keeps running but does not count
     execution = Execution(config.schedule.cohort_chunk, on_nonfinite=how, precision=config.precision)
     work = work_of(algorithm, plan.task, plan.federation)
     schedules = make_schedules(config, algorithm, plan.federation.num_clients, work)
@@ -115,22 +115,22 @@ def planned(config: Config, plan: Study, training: Training) -> PlannedRun:
 
 
 def _follows(config: Config, algorithm: Algorithm) -> bool:
-    """Return True if the stationarity of an algorithm is wanted and can be followed."""
+    """Return True if the stationarity of an algorithm is requested and can be tracked."""
     return config.evaluation.stationarity and not algorithm.sharing.divides and can_follow(algorithm)
 
 
 def start(config: Config, root: Path) -> Folder:
-    """A new run folder with the resolved configuration in it."""
+    """Create a run folder with the resolved configuration."""
     refuse_used(root)
     folder = Folder(root)
     with _merging(folder):
-        refuse_used(root)  # once more: another process may have been first
+        refuse_used(root)  # check again: another process may have been faster
         checkpoint.write_atomically(folder.config, dump_run(config).encode())
     return folder
 
 
 def _merging(folder: Folder) -> AbstractContextManager[None]:
-    """Hold what all algorithms of a run share: its configuration and its results."""
+    """Hold the lock on the parts that all algorithms of a run share: configuration and results."""
     folder.merging.parent.mkdir(parents=True, exist_ok=True)
     return taking_turns(folder.merging, lambda: None)
 
@@ -143,11 +143,11 @@ def execute(
     work: Work | None = None,
     fresh: Sequence[str] = (),
 ) -> RunRecord:
-    """Do what is left of a run, from wherever it stands, and write its results.
+    """Complete a run from its current state, and write its results.
 
-    Results and states that were computed with other settings or data are an error, except those of the algorithms in
-    `fresh`, which are trained from the beginning. Listeners receive the events of `loggers.events`. `work` is the
-    result of `prepare` for the folder's configuration, if the caller has it.
+    Results and states that were computed with different settings or data are an error, except those of the algorithms
+    in `fresh`, which are retrained. Listeners receive the events of `loggers.events`. `work` is the result of `prepare`
+    for the folder's configuration, if the caller has it.
     """
     work = work or prepare(load_run(folder.config))
     config, plan = work.config, work.plan
@@ -173,7 +173,7 @@ def execute(
 
 
 def provenances_of(work: Work) -> dict[str, Provenance]:
-    """The provenance that results of each algorithm have if they are computed now."""
+    """Return the provenance of each algorithm's results with the current configuration and data."""
     data = digest_data(work.plan.federation)
     return {training.name: provenance_of(work.config, training.name, data) for training in work.plan.trainings}
 
@@ -192,7 +192,7 @@ def merge(work: Work, folder: Folder, results: Sequence[AlgorithmResult], starte
 
 
 def _retract(folder: Folder, watch: Watch, is_done: bool) -> None:
-    """Begin the stream of metrics again, and remove results that are damaged or of less than is to be there."""
+    """Restart the stream of metrics, and remove results that are damaged or incomplete."""
     folder.metrics.write_bytes(b"")
     if not is_done:
         folder.results.unlink(missing_ok=True)
@@ -200,7 +200,7 @@ def _retract(folder: Folder, watch: Watch, is_done: bool) -> None:
         try:
             read_results(folder.root)
         except ValueError:
-            watch.note(f"{folder.results} is damaged. It is rebuilt from the parts.")
+            watch.note(f"{folder.results} is damaged. Rebuilding it from the parts.")
 
 
 def _histories(result: AlgorithmResult) -> dict[str, list[EvaluationRecord]]:
@@ -255,7 +255,7 @@ def train(
         raise
     except NonFiniteUpdate as error:
         raise named_error(name, error, config, plan.federation, cohort) from None
-    if not session.found:  # the checkpoint was of the end, or all seeds diverged
+    if not session.found:  # the checkpoint was at the end, or all seeds diverged
         session.found = {score: session.score(result.snapshot, score) for score in training.scorings}
     session.seen = result.snapshot, session.num_evaluations
     session.save(place)
@@ -269,18 +269,18 @@ def train(
 
 
 def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int) -> Snapshot | None:
-    """The snapshot of the last checkpoint on the way of this run, if any, with the session's history up to it."""
+    """Restore the last checkpoint of this run, if any, and the session's history up to it."""
     name = session.training.name
     run = work.runs[name]
     shapes, accept = lambda about: run.state_shapes(about["events"]), _on_the_way(work, session.training)
     saved = checkpoint.load(place, shapes, notify=watch.note, accept=accept)
     if saved is None:
         if checkpoint.peek(place) is not None:
-            watch.note(f"{name} is trained from the beginning: its last models are not all on the disk.")
+            watch.note(f"Training {name} from the beginning: its last models are incomplete on disk.")
         checkpoint.discard(place)
         return None
     checkpoint.discard(place, above=saved.number)
-    pauses = run.pauses(every)  # a shorter run ended where this one may not pause
+    pauses = run.pauses(every)  # a shorter run may have ended at a point where this one does not pause
     session.history = {
         score: [EvaluationRecord(**one) for one in records if one["events"] in pauses]
         for score, records in saved.about["history"].items()
@@ -290,7 +290,7 @@ def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int
 
 
 def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
-    """The snapshot that a checkpoint of a run was made of."""
+    """Rebuild the snapshot of a checkpoint."""
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
     unshared, before = run.unshared(), saved.about.get("base", "")
     if unshared.fingerprint != before:
@@ -304,7 +304,7 @@ def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
 
 
 def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bool]:
-    """Make a function that returns whether a checkpoint, of a shorter run perhaps, is a state of this run."""
+    """Make a predicate that is True if a checkpoint, possibly of a shorter run, is a state of this run."""
     config, plan, run = work.config, work.plan, work.runs[training.name]
 
     @cache
@@ -313,8 +313,8 @@ def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bo
         found = planned(replace(config, schedule=schedule), plan, training)
         if not all(map(Schedule.begins_with, run.schedules, found.schedules)):
             raise ConfigError(
-                f"`{training.name}` was trained for {num_rounds} rounds, and the schedule of a longer run does not "
-                "begin with them. Restore `schedule.num_rounds`, or train it again with --fresh."
+                f"`{training.name}` was trained for {num_rounds} rounds, but the schedule of the longer run starts "
+                "differently. Restore `schedule.num_rounds`, or retrain it with --fresh."
             )
         return found
 
@@ -326,7 +326,7 @@ def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bo
 
 
 def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
-    """The results of one algorithm: its record, its last scores and its clients' numbers."""
+    """Collect the results of one algorithm: its record, its final scores and its clients' values."""
     config, plan, training = work.config, work.plan, session.training
     algorithm, schedule = training.algorithm, work.runs[training.name].schedules[0]
     num_events, diverged = int(np.max(result.snapshot.num_events)), session.diverged(result.snapshot)
@@ -367,8 +367,8 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
 
 
 def _bound(session: Session, schedule: Schedule, result: Result) -> BoundRecord:
-    """The theorem's bound at the rounds that were evaluated."""
-    assert session.convergence is not None  # or it was not wanted
+    """Compute the theorem's bound at the evaluated rounds."""
+    assert session.convergence is not None  # because it was requested
     if 0 in session.diverged(result.snapshot):
         return BoundRecord("No theorem covers this run: its first seed diverged", [], [])
     evaluated = [one.round for one in next(iter(session.history.values())) if one.round]
@@ -402,7 +402,7 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
 
 
 def _classes(plan: Study, session: Session, score: str, result: Result) -> ClassesRecord | None:
-    """The results of each class; None where there are no classes or tests to count, or all seeds diverged."""
+    """Count the results per class; None without classes or test data, or if all seeds diverged."""
     scoring, diverged = session.training.scorings[score], session.diverged(result.snapshot)
     counted = "accuracy" in session.history[score][-1].mean and scoring.score_on == "test"
     if not (plan.federation.schema.classes and counted) or session.has_ended(result.snapshot):
@@ -417,7 +417,7 @@ def _append_metrics(folder: Folder, algorithm: str, histories: dict[str, list[Ev
 
 
 def _latest(found: dict[str, Evaluation]) -> str:
-    """The last numbers with their metric, for a progress bar: means over the seeds that have not diverged."""
+    """Format the latest means over the seeds that have not diverged, for a progress bar."""
     if not found:
         return "diverged"
     metric = headline_of(list(next(iter(found.values())).metrics))

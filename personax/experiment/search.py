@@ -1,4 +1,4 @@
-"""The options that `--tune` tries: the ranges of a recipe's own numbers, combinations of them, and what lies beyond."""
+"""The search of `--tune`: ranges of a recipe's numbers, their combinations, and extensions."""
 
 import itertools
 import math
@@ -13,20 +13,20 @@ from personax.keys import HostStream, host_generator
 from personax.typing import Array
 from personax.values import RECIPES, Axis, axis_of, options_of, tuned_as
 
-FACTOR = 3  # between neighboring values: of a number, or of the odds of a share
+FACTOR = 3  # between neighboring values of a number, or between the odds of a share
 SHARES = (0.25, 0.5, 0.75)
 Options = dict[str, Any]  # by dotted names
 Kind = Literal["scale", "share"]
 
 
 class Range(NamedTuple):
-    """The values of one option that are tried, and how to go beyond them; values that a person lists have no `kind`."""
+    """The values to try for one option, and the kind of extension; values listed by the user have no `kind`."""
 
     values: tuple[Any, ...]
     kind: Kind | None = None
 
     def edge(self, item: Any) -> Literal["smallest", "largest"] | None:
-        """Return at which end of several numbers `item` is, if others could lie beyond it.
+        """Return the end of the range at which `item` is, if the range could be extended there.
 
         >>> Range((0.1, 0.3)).edge(0.3), Range((0.0, 0.5), "share").edge(0.0)
         ('largest', None)
@@ -37,7 +37,7 @@ class Range(NamedTuple):
         return None if low == high else "largest" if item == high else "smallest" if item == low else None
 
     def beyond(self, item: Any) -> float | None:
-        """Return the next value after one at an edge; None elsewhere, and for values that a person lists.
+        """Return the next value beyond one at an edge; None elsewhere, and for values listed by the user.
 
         >>> Range((0.1, 0.3), "scale").beyond(0.3), Range((0.25, 0.5), "share").beyond(0.25)
         (0.9, 0.1)
@@ -50,7 +50,7 @@ class Range(NamedTuple):
 
 
 class OptionSearch(NamedTuple):
-    """The ranges of an algorithm's options, and the combinations to begin with."""
+    """The ranges of an algorithm's options, and the initial combinations."""
 
     ranges: dict[str, Range]
     how: Literal["grid", "random"]
@@ -58,17 +58,17 @@ class OptionSearch(NamedTuple):
 
     @property
     def num_combinations(self) -> int:
-        """The number of combinations of all values, of which a random search tries a part."""
+        """Return the number of combinations of all values, of which a random search tries a part."""
         return math.prod(len(one.values) for one in self.ranges.values()) if self.ranges else 0
 
     @property
     def smallest(self) -> Options:
-        """The smallest value of each range of numbers, the first of the others."""
+        """Return the smallest value of each numeric range, and the first value of others."""
         least = lambda values: min(values) if all(map(_is_number, values)) else values[0]
         return {name: least(one.values) for name, one in self.ranges.items()}
 
     def extended(self, best: Options) -> "OptionSearch":
-        """Go beyond the values of `best` that are at an edge; `choices` are the combinations of new and best values."""
+        """Extend the ranges whose best value is at an edge; `choices` combine the new values with the best ones."""
         new = {name: one.beyond(best[name]) for name, one in self.ranges.items()}
         values = {name: [best[name], *([] if new[name] is None else [new[name]])] for name in new}
         ranges = {
@@ -79,7 +79,7 @@ class OptionSearch(NamedTuple):
 
 
 def search_of(section: TuneSection, name: str, entry: AlgorithmSection, key: Array) -> OptionSearch:
-    """The search for the options of one algorithm: over the lists of `[tune]`, or around the recipe's own values."""
+    """Return the search for an algorithm's options: the lists of `[tune]`, or values around the recipe's own."""
     if section.options:
         ranges = {
             option: Range(tuple(values))
@@ -103,7 +103,7 @@ def search_of(section: TuneSection, name: str, entry: AlgorithmSection, key: Arr
 
 
 def values_of(entry: AlgorithmSection, name: str, options: Sequence[str]) -> Options:
-    """The values of an entry's options, by dotted names; what is neither given nor has a default is left out."""
+    """Return the values of an entry's options by dotted names, without those that have no value or default."""
     parameters = RECIPES.parameters(recipe_table(name, entry), f"algorithms.{name}")
     found: Options = {}
     for option in options:
@@ -117,7 +117,7 @@ def values_of(entry: AlgorithmSection, name: str, options: Sequence[str]) -> Opt
 
 
 def has_option(name: str, entry: AlgorithmSection, option: str) -> bool:
-    """Return True if a recipe takes an option, which by a dotted name may be one of a table in its options."""
+    """Return True if a recipe accepts an option, whose dotted name may refer to a nested table."""
     axis, table, where = RECIPES, {**recipe_table(name, entry), **entry.options}, f"algorithms.{name}"
     *outer, last = option.split(".")
     for part in outer:
@@ -130,7 +130,7 @@ def has_option(name: str, entry: AlgorithmSection, option: str) -> bool:
 
 
 def put(table: Mapping[str, Any], option: str, item: Any) -> dict[str, Any]:
-    """Return nested tables with another value at a dotted name.
+    """Return nested tables with a new value at a dotted name.
 
     >>> put({"lr": 0.1, "objective": {"strength": 1.0}}, "objective.strength", 2.0)
     {'lr': 0.1, 'objective': {'strength': 2.0}}
@@ -142,7 +142,7 @@ def put(table: Mapping[str, Any], option: str, item: Any) -> dict[str, Any]:
 def _tuned_in(
     axis: Axis, table: Mapping[str, Any], where: str, before: str = ""
 ) -> Iterator[tuple[str, tuple[Kind, Any]]]:
-    """The numbers of a table and of the tables in it whose parameters are `Tuned` or `TunedShare`."""
+    """Yield the numbers of nested tables whose parameters are `Tuned` or `TunedShare`."""
     given = options_of(table)
     for name, parameter in axis.parameters(table, where).items():
         own: Any = given.get(name, parameter.default)
@@ -154,7 +154,7 @@ def _tuned_in(
 
 
 def _around(own: float, kind: Kind) -> Range:
-    """The values that are tried for a number of a recipe."""
+    """Return the values to try for a number of a recipe."""
     others = SHARES if kind == "share" else (_scaled(own, 1 / FACTOR), _scaled(own, FACTOR))
     return Range(tuple(sorted({own, *others})), kind)
 
@@ -173,7 +173,7 @@ def _combinations(values: Mapping[str, Sequence[Any]]) -> list[Options]:
 
 
 def _draw(ranges: dict[str, Range], num: int, key: Array) -> list[Options]:
-    """Different combinations, drawn at random; all of them if there are no more."""
+    """Draw different combinations at random, or all of them if there are at most `num`."""
     sizes = [len(one.values) for one in ranges.values()]
     total = math.prod(sizes) if sizes else 0
     drawn = host_generator(key, HostStream.TRIALS).choice(total, min(num, total), replace=False) if total else []
@@ -182,7 +182,7 @@ def _draw(ranges: dict[str, Range], num: int, key: Array) -> list[Options]:
 
 
 def _first(own: Options | None, choices: list[Options], num: int | None = None) -> list[Options]:
-    """The choices with the algorithm's own before the others, so that it is chosen among equally good ones."""
+    """Put the algorithm's own options first, so that they win ties."""
     return choices if own is None or not own else [own, *(one for one in choices if one != own)][:num]
 
 

@@ -1,4 +1,4 @@
-"""The state of one algorithm's training between its waves: scores so far, time spent, what to save."""
+"""The state of one algorithm's training between waves: scores, elapsed time, and checkpoints."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from personax.experiment.records import EvaluationRecord
 from personax.experiment.summaries import evaluation_record, personal_numbers
 from personax.simulation.results import Snapshot
 
-_COMPILED = [0.0]  # seconds that XLA has compiled in this process
+_COMPILED = [0.0]  # seconds of XLA compilation in this process
 
 
 def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:
@@ -31,7 +31,7 @@ jax.monitoring.register_event_duration_secs_listener(_count_compilation)
 
 
 class Session:
-    """What a run calls between its waves: score, record, save."""
+    """The hooks of a run between its waves: score, record and save."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Session:
         self.history: dict[str, list[EvaluationRecord]] = {name: [] for name in training.scorings}
         self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
         self.found: dict[str, Evaluation] = {}
-        self.seen: tuple[Snapshot, int] | None = None  # the last, and the number of evaluations up to it
+        self.seen: tuple[Snapshot, int] | None = None  # the last snapshot, and the number of evaluations up to it
         self.began = self.compiled = 0.0
         self.restart_clock()
 
@@ -56,14 +56,14 @@ class Session:
         self.began, self.compiled = time.perf_counter(), _COMPILED[0]
 
     def spend(self, on: str) -> None:
-        """Count the time since the last call; what XLA compiled meanwhile is counted as that."""
+        """Count the time since the last call, with XLA's compilation time counted separately."""
         compiled = _COMPILED[0] - self.compiled
         self.seconds["compile"] += compiled
         self.seconds[on] += max(time.perf_counter() - self.began - compiled, 0.0)
         self.restart_clock()
 
     def observe(self, snapshot: Snapshot) -> bool:
-        """Score the run where it stands; return False if all seeds have diverged, which ends the curve."""
+        """Score the current state of the run; return False if all seeds have diverged, which ends the curve."""
         jax.block_until_ready(snapshot.params)
         self.spend("train")
         if self.has_ended(snapshot):
@@ -81,11 +81,11 @@ class Session:
         for name, found in self.found.items():
             position = int(np.atleast_1d(found.num_events)[0]) // self.cohort
             self.history[name].append(evaluation_record(found, position, self.seconds["train"], **of_run))
-        self.seen = snapshot, self.num_evaluations  # at once: an interrupt may come anywhere, and these must agree
+        self.seen = snapshot, self.num_evaluations  # one assignment, so that both agree even if interrupted
         return True
 
     def score(self, snapshot: Snapshot, name: str) -> Evaluation:
-        """One score of the seeds that have not diverged; the others have NaN."""
+        """Return one score of the seeds that have not diverged; the others are NaN."""
         return self.ask(snapshot, name).without_seeds(self.diverged(snapshot))
 
     def has_ended(self, snapshot: Snapshot) -> bool:
@@ -98,7 +98,7 @@ class Session:
 
     @property
     def round(self) -> int:
-        """Of the last evaluation."""
+        """Return the round of the last evaluation."""
         return next(iter(self.history.values()))[-1].round
 
     def save(self, place: Path) -> None:

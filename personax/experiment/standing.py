@@ -1,4 +1,4 @@
-"""The standing of a run folder: which algorithms are done, and whether their results fit its configuration and data."""
+"""The state of a run folder: finished algorithms, and checks that results match the configuration and data."""
 
 import contextlib
 import shlex
@@ -15,7 +15,7 @@ from personax.experiment.results import AlgorithmResult, DamagedPart, Part, read
 
 @contextlib.contextmanager
 def owning(folder: Folder, names: Sequence[str]) -> Iterator[None]:
-    """Hold these algorithms of a run with all their seeds, or raise `Taken`; the end of the process releases them."""
+    """Lock these algorithms of a run, or raise `Taken`; the end of the process releases them."""
     with contextlib.ExitStack() as held:
         for name in names:
             folder.lock(name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def finished(
     num_seeds: int,
     notify: Callable[[str], None],
 ) -> dict[str, AlgorithmResult]:
-    """Read the results of the algorithms that need no training; raise if something does not fit the configuration.
+    """Read the results of finished algorithms; raise an error if something does not match the configuration.
 
     `notify` gets a message about each damaged file that is rebuilt from a checkpoint.
     """
@@ -57,23 +57,23 @@ def finished(
         if checkpoint.peek(folder.checkpoints(name)) is None:
             raise ValueError(
                 f"{words} There is no checkpoint to rebuild it from, so these results of `{name}` are lost. Restore "
-                f"the file from a copy, or train again: {_again(folder, [name], provenances)}"
+                f"the file from a copy, or retrain: {_again(folder, [name], provenances)}"
             )
-        notify(f"{words} It is rebuilt from the checkpoint.")
+        notify(f"{words} Rebuilding it from the checkpoint.")
     whole = {name: part for name, part in parts.items() if part.provenance.num_rounds == provenances[name].num_rounds}
     return {name: part.result for name, part in whole.items()}
 
 
 def refuse_lost(folder: Folder, name: str, problem: object, provenances: dict[str, Provenance]) -> ValueError:
-    """The error for an algorithm whose checkpoints are all damaged."""
+    """Make the error for an algorithm whose checkpoints are all damaged."""
     again = _again(folder, [name], provenances)
-    return ValueError(f"{problem} The states of `{name}` are lost. To train it again: {again}")
+    return ValueError(f"{problem} The states of `{name}` are lost. To retrain it, run: {again}")
 
 
 def _recorded(
     folder: Folder, parts: dict[str, Part], provenances: dict[str, Provenance]
 ) -> dict[str, list[tuple[Provenance, bool]]]:
-    """Read the provenance of each algorithm's results and states, and whether it forbids a shorter run."""
+    """Read the provenance of each algorithm's results and states, with True if it forbids a shorter run."""
     found: dict[str, list[tuple[Provenance, bool]]] = {}
     for name, now in provenances.items():
         part, about = parts.get(name), checkpoint.peek(folder.checkpoints(name))
@@ -87,27 +87,27 @@ def _recorded(
 def _require_same(
     folder: Folder, recorded: dict[str, list[tuple[Provenance, bool]]], provenances: dict[str, Provenance]
 ) -> None:
-    """Raise unless settings and data are those of the results and states, and no run became shorter."""
+    """Raise an error if settings or data differ from those of the results and states, or a run became shorter."""
     changed: dict[str, dict[str, None]] = {}  # the algorithms by what has changed
     for name, now in provenances.items():
         for before, fixed in recorded[name]:
             found = before.changes_to(now)
             if fixed and before.num_rounds > now.num_rounds:
                 shown = f"was {before.num_rounds} and is {now.num_rounds}"
-                found.append(f"`schedule.num_rounds` {shown}: a run may become longer and not shorter")
+                found.append(f"`schedule.num_rounds` {shown}: a run can be extended but not shortened")
             for change in found:
                 changed.setdefault(change, {})[name] = None
     if changed:
         affected = dict.fromkeys(name for names in changed.values() for name in names)
         lines = [f"  {change} (for {', '.join(names)})" for change, names in changed.items()]
         raise ConfigError(
-            f"The results in {folder.root} were computed with other settings or data, and would be mixed:\n"
+            f"The results in {folder.root} were computed with different settings or data, and would be mixed:\n"
             + "\n".join(lines)
-            + f"\nUndo the change, or train again what it affects: {_again(folder, list(affected), provenances)}"
+            + f"\nUndo the change, or retrain the affected algorithms: {_again(folder, list(affected), provenances)}"
         )
 
 
 def _again(folder: Folder, names: Sequence[str], provenances: dict[str, Provenance]) -> str:
-    """The command that trains these algorithms again."""
+    """Return the command that retrains these algorithms."""
     words = ["all"] if len(names) == len(provenances) > 1 else names
     return " ".join(["personax resume", shlex.quote(str(folder.root)), *(f"--fresh {shlex.quote(w)}" for w in words)])

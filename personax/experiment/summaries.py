@@ -39,12 +39,12 @@ _STATISTICS = ("mean", "std", "worst_decile", "best_decile")
 
 
 def headline_of(metrics: Sequence[str]) -> str:
-    """The metric of the headline table: accuracy where there is one, or the error."""
+    """Return the metric of the headline table: the accuracy if there is one, otherwise the error."""
     return next((name for name in ("accuracy", "error") if name in metrics), metrics[0])
 
 
 def evaluation_record(found: Evaluation, round: int, seconds: float, **of_run: Any) -> EvaluationRecord:
-    """Record one evaluation's statistics over clients; `of_run` are fields that no score determines."""
+    """Make the record of an evaluation's statistics over clients; `of_run` are fields that no score determines."""
     of_metrics = lambda statistic: {name: _numbers(getattr(found, statistic)(name)) for name in found.metrics}
     return EvaluationRecord(
         round=round,
@@ -56,9 +56,9 @@ def evaluation_record(found: Evaluation, round: int, seconds: float, **of_run: A
 
 
 def personal_numbers(algorithm: Algorithm, snapshot: Snapshot) -> np.ndarray | None:
-    """The personal number that the objective shows, [seeds, clients].
+    """Return the personal number that the objective shows, [seeds, clients].
 
-    None where it shows none, and where the states of many clients are on the host.
+    Returns None if it shows none, or if the states of many clients are on the host.
     """
     if isinstance(snapshot.state.personal, Kept):
         return None
@@ -67,7 +67,7 @@ def personal_numbers(algorithm: Algorithm, snapshot: Snapshot) -> np.ndarray | N
 
 
 def name_of_personal_number(algorithm: Algorithm, params: Params) -> str:
-    """The name of the personal number that an objective shows; empty if it shows none."""
+    """Return the name of the personal number that an objective shows; empty if it shows none."""
     objective = algorithm.objective
     names: list[str] = []
 
@@ -88,9 +88,9 @@ def score_record(
     classes: ClassesRecord | None = None,
     sharing: Sharing = Sharing(),
 ) -> ScoreRecord:
-    """All evaluations under one scoring, the best of each metric beside the last.
+    """Make the record of all evaluations with one scoring, with the best of each metric.
 
-    The best is of the seeds that are left: `diverged` are the positions of the others.
+    The best is over the remaining seeds: `diverged` are the positions of the others.
     """
     best = {}
     for metric in history[-1].mean:
@@ -105,7 +105,7 @@ def score_record(
 
 
 def classes_record(counts: ClassCounts, diverged: Sequence[int]) -> ClassesRecord:
-    """Record the results of each class; seeds that diverged have NaN."""
+    """Make the record of the results per class, with NaN for seeds that diverged."""
     lost = np.isin(np.arange(len(counts.hits)), diverged)
     of_seeds = lambda shares: [_numbers(shares_of) for shares_of in np.where(lost[:, None], np.nan, shares).T]
     num_samples = counts.actual[np.argmin(lost)].astype(int).tolist()
@@ -113,14 +113,14 @@ def classes_record(counts: ClassCounts, diverged: Sequence[int]) -> ClassesRecor
 
 
 def adaptation_record(scoring: Scoring, curve: dict[int, Evaluation], sharing: Sharing) -> AdaptationRecord:
-    """Newcomers' mean metrics against the number of adaptation steps."""
+    """Make the record of newcomers' mean metrics by number of adaptation steps."""
     metrics = next(iter(curve.values())).metrics
     means = {name: [_numbers(found.mean(name)) for found in curve.values()] for name in metrics}
     return AdaptationRecord(scoring.describe(sharing), list(curve), means)
 
 
 def newcomer_scoring(algorithm: Algorithm, scoring: Scoring) -> Scoring | None:
-    """The scoring by which a newcomer gets the model that `scoring` scores; None where it gets none."""
+    """Return the scoring that gives newcomers the model of `scoring`; None if they cannot have it."""
     how = algorithm.divided.newcomer_model(scoring.model)
     if how is None or scoring.flag:
         return None
@@ -134,7 +134,7 @@ def newcomer_scoring(algorithm: Algorithm, scoring: Scoring) -> Scoring | None:
 
 
 def staleness_of(algorithm: Algorithm, schedule: Schedule) -> dict[str, list[int]]:
-    """A histogram of how many server versions old the updates of an asynchronous run were."""
+    """Return a histogram of the updates' staleness in an asynchronous run, in server versions."""
     if algorithm.server.is_synchronous:
         return {}
     values, counts = np.unique(schedule.staleness(algorithm.server.buffer_size), return_counts=True)
@@ -142,7 +142,7 @@ def staleness_of(algorithm: Algorithm, schedule: Schedule) -> dict[str, list[int
 
 
 def activity_of(schedule: Schedule, num_times: int = 200) -> dict[str, list[float]]:
-    """The share of active clients over virtual time, where there is any."""
+    """Return the share of active clients over virtual time, if there is any."""
     end = float(schedule.time.max())
     if end <= 0:
         return {}
@@ -151,14 +151,14 @@ def activity_of(schedule: Schedule, num_times: int = 200) -> dict[str, list[floa
 
 
 def citations_of(recipe: str, algorithm: Algorithm) -> list[str]:
-    """The keys of what to cite for an algorithm, or BibTeX itself where something imported carries its own."""
+    """Return the citation keys of an algorithm, or BibTeX entries of imported code."""
     kind = RECIPES.kinds.get(recipe)
     of_recipe = kind.citations if kind is not None else _own_citation(imported(recipe, "recipe"))
     return list(dict.fromkeys([*of_recipe, *algorithm.objective.citations(), *_own_citation(algorithm.objective)]))
 
 
 def data_citations(config: Config) -> list[str]:
-    """The same for the data and its partition."""
+    """Return the citation keys of the data and its partition."""
     keys = []
     for axis, section in ((DATASETS, config.data), (PARTITIONS, config.partition)):
         if section is not None:
@@ -168,14 +168,14 @@ def data_citations(config: Config) -> list[str]:
 
 
 def _own_citation(item: Any) -> list[str]:
-    """The BibTeX that the author of something outside personax gives in `__citation__`, of it or of its module."""
+    """Return the BibTeX in `__citation__` of an imported object or its module."""
     module = sys.modules.get(getattr(item, "__module__", ""))
     found = getattr(item, "__citation__", None) or getattr(module, "__citation__", None)
     return [found] if isinstance(found, str) else []
 
 
 def federation_record(federation: Federation, citations: list[str]) -> FederationRecord:
-    """The data in words and numbers."""
+    """Summarize the data."""
     return FederationRecord(
         num_clients=federation.num_clients,
         num_held_out=0 if federation.newcomers is None else federation.newcomers.num_clients,
@@ -188,7 +188,7 @@ def federation_record(federation: Federation, citations: list[str]) -> Federatio
 
 
 def machine() -> dict[str, str]:
-    """The machine of a run."""
+    """Describe the machine of a run."""
     device = jax.devices()[0]
     return {
         "backend": backend(),

@@ -1,4 +1,4 @@
-"""Warnings about data before training: what is legal, and likely to be a mistake."""
+"""Warnings about data that is valid but likely to be a mistake, given before training."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,17 +14,19 @@ from personax.data.schema import listed
 from personax.experiment.build import Study
 from personax.simulation.simulate import initial_params
 
-WIDEST_SPREAD = 1e3  # of the scales of columns
-LARGEST_LOSS, LARGEST_GRADIENT = 1e2, 1e3  # of a new model; the cross-entropy of a thousand classes is 7
-_MOST_ROWS, _MOST_NUMBERS = 20_000, 1 << 26  # that are looked at
+WIDEST_SPREAD = 1e3  # largest ratio of column scales
+LARGEST_LOSS, LARGEST_GRADIENT = 1e2, 1e3  # for a new model; the cross-entropy of a thousand classes is 7
+_MOST_ROWS, _MOST_NUMBERS = 20_000, 1 << 26  # limits on the inspected data
 _REMEDY = "Set `standardize = true` in `[data]` (in Python: `federation.standardize()`)"
 
 
 def suspicions_of(study: Study) -> list[str]:
-    """One sentence or two for each thing in the data that looks like a mistake, with the remedy."""
+    """Return a warning with its remedy for each likely mistake in the data."""
     federation = study.federation
     found = _of_labels(federation)
-    if federation.x.dtype == np.uint8 or federation.is_mapped:  # images; files are not read through
+    if (
+        federation.x.dtype == np.uint8 or federation.is_mapped
+    ):  # skip images, and files, which would have to be read completely
         return found
     columns = _scales_of(federation)
     found += [text for text in (_spread(federation, columns), _constant(federation, columns)) if text]
@@ -36,11 +38,11 @@ def _of_labels(federation: Federation) -> list[str]:
     if not classes:
         return []
     if len(labels) == 1:
-        return [f"All training samples are of one class, {classes[labels[0]]!r}. Check the column of labels."]
+        return [f"All training samples have the same class, {classes[labels[0]]!r}. Check the label column."]
     if len(classes) > 2 * len(labels):
         return [
-            f"There are {len(classes)} classes and only {len(labels)} different labels in the training data. "
-            "Number the classes from 0 without gaps, or read a file, which does so."
+            f"There are {len(classes)} classes but only {len(labels)} different labels in the training data. "
+            "Number the classes from 0 without gaps, or read them from a file, which numbers them."
         ]
     if len(labels) > max(20, len(federation.y) // 5):
         return [
@@ -51,7 +53,7 @@ def _of_labels(federation: Federation) -> list[str]:
 
 
 class _Scales(NamedTuple):
-    """The scale of each column: the root of its mean square, and whether it is constant."""
+    """The root mean square of each column, and a mask of constant columns."""
 
     scale: np.ndarray
     constant: np.ndarray
@@ -67,13 +69,13 @@ def _scales_of(federation: Federation) -> _Scales:
 
 
 def _spread(federation: Federation, columns: _Scales) -> str:
-    """The text about columns of very different scales."""
+    """Return the warning about columns with very different scales."""
     varied = np.flatnonzero(~columns.constant & (columns.scale > 0))
     if federation.schema.feature_scaling is not None or len(varied) < 2:
         return ""
     order = varied[np.argsort(columns.scale[varied])]
     least, most = columns.scale[order[0]], columns.scale[order[-1]]
-    if most < WIDEST_SPREAD * least or (most < 10 and not federation.schema.features):  # as of images from 0 to 1
+    if most < WIDEST_SPREAD * least or (most < 10 and not federation.schema.features):  # such as images from 0 to 1
         return ""
     large = [at for at in order[::-1] if columns.scale[at] >= most / 10][:5]
     name = federation.schema.column
@@ -84,18 +86,18 @@ def _spread(federation: Federation, columns: _Scales) -> str:
 
 
 def _constant(federation: Federation, columns: _Scales) -> str:
-    """The text about columns that say nothing."""
+    """Return the warning about constant columns."""
     if len(federation.schema.shape) != 1:
         return ""  # the borders of images
     flat = federation.x
     places = [at for at in np.flatnonzero(columns.constant) if (flat[:, at] == flat[0, at]).all()]
     if not places:
         return ""
-    return f"Columns with the same value in every row: {_named(federation, places)}. Leave them out with `exclude`."
+    return f"Columns with the same value in every row: {_named(federation, places)}. Remove them with `exclude`."
 
 
 def _identifiers(federation: Federation, columns: _Scales) -> list[str]:
-    """The texts about columns that identify a row or a client."""
+    """Return the warnings about columns that identify rows or clients."""
     if len(federation.schema.shape) != 1 or federation.x.size > _MOST_NUMBERS:
         return []
     x, offsets = federation.x, np.asarray(federation.offsets)
@@ -106,29 +108,29 @@ def _identifiers(federation: Federation, columns: _Scales) -> list[str]:
     clients = different if len(least) > 1 and federation.counts.max() > 1 else []
     return [
         f"Columns that {what}: {_named(federation, places)}. They look like identifiers, which a model memorizes. "
-        "Leave them out with `exclude`."
+        "Remove them with `exclude`."
         for what, places in (
-            ("have another whole number in every row", rows),
-            ("only differ between clients", clients),
+            ("have a different integer in every row", rows),
+            ("differ only between clients", clients),
         )
         if places
     ]
 
 
 def _unscaled(federation: Federation, at: Any) -> np.ndarray:
-    """A column in its original units."""
+    """Return a column in its original units."""
     column, scaling = federation.x[:, at], federation.schema.feature_scaling
     return column if scaling is None else column.astype(float) * scaling.deviation[at] + scaling.mean[at]
 
 
 def _numbers_rows(column: np.ndarray) -> bool:
-    error = np.abs(column).max() * 4 * float(np.finfo(np.float32).eps)  # of whole numbers that were scaled
+    error = np.abs(column).max() * 4 * float(np.finfo(np.float32).eps)  # rounding error of scaled integers
     whole = error < 0.1 and bool(np.all(np.abs(column - np.rint(column)) <= error))
     return whole and len(np.unique(column)) == len(column)
 
 
 def _explosion(study: Study, columns: _Scales) -> list[str]:
-    """The text about a loss or a gradient that is too large for training to begin."""
+    """Return the warning about a loss or gradient that is too large to start training."""
     federation = study.federation
     few = federation.select(np.arange(min(8, federation.num_clients)))
     batches = theory.sample_clients(few, 32, key=jax.random.key(0))
@@ -142,8 +144,8 @@ def _explosion(study: Study, columns: _Scales) -> list[str]:
     target = 0.0 if federation.schema.classes else float(np.sqrt(np.square(federation.y.astype(float)).mean()))
     whose = f"the column {federation.schema.column(largest)}" if scale >= target else "the targets"
     return [
-        f"Training may diverge: a new model has a loss of {loss:.2g} and a gradient of length {gradient:.2g}. "
-        f"The largest numbers are those of {whose}, about {max(scale, target):.2g}. {_REMEDY}, or lower `lr`."
+        f"Training may diverge: a new model has a loss of {loss:.2g} and a gradient norm of {gradient:.2g}. "
+        f"The largest values are in {whose}, about {max(scale, target):.2g}. {_REMEDY}, or reduce `lr`."
     ]
 
 

@@ -1,4 +1,4 @@
-"""The leaves of a pytree as safetensors has them: by name, of one of its types."""
+"""Conversion of pytrees to and from safetensors."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -33,29 +33,29 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read_tensors(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file. The library's own reader for NumPy does not know bfloat16."""
+    """Read the arrays of a safetensors file; the library's own NumPy reader does not support bfloat16."""
     found = safetensors.deserialize(content)
     return {name: np.frombuffer(a["data"], DTYPES[a["dtype"]]).reshape(a["shape"]) for name, a in found}
 
 
 def read_header(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """The shapes of the arrays in a safetensors file by their names, and its metadata."""
+    """Read the shapes of the arrays in a safetensors file by name, and its metadata."""
     with safetensors.safe_open(path, "numpy") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def write_tensors(arrays: dict[str, np.ndarray], about: Mapping[str, str]) -> bytes:
-    """A safetensors file: the same bytes for the same content. The library writes metadata in a random order."""
+    """Encode a safetensors file deterministically; the library writes metadata in random order."""
     content = safetensors.numpy.save(arrays)
     end = 8 + int.from_bytes(content[:8], "little")
     header = {"__metadata__": dict(sorted(about.items())), **json.loads(content[8:end])}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # arrays begin at multiples of eight
+    text += b" " * (-len(text) % 8)  # arrays start at multiples of 8 bytes
     return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def leaves_by_name(tree: PyTree, name_of: Callable[[Any], str]) -> dict[str, Any]:
-    """The leaves of a pytree by the names that their keys give, which must differ, in the order of the tree.
+    """Return the leaves of a pytree by unique names made from their keys, in the order of the tree.
 
     >>> from personax.sharing import dotted
     >>> leaves_by_name({"dense": {"bias": 1}}, dotted)
@@ -65,6 +65,6 @@ def leaves_by_name(tree: PyTree, name_of: Callable[[Any], str]) -> dict[str, Any
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = name_of(keys)
         if name in leaves:
-            raise ValueError(f"Leaves must have different names, got {name!r} twice. Rename a key.")
+            raise ValueError(f"Duplicate leaf name {name!r}. Rename a key.")
         leaves[name] = leaf
     return leaves

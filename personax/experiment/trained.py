@@ -1,4 +1,4 @@
-"""A trained model: a network, its parameters and the schema of its samples, to ask for predictions and to export."""
+"""Trained models: a network, its parameters and the schema of its samples, for predictions and export."""
 
 import json
 from collections.abc import Sequence
@@ -18,29 +18,29 @@ from personax.models.tasks import inputs_of
 from personax.typing import Apply, Array, Model, Params
 from personax.values import optional_import
 
-_SLICE = 1 << 13  # samples that are computed at once
+_SLICE = 1 << 13  # samples to compute at once
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 CALL = (
-    "from jax import export; export.deserialize(pathlib.Path({name!r}).read_bytes()).call(x), where x has a row for "
-    "each sample, with its numbers as they are in the data: the standardization is inside."
+    "from jax import export; export.deserialize(pathlib.Path({name!r}).read_bytes()).call(x), where x has one row per "
+    "sample, in the original units of the data: the function includes the standardization."
 )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
-    """A model that was trained, as `px.load` gives it.
+    """A trained model, as returned by `px.load`.
 
     Args:
         network: the network.
         params: its parameters.
-        schema: describes a sample: the columns in their order, the classes, and the standardization.
-        title: the algorithm and whose model it is, for people.
-        words: how the model was made.
-        is_personal: whether it is one client's own, so that only the owner of an exported file may read it.
+        schema: the schema of a sample: columns in order, classes, and standardization.
+        title: a description of the algorithm and the owner of the model.
+        words: a description of how the model was made.
+        is_personal: True for a client's own model; exported files are then readable only by their owner.
 
-    `x` is always samples as they are in your data: an array with samples along its first axis, a data frame of pandas
-    or Polars, an Arrow table, or the path of a .csv, .parquet or .npz file. Columns are matched by name and
-    standardized as the training data were.
+    `x` always has samples in the original units of the data: an array with samples along its first axis, a pandas or
+    Polars data frame, an Arrow table, or the path of a .csv, .parquet or .npz file. Columns are matched by name and
+    standardized like the training data.
 
     >>> import jax.numpy as jnp, numpy as np, personax as px
     >>> schema = px.Schema((2,), "float32", features=("sleep", "steps"), classes=("rested", "tired"))
@@ -59,16 +59,15 @@ class TrainedModel:
 
     @property
     def classes(self) -> np.ndarray:
-        """The names of the classes in the order of the outputs: whole numbers where all of them are, else strings."""
+        """Return the class names in the order of the outputs: integers if all of them are, otherwise strings."""
         names = self.schema.classes
         is_number = [name.isascii() and name.removeprefix("-").isdigit() and str(int(name)) == name for name in names]
         return np.array([int(name) for name in names] if all(is_number) else names)
 
     def predict(self, x: Any, *, notify: Notify = lambda text: None) -> np.ndarray:
-        """Return the class of each sample by its name, or the targets of a regression in their original units.
+        """Return the class name of each sample, or regression targets in their original units.
 
-        Classes that are whole numbers in the data are whole numbers here. `notify` is called with the names of columns
-        that are ignored.
+        Classes that are integers in the data are integers here. `notify` is called with the names of ignored columns.
         """
         outputs = self.outputs(x, notify=notify)
         return self.classes[outputs.argmax(axis=-1)] if self.schema.classes else self._targets(outputs)
@@ -76,21 +75,21 @@ class TrainedModel:
     def probabilities(self, x: Any, *, notify: Notify = lambda text: None) -> np.ndarray:
         """Return the probability of each class, in the order of `classes`, for each sample."""
         if not self.schema.classes:
-            raise ValueError("A regression has no classes and no probabilities. Use `predict`.")
+            raise ValueError("A regression has no class probabilities. Use `predict`.")
         return np.asarray(jax.nn.softmax(jnp.asarray(self.outputs(x, notify=notify))))
 
     def outputs(self, x: Any, *, notify: Notify = lambda text: None) -> np.ndarray:
-        """Return what the network computes for each sample: one number for each class, or standardized targets."""
+        """Return the network's outputs for each sample: one number per class, or standardized targets."""
         rows = read_inputs(x, self.schema, notify)
         compute = lambda begin: _outputs(self.network.apply, self.params, rows[begin : begin + _SLICE])
         return np.concatenate([np.asarray(compute(begin)) for begin in range(0, len(rows), _SLICE)])
 
     def export(self, path: Path | str, *, num_samples: int | None = None, platforms: Sequence[str] = PLATFORMS) -> Path:
-        """Write the model as StableHLO, which `jax.export.deserialize` reads without personax; return its path.
+        """Write the model as StableHLO, which `jax.export.deserialize` can read without personax, and return its path.
 
-        The function takes samples as they are in the data, `num_samples` or by default any number, and gives the
-        probability of each class or the targets in their original units. `<path>.json` describes both: the order of the
-        columns, their type, and the order of the classes.
+        The function takes samples in the original units, `num_samples` of them or by default any number, and returns
+        class probabilities or targets in their original units. `<path>.json` describes both: the order of the columns,
+        their type, and the order of the classes.
         """
         optional_import("flatbuffers", "`export`", "export")
         from jax import export
@@ -122,7 +121,7 @@ class TrainedModel:
         return place
 
     def _whole(self, x: Array) -> Array:
-        """From samples as they are in the data to probabilities or targets."""
+        """Map samples in their original units to probabilities or targets."""
         scaling = self.schema.feature_scaling
         if scaling is not None:
             mean, deviation = (_row(part, self.schema.shape, x) for part in (scaling.mean, scaling.deviation))

@@ -1,4 +1,4 @@
-"""Tune options on validation data cut from the clients' training data, never on the data that is reported."""
+"""Tune options on validation data that is split off the clients' training data, never on test data."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from personax.simulation.simulate import initial_params, simulate
 from personax.simulation.work import work_of
 from personax.typing import Array, Task
 
-MOST_BYTES = 1 << 30  # of the clients' personal states in one sweep
+MOST_BYTES = 1 << 30  # limit on the clients' personal states in one sweep
 
 Notify = Callable[[str], None]
 
@@ -36,11 +36,11 @@ def silent(text: str) -> None:
 
 
 def tune(config: Config, notify: Notify = silent, progress: Notify = silent) -> tuple[Config, TuningRecord]:
-    """Return a resolved configuration with the best options that were found for each algorithm, and the search.
+    """Return a resolved configuration with the best options found for each algorithm, and the record of the search.
 
-    Each algorithm is trained, with all seeds, on a part of every client's training data (by default 80 %) and scored on
-    the rest by its first scoring. Test data and newcomers are not looked at. `notify` is given one line for each
-    algorithm, and warnings; `progress` what is trained now.
+    Each algorithm is trained with all seeds on a part of every client's training data (by default 80 %) and scored on
+    the rest with its first scoring. Test data and newcomers are not used. `notify` is called with one line for each
+    algorithm and with warnings; `progress` with the current training.
     """
     study = prepare_tuning(config)
     names = [name for name, search in study.searches.items() if search.choices]
@@ -61,7 +61,7 @@ class TuningStudy(NamedTuple):
 
 
 def prepare_tuning(config: Config) -> TuningStudy:
-    """Build and check everything that a search for options computes with."""
+    """Build and check everything that a search for options needs."""
     key = jax.random.key(split_seed(config))
     searches = {name: search_of(config.tune, name, entry, key) for name, entry in config.algorithms.items()}
     _check(config, searches)
@@ -71,7 +71,7 @@ def prepare_tuning(config: Config) -> TuningStudy:
 
 
 def announce(config: Config, tuned: TunedAlgorithm, notify: Notify) -> None:
-    """Give `notify` the result of one algorithm's search in words; raise if all its options diverged and may not."""
+    """Notify about the result of one algorithm's search; raise if all options diverged and that is an error."""
     if all(trial.score is None for trial in tuned.trials) and config.on_nonfinite == "raise":
         raise ConfigError(tuned.warnings[0])
     notify(describe(tuned))
@@ -80,19 +80,19 @@ def announce(config: Config, tuned: TunedAlgorithm, notify: Notify) -> None:
 
 
 def tuned_config(config: Config, found: list[TunedAlgorithm]) -> tuple[Config, TuningRecord]:
-    """Return the configuration with the options that were found, and the record of the search."""
+    """Return the configuration with the options found, and the record of the search."""
     chosen = {one.algorithm: with_options(one.algorithm, config.algorithms[one.algorithm], one.chosen) for one in found}
     record = TuningRecord(config.tune.share, split_seed(config), config.seed_list, found)
     return dataclasses.replace(config, algorithms={**config.algorithms, **chosen}, tune=TuneSection()), record
 
 
 def split_seed(config: Config) -> int:
-    """The seed of the validation split."""
+    """Return the seed of the validation split."""
     return config.split.seed if config.tune.seed is None else config.tune.seed
 
 
 def describe(tuned: TunedAlgorithm) -> str:
-    """One line: the options that were chosen, their score and that of the algorithm's own."""
+    """Describe the chosen options, their score, and the score of the algorithm's own options in one line."""
     chosen, own = tuned.of(tuned.chosen), tuned.of(tuned.before)
     options = show_options(tuned.chosen)
     if chosen is None or chosen.score is None:
@@ -102,7 +102,7 @@ def describe(tuned: TunedAlgorithm) -> str:
 
 
 def best_trials(tuned: TunedAlgorithm, num: int = 5) -> list[tuple[TrialRecord, str]]:
-    """The best trials, best first, and the algorithm's own; with a word about these two."""
+    """Return the best trials, best first, and the algorithm's own, with labels for the chosen and own options."""
     own = tuned.of(tuned.before)
     words = lambda trial: [
         *(["chosen"] if trial.options == tuned.chosen and trial.score is not None else []),
@@ -116,7 +116,7 @@ def best_trials(tuned: TunedAlgorithm, num: int = 5) -> list[tuple[TrialRecord, 
 
 
 def show_options(options: Options) -> str:
-    """Options for people.
+    """Format options.
 
     >>> show_options({"lr": 0.1, "objective.strength": 3})
     'lr = 0.1, objective.strength = 3'
@@ -125,26 +125,26 @@ def show_options(options: Options) -> str:
 
 
 def show_score(trial: TrialRecord, metric: str) -> str:
-    """The score of a trial for people."""
+    """Format the score of a trial."""
     return "diverged" if trial.score is None else show(interval(trial.of_seeds), metric)
 
 
 def _check(config: Config, searches: dict[str, OptionSearch]) -> None:
     for option in config.tune.options:
         if not any(has_option(name, entry, option) for name, entry in config.algorithms.items()):
-            raise ConfigError(f"`tune.{option}` is an option of none of {', '.join(config.algorithms)}. Remove it.")
+            raise ConfigError(f"None of {', '.join(config.algorithms)} has the option `tune.{option}`. Remove it.")
     if not any(search.choices for search in searches.values()):
         raise ConfigError(
-            "There is nothing to tune: the recipes do not state what to vary. Add lists to `[tune]`, such as "
+            "There is nothing to tune: the recipes do not declare any options to vary. Add lists to `[tune]`, such as "
             "`lr = [0.01, 0.1]`."
         )
-    for name, search in searches.items():  # all combinations must make sense before the first is tried
+    for name, search in searches.items():  # check all combinations before the first is tried
         for options in search.choices:
             make_training(name, with_options(name, config.algorithms[name], options))
 
 
 def with_options(name: str, entry: AlgorithmSection, options: Options) -> AlgorithmSection:
-    """The entry with other options, which scores that its own ones implied follow."""
+    """Return the entry with other options, and with scores that are derived from them."""
     implied = entry == with_scores(name, dataclasses.replace(entry, scores={}))
     changed: dict[str, Any] = dict(entry.options)
     for option, item in options.items():
@@ -153,7 +153,7 @@ def with_options(name: str, entry: AlgorithmSection, options: Options) -> Algori
     return with_scores(name, dataclasses.replace(chosen, scores={})) if implied else chosen
 
 
-Trials = tuple[str, list[TrialRecord]]  # with the metric, which is empty if all diverged
+Trials = tuple[str, list[TrialRecord]]  # the metric (empty if all diverged) and the trials
 Try = Callable[[Sequence[Options]], Trials]
 
 
@@ -163,7 +163,7 @@ def tune_algorithm(
     progress: Notify = silent,
     keep: Callable[[Try], Try] = lambda attempt: attempt,
 ) -> TunedAlgorithm:
-    """Try the combinations of a search, then go beyond its edges for as long as the best is there.
+    """Try the combinations of a search, then extend its ranges as long as the best value is at an edge.
 
     `keep` wraps the function that trains and scores choices of options, for example with one that keeps its results.
     """
@@ -199,13 +199,13 @@ def tune_algorithm(
 
 
 def _warnings(name: str, search: OptionSearch, best: TrialRecord | None) -> list[str]:
-    """Sentences about best values at an edge, or about a search without any."""
+    """Return warnings about best values at an edge, or about a search without a result."""
     if best is None:
-        problem = f"`{name}` diverged with every choice of options. Add smaller step sizes to `[tune]`."
+        problem = f"`{name}` diverged with all options. Add smaller step sizes to `[tune]`."
         return [f"{problem} It keeps its own options."]
     edges = {option: one.edge(best.options[option]) for option, one in search.ranges.items()}
     return [
-        f"{name}: the best `{option}`, {best.options[option]}, is the {edge} that was tried. A "
+        f"{name}: the best `{option}`, {best.options[option]}, is the {edge} value tried. A "
         f"{'larger' if edge == 'largest' else 'smaller'} one may be better: add some to `[tune]`."
         for option, edge in edges.items()
         if edge
@@ -213,7 +213,7 @@ def _warnings(name: str, search: OptionSearch, best: TrialRecord | None) -> list
 
 
 def _try_all(config: Config, plan: Study, name: str, choices: Sequence[Options]) -> Trials:
-    """Train and score every choice of options: by which metric, and how well."""
+    """Train and score all choices of options, and return the metric and the trials."""
     entry = config.algorithms[name]
     trainings = [make_training(name, with_options(name, entry, options)) for options in choices]
     found = evaluations(config, plan, trainings)
@@ -226,7 +226,7 @@ def _try_all(config: Config, plan: Study, name: str, choices: Sequence[Options])
 
 
 def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> list[Evaluation | None]:
-    """Train algorithms on a federation of `validation_of` and score each by its first scoring; None if it diverged."""
+    """Train algorithms on a federation of `validation_of` and score each with its first scoring; None if diverged."""
     run = (plan.task, plan.federation)
     work = lambda algorithm: work_of(algorithm, *run)
     schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients, work(algorithm))
@@ -240,12 +240,12 @@ def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> l
 
 
 def _scoring(training: Training) -> Scoring:
-    """The first scoring of an algorithm, on the validation data of all clients."""
+    """Return the first scoring of an algorithm, for the validation data of all clients."""
     return dataclasses.replace(next(iter(training.scorings.values())), clients="all", score_on="test")
 
 
 def _trial(options: Options, found: Evaluation, metric: str) -> TrialRecord:
-    """The record of a run that did not diverge."""
+    """Make the record of a run that did not diverge."""
     of_seeds = np.asarray(found.mean(metric), float)
     if not np.isfinite(of_seeds).all():
         return TrialRecord(options, None, [], None)
@@ -254,12 +254,12 @@ def _trial(options: Options, found: Evaluation, metric: str) -> TrialRecord:
 
 
 def best_trial(trials: Sequence[TrialRecord], metric: str) -> TrialRecord | None:
-    """The trial with the best score, of several the lowest loss, of several the first; None if all diverged."""
+    """Return the trial with the best score, then the lowest loss, then the first; None if all diverged."""
     return next((trial for trial in ranked(trials, metric) if trial.score is not None), None)
 
 
 def ranked(trials: Sequence[TrialRecord], metric: str) -> list[TrialRecord]:
-    """The trials from the best to the worst; those that diverged are the last."""
+    """Sort the trials from best to worst, with those that diverged last."""
     sign = -1 if higher_is_better(metric) else 1
     last = lambda number: np.inf if number is None else number
     place = lambda trial: (np.inf if trial.score is None else sign * trial.score, last(trial.loss))
@@ -276,10 +276,10 @@ def run_all(
     monitor: Monitor = Monitor(),
     execution: Execution = Execution(on_nonfinite="skip"),
 ) -> list[Snapshot | None]:
-    """Return the end of each algorithm's run with all seeds; None where it diverged.
+    """Return the final snapshot of each algorithm's run with all seeds; None if it diverged.
 
-    Those that differ in numbers alone are one sweep: one program, compiled once, with a lane for each algorithm and
-    seed. As many run together as fit into memory.
+    Algorithms that differ only in numbers form one sweep: one program, compiled once, with a lane for each algorithm
+    and seed. As many run together as fit into memory.
     """
     alike: dict[Any, list[int]] = {}
     for place, algorithm in enumerate(algorithms):
@@ -299,7 +299,7 @@ def run_all(
 
 
 def _most_lanes(algorithm: Algorithm, task: Task, federation: Federation, num_seeds: int) -> int:
-    """The number of algorithms that run together: more would hold too much personal state at the same time."""
+    """Return the number of algorithms that run together, limited by the memory for personal states."""
 
     def states(key: Array) -> Any:
         params = initial_params(task, federation, key=key)

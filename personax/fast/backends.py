@@ -9,13 +9,13 @@ from contextvars import ContextVar
 
 import jax
 
-# Bytes beyond which a CPU's caches hold one model only. Measured: 784-150-100-10 is faster under `vmap`, 784-200-200-10
-# and `cnn3` sequentially. The same bound holds for all models of a wave: with ten clients, seeds of 64-64-10 are as
-# fast together, seeds of 784-20-10 are faster in turn.
+# Model size in bytes beyond which a CPU's caches hold only one model. Measured: 784-150-100-10 is faster under `vmap`,
+# 784-200-200-10 and `cnn3` sequentially. The same bound holds for all models of a wave: with ten clients, seeds of
+# 64-64-10 are as fast together, and seeds of 784-20-10 are faster sequentially.
 LARGE_MODEL = 600_000
-CPU_WAVE_WIDTH = 16  # measured: from 24 on slower for every model, because caches overflow
+CPU_WAVE_WIDTH = 16  # measured: 24 or more are slower for every model because caches overflow
 CPU_WAVE_OVERHEAD = 2.0
-LAUNCH_OPERATIONS = 2.4e8  # what an H200 computes, in such small pieces, while it launches the kernels of one gradient
+LAUNCH_OPERATIONS = 2.4e8  # operations that an H200 can do in the time it takes to launch the kernels of one gradient
 UNROLLED_ARRIVALS = 8  # measured: 20 take 8 s longer to compile
 
 _PRETENDED: ContextVar[str | None] = ContextVar("pretended backend", default=None)

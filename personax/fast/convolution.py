@@ -1,9 +1,9 @@
-"""Convolution and pooling of many small networks at once: inside `scan`, and under `vmap` over kernels.
+"""Fast convolution and pooling for many small networks at once, inside `scan` and under `vmap` over kernels.
 
-A convolution is one matrix product: of image patches and the kernel, or, with everything that a 2x2 block of outputs
-sees in one row, of windows and the kernel at four places (`convolve_by_windows`); or, with a 3x3 kernel, sixteen
-smaller products (`convolve_by_tiles`). XLA's own convolution is more than ten times slower there on a CPU, and
-five times or more on an H200, where it becomes a grouped convolution.
+A convolution is computed as one matrix product of image patches and the kernel; as one matrix product of windows, which
+hold the inputs of a 2x2 block of outputs, and the kernel at four offsets (`convolve_by_windows`); or, for a 3x3 kernel,
+as sixteen smaller products (`convolve_by_tiles`). In these programs, XLA's own convolution is more than ten times
+slower on a CPU and at least five times slower on an H200, where it becomes a grouped convolution.
 
 `convolution` and `pooling` take the operands and parameters of JAX's primitives, in any layout. The functions below
 them take images `[batch, height, width, channel]`, already padded, and kernels `[row, column, channel, new channel]`.
@@ -23,11 +23,11 @@ from jax import Array
 from personax.fast.backends import saves_multiplications
 from personax.fast.precision import ambient_precision
 
-Pair = Sequence[int]  # of rows and columns
-# Multiplications count more than memory on a CPU, with so many channels or more and such a kernel or a smaller one.
+Pair = Sequence[int]  # rows and columns
+# On a CPU, multiplications cost more than memory traffic from this number of channels and up to this kernel size.
 DEEP, SMALL = 16, 3 * 3
-TILED = 32, 18  # channels and sides from which on products by tiles are long enough; 16 or 10: up to a third slower
-MOST_TAPS = 16  # entries of a pooling window; XLA's own form is as fast for larger ones
+TILED = 32, 18  # least channels and image side for tiles; with 16 or 10 they are up to a third slower than patches
+MOST_TAPS = 16  # entries of a pooling window; XLA's own pooling is as fast for larger windows
 
 
 def convolution(
@@ -45,7 +45,7 @@ def convolution(
     preferred_element_type: Any,
     **_: Any,
 ) -> Array:
-    """`conv_general_dilated` with one or two spatial axes; `NotImplemented` for others."""
+    """Compute `conv_general_dilated` with one or two spatial axes; return `NotImplemented` for others."""
     num_axes = kernel.ndim - 2
     name = _precision_name(precision)
     of_type = preferred_element_type in (None, x.dtype) and jnp.issubdtype(x.dtype, jnp.floating)
@@ -57,7 +57,7 @@ def convolution(
     inside = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, lhs_dilation, strict=True)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *inside, (0, 0, 0)))
     strides, dilation = tuple(window_strides), tuple(rhs_dilation)
-    if num_axes == 1:  # a signal is an image of one row
+    if num_axes == 1:  # treat a signal as an image with one row
         x, kernel, strides, dilation = x[:, None], kernel[None], (1, *strides), (1, *dilation)
     with jax.default_matmul_precision(name or jax.config.jax_default_matmul_precision):  # pyright: ignore
         y = convolve(x, kernel, strides, dilation, feature_group_count)
@@ -66,7 +66,7 @@ def convolution(
 
 
 def _precision_name(precision: Any) -> Any:
-    """The name of a precision that both factors have; None for the ambient one, `NotImplemented` for any other."""
+    """Return the common precision of both factors, None for the ambient one, or `NotImplemented` if they differ."""
     if precision == ambient_precision():
         return None
     names = {getattr(one, "name", one) for one in (precision if isinstance(precision, tuple) else (precision,))}
@@ -85,7 +85,7 @@ def pooling(
     window_dilation: Sequence[int],
     **_: Any,
 ) -> Array:
-    """`reduce_window_max` or `reduce_window_sum` of small windows; `NotImplemented` for others."""
+    """Compute `reduce_window_max` or `reduce_window_sum` of small windows; return `NotImplemented` for others."""
     plain = set(base_dilation) | set(window_dilation) == {1} and jnp.issubdtype(x.dtype, jnp.floating)
     if not plain or not 1 < math.prod(window_dimensions) <= MOST_TAPS:
         return NotImplemented
@@ -99,7 +99,7 @@ def pooling(
 
 
 def _places(x: Array, axis: int, size: int, stride: int) -> list[Array]:
-    """The first, second, ... entries along an axis of all windows of this size."""
+    """Return the first, second, ... entries along an axis of all windows of this size."""
     num = (x.shape[axis] - size) // stride + 1
     if size == stride:
         x = jax.lax.slice_in_dim(x, 0, num * size, axis=axis)
@@ -110,9 +110,9 @@ def _places(x: Array, axis: int, size: int, stride: int) -> list[Array]:
 
 @jax.custom_jvp
 def largest(parts: tuple[Array, ...]) -> Array:
-    """The largest of several arrays, entry by entry. Its gradient goes to the first of equal ones, as XLA's does.
+    """Compute the elementwise maximum of several arrays; the gradient goes to the first of equal ones, as in XLA.
 
-    For the gradient one byte of each entry is kept: which part it came from.
+    Only one byte per entry, the index of the maximum, is stored for the gradient.
     """
     return functools.reduce(jnp.maximum, parts)
 
@@ -122,14 +122,14 @@ def _largest_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Arra
     parts, most = primals[0], largest(*primals)
     found = jnp.zeros(most.shape, jnp.uint8)
     for at, part in reversed(list(enumerate(parts))):
-        found = jnp.where(part < most, found, jnp.uint8(at))  # what is not a number is found, too
-    # Without the barrier XLA keeps and reads the parts in its place, which are sixteen times as large.
+        found = jnp.where(part < most, found, jnp.uint8(at))  # also finds NaN
+    # Without the barrier, XLA stores and reads the parts instead, which are sixteen times as large.
     found = jax.lax.optimization_barrier(found)
     return most, functools.reduce(jnp.add, (jnp.where(found == at, own, 0) for at, own in enumerate(tangents[0])))
 
 
 def convolve(x: Array, kernel: Array, strides: Pair = (1, 1), dilation: Pair = (1, 1), num_groups: int = 1) -> Array:
-    """The convolution of padded images, by whichever products are fastest."""
+    """Convolve padded images with the fastest kind of product."""
     rows, cols, depth, _ = kernel.shape
     if num_groups > 1:
         return _convolve_groups(x, kernel, strides, dilation, num_groups)
@@ -143,11 +143,11 @@ def convolve(x: Array, kernel: Array, strides: Pair = (1, 1), dilation: Pair = (
 
 
 def _taps(x: Array, size: Pair, strides: Pair, dilation: Pair) -> list[Array]:
-    """The pixels that each entry of a kernel of this size meets: one array of the output's size for each entry."""
+    """Return, for each entry of a kernel, the pixels that it multiplies, as an array of the output's size."""
     num, depth = x.shape[0], x.shape[3]
     reach = [step * (entries - 1) for step, entries in zip(dilation, size, strict=True)]
     height, width = ((side - far - 1) // step + 1 for side, far, step in zip(x.shape[1:3], reach, strides, strict=True))
-    # Images are cut into blocks as large as the stride, so that every slice is contiguous: strided ones are slow.
+    # Cut images into blocks of the stride's size, so that every slice is contiguous: strided slices are slow.
     blocks = [far // step + out for far, step, out in zip(reach, strides, (height, width), strict=True)]
     more = [b * step - side for b, step, side in zip(blocks, strides, x.shape[1:3], strict=True)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, more[0], 0), (0, more[1], 0), (0, 0, 0)))
@@ -160,7 +160,7 @@ def _taps(x: Array, size: Pair, strides: Pair, dilation: Pair) -> list[Array]:
 
 
 def convolve_by_patches(x: Array, kernel: Array, strides: Pair = (1, 1), dilation: Pair = (1, 1)) -> Array:
-    """Multiply image patches, one for each pixel of the result, by the kernel."""
+    """Multiply image patches, one per output pixel, by the kernel."""
     num_channels = kernel.shape[3]
     taps = _taps(x, kernel.shape[:2], strides, dilation)
     patches = jnp.concatenate(taps, axis=3)
@@ -169,7 +169,7 @@ def convolve_by_patches(x: Array, kernel: Array, strides: Pair = (1, 1), dilatio
 
 
 def _convolve_groups(x: Array, kernel: Array, strides: Pair, dilation: Pair, num_groups: int) -> Array:
-    """Each group of channels by its own kernel; a depthwise convolution needs no products of matrices."""
+    """Convolve each group of channels with its own kernel; a depthwise convolution needs no matrix products."""
     rows, cols, depth, num_channels = kernel.shape
     taps = _taps(x, (rows, cols), strides, dilation)
     of_groups = [tap.reshape(*tap.shape[:3], num_groups, depth) for tap in taps]
@@ -182,11 +182,11 @@ def _convolve_groups(x: Array, kernel: Array, strides: Pair, dilation: Pair, num
 
 
 def convolve_by_windows(x: Array, kernel: Array) -> Array:
-    """A 2x2 block of outputs from each window of inputs, which reads less memory.
+    """Compute a 2x2 block of outputs per input window, which reads less memory.
 
-    The side of a window is the kernel's plus one, made even. With a 3x3 kernel, windows are 4 times as large as the
-    image, where patches are 9 times; in exchange the products have 16 multiplications where patches take 9, since the
-    kernel at each of four places is filled up with zeros.
+    The side of a window is the kernel's plus one, rounded up to even. With a 3x3 kernel, windows take 4 times the
+    memory of the image, and patches 9 times; in exchange, products take 16 multiplications instead of 9, because the
+    kernel is padded with zeros at each of its four offsets.
     """
     rows, cols, depth, num_channels = kernel.shape
     height, width = x.shape[1] - rows + 1, x.shape[2] - cols + 1
@@ -205,10 +205,10 @@ def convolve_by_windows(x: Array, kernel: Array) -> Array:
 
 
 def convolve_by_tiles(x: Array, kernel: Array) -> Array:
-    """Winograd's F(2x2, 3x3) (Lavin and Gray 2016, section 4.1): 16 multiplications where patches take 36.
+    """Convolve by Winograd's F(2x2, 3x3) (Lavin and Gray 2016, section 4.1), with 16 multiplications instead of 36.
 
-    Sums of the pixels of each 4x4 tile, of which there is one for every 2x2 pixels of the result, are multiplied by
-    sums of the kernel's numbers; sums of the products are those pixels.
+    Sums of the pixels of each 4x4 tile are multiplied by sums of the kernel's entries; sums of these products are the
+    2x2 output pixels of the tile.
     """
     height, width = (side - 2 for side in x.shape[1:3])
     x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
@@ -222,7 +222,7 @@ def convolve_by_tiles(x: Array, kernel: Array) -> Array:
 
 
 def _tile_sums(x: Array, axis: int) -> list[Array]:
-    """Of the numbers d0, d1, d2 and d3 of each tile along an axis."""
+    """Compute the sums of the entries d0, d1, d2 and d3 of each tile along an axis."""
     num = x.shape[axis] // 2 - 1
     even, odd = _unstack(x.reshape(*x.shape[:axis], num + 1, 2, *x.shape[axis + 1 :]), axis + 1)
     d0, d1, d2, d3 = (jax.lax.slice_in_dim(d, i, i + num, axis=axis) for i in (0, 1) for d in (even, odd))
@@ -230,17 +230,17 @@ def _tile_sums(x: Array, axis: int) -> list[Array]:
 
 
 def _kernel_sums(kernel: Array) -> list[Array]:
-    """Of the numbers of each row or column, which the first axis counts."""
+    """Compute the sums of the kernel's entries along the first axis."""
     g0, g1, g2 = _unstack(kernel, 0)
     return [g0, (g0 + g1 + g2) / 2, (g0 - g1 + g2) / 2, g2]
 
 
 def _pixel_sums(products: Sequence[Array]) -> list[Array]:
-    """Of the products of each row or column of a tile: its two pixels."""
+    """Compute the two output pixels from the products of each row or column of a tile."""
     m0, m1, m2, m3 = products
     return [m0 + m1 + m2, m1 - m2 - m3]
 
 
 def _unstack(x: Array, axis: int) -> list[Array]:
-    """The parts of an axis. Of each alone the gradient would be an array of zeros, but for it, to be added up."""
+    """Split an axis at once: the gradient of each single slice would be a full array of zeros to be summed."""
     return [jnp.squeeze(part, axis) for part in jax.lax.split(x, (1,) * x.shape[axis], axis)]

@@ -1,7 +1,7 @@
-"""Find the product of rows with a kernel in the program of a loss, and cut the program there.
+"""Find the product of rows with a kernel in the program of a loss, and split the program there.
 
-The loss sees such a kernel in one matrix product only. With `rows`, the function that computes the other factor, and
-`head`, the loss as a function of the product, gradients need no array of the size of the kernel (`fast.near`).
+Such a kernel occurs in a single matrix product of the loss. With `rows`, which computes the other factor, and `head`,
+which computes the loss from the product, gradients need no array of the kernel's size (`fast.near`).
 """
 
 import math
@@ -16,14 +16,14 @@ from personax.fast.programs import bind, evaluate, inlined
 from personax.typing import Array, Batch, LossFn, Params, Scalar
 
 Rest = tuple[Array, ...]  # the leaves of the parameters without the kernel
-Kernel = tuple[Any, bool]  # the variable of a parameter, and whether its transpose is meant
+Kernel = tuple[Any, bool]  # the variable of a parameter, and True if its transpose is used
 
 
 class DenseProduct(NamedTuple):
-    """A product in the program of a loss on batches of one shape.
+    """A product in the program of a loss, for batches of one shape.
 
-    `place` is the kernel's place among the leaves of the parameters; with `is_transposed` it is stored with its outputs
-    first. The rows are a function of the batch alone where the product `is_first`.
+    `place` is the kernel's position among the leaves of the parameters; with `is_transposed` it is stored with outputs
+    first. If the product `is_first`, the rows depend only on the batch.
     """
 
     program: core.ClosedJaxpr
@@ -36,13 +36,13 @@ class DenseProduct(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of inputs and outputs."""
+        """Return the numbers of inputs and outputs."""
         shape = self._params[self.place].aval.shape
         return shape[::-1] if self.is_transposed else shape
 
     @property
     def num_rows(self) -> int:
-        """The number of rows of a batch."""
+        """Return the number of rows of a batch."""
         return math.prod(self.rows_atom.aval.shape) // self.shape[0]
 
     @property
@@ -50,22 +50,22 @@ class DenseProduct(NamedTuple):
         return self.program.jaxpr.invars[: self.structure.num_leaves]
 
     def split(self, params: Params) -> tuple[Array, Rest]:
-        """The kernel `[input, output]`, and the other leaves."""
+        """Split parameters into the kernel `[input, output]` and the other leaves."""
         leaves = jax.tree.leaves(params)
         kernel = leaves.pop(self.place)
         return (kernel.T if self.is_transposed else kernel), tuple(leaves)
 
     def join(self, kernel: Array, rest: Rest) -> Params:
-        """The parameters with this kernel and these other leaves."""
+        """Assemble parameters from a kernel and the other leaves."""
         own = kernel.T if self.is_transposed else kernel
         return jax.tree.unflatten(self.structure, [*rest[: self.place], own, *rest[self.place :]])
 
     def rows(self, rest: Rest, batch: Batch) -> Array:
-        """The factor of the kernel, one row for each row of the product."""
+        """Compute the factor that multiplies the kernel, one row for each row of the product."""
         return self._outputs(self._known(rest, batch), [self.rows_atom])[0].reshape(-1, self.shape[0])
 
     def head(self, at: tuple[Rest, Array], batch: Batch) -> Scalar:
-        """The loss as a function of the other leaves and of the product."""
+        """Compute the loss from the other leaves and the product."""
         rest, products = at
         made = self.equation.outvars[0]
         shaped = (products.T if self._kernel_is_first else products).reshape(made.aval.shape)
@@ -85,13 +85,13 @@ class DenseProduct(NamedTuple):
 
 
 def find_products(loss: LossFn, params: Params, batch: Batch) -> list[DenseProduct]:
-    """The products with kernels that the loss uses once, in the order of the program."""
+    """Find the products with kernels that the loss uses once, in program order."""
     program = inlined(jax.make_jaxpr(loss)(params, batch))
     leaves, structure = jax.tree.flatten(params)
     owned = program.jaxpr.invars[: len(leaves)]
     kernels = {kernel: (kernel, False) for kernel in owned}
     uses = _uses(program.jaxpr)
-    found, of_params = [], set(owned)  # and what is computed from them
+    found, of_params = [], set(owned)  # including everything computed from them
     for equation in program.jaxpr.eqns:
         if equation.primitive.name == "transpose" and equation.invars[0] in owned:
             kernels[equation.outvars[0]] = (equation.invars[0], True)
@@ -106,7 +106,7 @@ def find_products(loss: LossFn, params: Params, batch: Batch) -> list[DenseProdu
 
 
 def _uses(jaxpr: Any) -> dict[Any, int]:
-    """The number of times that each variable is read."""
+    """Count how often each variable is read."""
     uses: dict[Any, int] = {}
     atoms: Iterable[Any] = (atom for equation in jaxpr.eqns for atom in equation.invars)
     for atom in (*atoms, *jaxpr.outvars):
@@ -116,7 +116,7 @@ def _uses(jaxpr: Any) -> dict[Any, int]:
 
 
 def _factors(equation: Any, kernels: Mapping[Any, Kernel]) -> tuple[Kernel, Any, bool] | None:
-    """Of a product of rows with a kernel: the kernel, the rows, and whether the product contracts its last axis."""
+    """Return the kernel, the rows, and True if the product contracts the rows' last axis; None for other equations."""
     if equation.primitive.name != "dot_general" or equation.params["precision"] != ambient_precision():
         return None
     (contracted, batched), made = equation.params["dimension_numbers"], equation.outvars[0].aval

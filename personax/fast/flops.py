@@ -7,13 +7,13 @@ from jax.extend import core
 
 
 def operations_of(jaxpr: Any) -> int:
-    """Multiplications and additions of all matrix products and convolutions; the body of a loop counts once."""
+    """Count multiplications and additions of all matrix products and convolutions; a loop body counts once."""
     inner = (program for equation in jaxpr.eqns for program in core.jaxprs_in_params(equation.params))
     return sum(map(operations_of_equation, jaxpr.eqns)) + sum(map(operations_of, inner))
 
 
 def operations_of_equation(equation: Any) -> int:
-    """Multiplications and additions of a matrix product or a convolution; 0 for any other equation."""
+    """Count multiplications and additions of a matrix product or a convolution; 0 for other equations."""
     if equation.primitive.name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
@@ -26,7 +26,7 @@ def operations_of_equation(equation: Any) -> int:
 
 
 def largest_array(jaxpr: Any) -> int:
-    """The bytes of the largest array that a program computes, those in calls and loops included."""
+    """Return the size in bytes of the largest array that a program computes, including calls and loops."""
     inner = (program for equation in jaxpr.eqns for program in core.jaxprs_in_params(equation.params))
     shapes = (atom.aval for equation in jaxpr.eqns for atom in equation.outvars)
     own = (aval.size * aval.dtype.itemsize for aval in shapes if hasattr(aval, "shape"))

@@ -1,8 +1,9 @@
-"""Products of kernels inside a loop over time, as recurrent networks take them.
+"""Products with kernels inside a loop over time, as in recurrent networks.
 
-`jax.lax.scan` multiplies by the same kernel at each step, and its derivative adds up the kernel's gradient step by
-step, each time a sum as large as the kernel. Here products with inputs of the loop are computed before it, for all
-steps at once; for products with the carry, the derivative keeps both factors of all steps and multiplies them after it.
+`jax.lax.scan` multiplies by the same kernel at each step, and its derivative accumulates the kernel's gradient step by
+step, each time with a sum of the kernel's size. Here, products with the loop's inputs are computed before the loop, for
+all steps at once; for products with the carry, the derivative stores both factors of all steps and multiplies them
+after the loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,33 +20,33 @@ Values = list[Any]
 
 
 class Products(NamedTuple):
-    """The body of a loop, what in it depends on the loop's constants alone, and its products with such kernels."""
+    """The body of a loop, the part that depends only on the loop's constants, and the products with such kernels."""
 
     body: core.ClosedJaxpr
     num_consts: int
     num_carry: int
-    hoisted: list[Any]  # variables that depend on constants alone, and that the rest of the body reads
-    of_inputs: list[Any]  # products of rows that depend on inputs and constants alone
+    hoisted: list[Any]  # variables that depend only on constants and are read by the rest of the body
+    of_inputs: list[Any]  # products of rows that depend only on inputs and constants
     of_carry: list[Any]  # products of rows that depend on the carry
 
     @property
     def consts(self) -> list[Any]:
-        """The variables of the loop's constants."""
+        """Return the variables of the loop's constants."""
         return self.body.jaxpr.invars[: self.num_consts]
 
     @property
     def carried(self) -> list[Any]:
-        """The variables of the carry."""
+        """Return the variables of the carry."""
         return self.body.jaxpr.invars[self.num_consts : self.num_consts + self.num_carry]
 
     @property
     def inputs(self) -> list[Any]:
-        """The variables of a step's inputs."""
+        """Return the variables of a step's inputs."""
         return self.body.jaxpr.invars[self.num_consts + self.num_carry :]
 
 
 def find_loop_products(equation: Any) -> Products | None:
-    """The products in the body of a `scan`; None if there are none."""
+    """Find the products in the body of a `scan`; None if there are none."""
     params = equation.params
     if params["length"] < 2 or params["jaxpr"].effects:
         return None
@@ -70,7 +71,7 @@ def find_loop_products(equation: Any) -> Products | None:
 
 
 def num_consts_and_carry(equation: Any, body: core.ClosedJaxpr) -> tuple[int, int]:
-    """The numbers of constants and of carried arrays: those that have the same axes inside the loop."""
+    """Return the numbers of constants and of carried arrays, which have the same axes inside the loop."""
     has_same_axes = lambda outer, inner: len(getattr(outer.aval, "shape", ())) == len(getattr(inner.aval, "shape", ()))
     num_both = sum(map(has_same_axes, equation.invars, body.jaxpr.invars))
     num_carry = sum(map(has_same_axes, equation.outvars, body.jaxpr.outvars))
@@ -88,7 +89,7 @@ def _is_product(equation: Any) -> bool:
 
 
 def scan_products(equation: Any, values: Values) -> Values:
-    """The results of a `scan` with its products taken apart."""
+    """Evaluate a `scan` with its products moved out of the loop."""
     found = find_loop_products(equation)
     assert found is not None
     length, reverse, unroll = (equation.params[name] for name in ("length", "reverse", "unroll"))
@@ -116,20 +117,20 @@ def _cut(values: Sequence[Any], num_consts: int, num_carry: int) -> tuple[Values
 
 
 def _product(equation: Any, rows: Array, kernel: Array) -> Array:
-    """`rows @ kernel` for rows with any number of leading axes, in the precision of the equation."""
+    """Compute `rows @ kernel` for rows with any number of leading axes, in the precision of the equation."""
     names = ("precision", "preferred_element_type")
     options = {name: equation.params[name] for name in names}
     return jax.lax.dot_general(rows, kernel, (((rows.ndim - 1,), (0,)), ((), ())), **options)
 
 
 def _loop(found: Products, length: int, reverse: bool, unroll: int) -> Callable[..., tuple[Values, Values]]:
-    """The loop as a function of the kernels of its products with the carry, and of everything else."""
+    """Return the loop as a function of the kernels that multiply the carry, and of everything else."""
     names = [*found.consts, *found.hoisted]
     made = [one.outvars[0] for one in found.of_inputs]
     ends = found.body.jaxpr.outvars
 
     def scan(kernels: Any, others: Values, start: Values, inputs: PyTree, shifts: Any) -> tuple[Any, Any]:
-        """Also the rows of all steps, whose products are shifted by zeros that have a derivative."""
+        """Run the loop, and also return the rows of all steps; products are shifted by zeros to obtain derivatives."""
 
         def step(carry: Values, own: PyTree) -> tuple[Values, tuple[Values, Values]]:
             (of_step, before), moved = own
@@ -167,7 +168,7 @@ def _loop(found: Products, length: int, reverse: bool, unroll: int) -> Callable[
 
 @jax.custom_jvp
 def _shifted(product: Array, shift: Array) -> Array:
-    """`product + shift` where the shift is zero: it is not read, and has a derivative."""
+    """Return `product + shift` for a zero shift, which is not read but has a derivative."""
     return product
 
 

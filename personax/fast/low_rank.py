@@ -18,19 +18,19 @@ from personax.typing import Array
 
 
 class KernelAxes(NamedTuple):
-    """The axes of a kernel: of stacked layers, of inputs (contracted), and of outputs. Axes are those of the leaf."""
+    """The axes of a kernel leaf: stacked layers, inputs (contracted) and outputs."""
 
     stacked: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
     def shapes(self, shape: Sequence[int], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of A, `[*stacked, *inputs, rank]`, and of B, `[*stacked, rank, *outputs]`."""
+        """Return the shapes of A, `[*stacked, *inputs, rank]`, and B, `[*stacked, rank, *outputs]`."""
         stacked, inputs, outputs = (tuple(shape[axis] for axis in axes) for axes in self)
         return (*stacked, *inputs, rank), (*stacked, rank, *outputs)
 
     def fits(self, other: "KernelAxes") -> bool:
-        """Return True if both can read one pair A, B: they are equal, or one reads the transpose, as tied layers do."""
+        """Return True if both can share one pair A, B: they are equal, or one is the transpose, as in tied layers."""
         return other in (self, KernelAxes(self.stacked, self.outputs, self.inputs))
 
 
@@ -44,9 +44,9 @@ class Term(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel on its way through a program, with its terms.
+    """A kernel that is traced through a program, with its terms.
 
-    `axes` are the axes of the leaf that those of `w` are, and `sliced` those that loops have taken slices along.
+    `axes` maps the axes of `w` to those of the leaf; `sliced` are the axes along which loops have taken slices.
     """
 
     w: Array
@@ -66,12 +66,12 @@ class Kernel:
         return dataclasses.replace(self, w=self.w.astype(dtype), terms=terms)
 
     def slice_of_loop(self) -> "Kernel":
-        """The kernel of one step, from that of a loop over its first axis."""
+        """Return the kernel of one step of a loop over the first axis."""
         return dataclasses.replace(self, axes=self.axes[1:], sliced=(*self.sliced, self.axes[0]))
 
 
 def find_dense(function: Callable[..., Any], params: Mapping[str, Any], *args: Any) -> dict[str, KernelAxes]:
-    """The leaves that the program of `function(params, *args)` reads as kernels of matrix products alone.
+    """Find the leaves that the program of `function(params, *args)` uses only as kernels of matrix products.
 
     `params` has the leaves by name. Arrays may be given as shapes.
     """
@@ -81,13 +81,13 @@ def find_dense(function: Callable[..., Any], params: Mapping[str, Any], *args: A
 def with_terms(
     function: Callable[..., Any], params: Mapping[str, Array], terms: Mapping[str, tuple[Term, ...]], *args: Any
 ) -> Any:
-    """The value of `function(params, *args)` where each product x W has the terms (x A) B of W added."""
+    """Compute `function(params, *args)` with the terms (x A) B of W added to each product x W."""
     closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *args)
     layouts = _find(closed, params, args)
     if missing := sorted(set(terms) - set(layouts)):
         raise ValueError(
-            f"`{missing[0]}` is read in other ways than in matrix products here, and was not when its adapters were "
-            "made. Leave it out of `on`."
+            f"`{missing[0]}` is used here outside matrix products, unlike when its adapters were created. "
+            "Remove it from `on`."
         )
 
     def add(equation: Any, rows: Array, kernel: Kernel, axes: _ProductAxes) -> Array:
@@ -133,17 +133,17 @@ def _run(closed: core.ClosedJaxpr, params: Mapping[str, Any], args: Sequence[Any
 
 
 class _Pass(NamedTuple):
-    """Evaluates a program in which some values are kernels: the meaning of their products, and of all other uses."""
+    """An evaluation of a program with kernels among its values, given rules for their products and other uses."""
 
     product: Callable[[Any, Array, Kernel, "_ProductAxes"], Array]
     other: Callable[[Kernel], Array]
 
     def inside(self, closed: core.ClosedJaxpr, values: Sequence[Any]) -> Values:
-        """The outputs of a program, none of which is a kernel."""
+        """Compute the outputs of a program, none of which is a kernel."""
         return self.arrays(run_program(closed, values, self))
 
     def arrays(self, values: Sequence[Any]) -> Values:
-        """The same values, with kernels as they are read outside of products."""
+        """Replace kernels by the arrays that are read outside products."""
         return [self.other(value) if isinstance(value, Kernel) else value for value in values]
 
     def __call__(self, equation: Any, values: Values) -> Values:
@@ -166,7 +166,7 @@ class _Pass(NamedTuple):
 
 
 class _ProductAxes(NamedTuple):
-    """The axes of a product. Those of the kernel are named as in the leaf; those of the rows are places."""
+    """The axes of a product: those of the kernel refer to the leaf, those of the rows are positions."""
 
     contracted: tuple[int, ...]
     batch: tuple[int, ...]
@@ -192,7 +192,7 @@ def _as_it_is(equation: Any, rows: Array, kernel: Kernel, axes: _ProductAxes) ->
 
 
 def _low_rank(equation: Any, rows: Array, kernel: Kernel, term: Term, layout: KernelAxes, axes: _ProductAxes) -> Array:
-    """(x A) B with the axes of x W; (x B') A' where the outputs of W are contracted, as in a tied layer."""
+    """Compute (x A) B with the axes of x W, or (x B') A' if the outputs of W are contracted, as in a tied layer."""
     options = {name: equation.params[name] for name in ("precision", "preferred_element_type")}
     stacked = [axis for axis in layout.stacked if axis not in kernel.sliced]
     factors = [(term.a, [*stacked, *layout.inputs, None]), (term.b, [*stacked, None, *layout.outputs])]  # None: rank
@@ -213,7 +213,7 @@ def _low_rank(equation: Any, rows: Array, kernel: Kernel, term: Term, layout: Ke
 
 
 def _scan(emit: _Pass, equation: Any, values: Values) -> Values:
-    """A loop whose body sees kernels: constants of the loop, or one of a stack at each step."""
+    """Evaluate a loop whose body uses kernels: constants of the loop, or one of a stack at each step."""
     params, body = equation.params, equation.params["jaxpr"]
     num_consts, num_carry = num_consts_and_carry(equation, body)
     cut = num_consts + num_carry

@@ -1,12 +1,12 @@
-"""Gradients of a loss at models near a start: by plain autodiff, or in products that they share.
+"""Gradients of a loss at models near a starting point, by plain autodiff or with shared products.
 
-`near` serves the gradients of one local step, `along` the steps of a visit. What they return has one interface (`Near`,
-`Steps`): code written against it reads like the equations, and the program of the loss decides how it is computed.
+`near` computes the gradients of one local step, `along` the steps of a visit. Both return one interface (`Near`,
+`Steps`): code that uses it reads like the equations, and the program of the loss determines how it is computed.
 
-A loss that sees the inputs x of a dense layer only in the product x W has the gradient x' d in W, where d is its
-derivative in the product. Gradient steps from W on batches x_1, x_2, ... therefore lead to W + sum_j x_j' a_j, and
-there another batch x sees x W + sum_j (x x_j') a_j. W and its gradients, the largest arrays of most such networks, are
-not touched in between: the steps take place in the small a_j, with products of inputs with inputs.
+If a loss uses the inputs x of a dense layer only in the product x W, its gradient in W is x' d, where d is the
+derivative with respect to the product. Gradient steps from W on batches x_1, x_2, ... therefore lead to W + sum_j x_j'
+a_j, where another batch x gives x W + sum_j (x x_j') a_j. W and its gradients, the largest arrays of most such
+networks, are not touched in between: the steps update the small a_j and multiply inputs with inputs.
 """
 
 import math
@@ -24,17 +24,19 @@ from personax.sharing import Patterns, names_of, only, selects
 from personax.typing import Array, Batch, Batches, LossFn, Params, PyTree, Scalar
 
 Point = PyTree  # a model, or a vector such as a gradient, in the coordinates of a `Near`
-Seen = Any  # a batch as a `Near` names it
-Body = Callable[..., tuple[PyTree, PyTree]]  # the carry and an entry of each sequence to the next carry and an output
-WIDE = 2**20  # numbers of a kernel that no cache holds for each of many clients
+Seen = Any  # a batch, in the naming of a `Near`
+Body = Callable[
+    ..., tuple[PyTree, PyTree]
+]  # maps the carry and an entry of each sequence to the next carry and an output
+WIDE = 2**20  # entries of a kernel beyond which caches cannot hold one for each client
 
 
 class Steps(Protocol):
-    """Models that steps lead to, and the gradients there.
+    """The models along a sequence of steps, and the gradients there.
 
-    `step` gives `at + scale vector`, in the types of `at`, where it is taken. `loop(body, carry, *sequences)` is
-    `jax.lax.scan`. `start(*seen)` is the model to start from; a loop of fixed structure, such as `fori_loop`, needs the
-    batches that its steps see.
+    `step` returns `at + scale * vector` in the dtypes of `at`, or `at` if the step is not taken. `loop(body, carry,
+    *sequences)` is `jax.lax.scan`. `start(*seen)` is the initial model; a loop with a fixed carry structure, such as
+    `fori_loop`, needs the batches of its steps.
     """
 
     def start(self, *seen: Seen) -> Point: ...
@@ -45,7 +47,7 @@ class Steps(Protocol):
 
 
 class Near(Steps, Protocol):
-    """The gradients of one local step on known batches, and its Hessian products.
+    """The gradients of one local step on known batches, and its Hessian-vector products.
 
     `batches(role)` names the batches of a role, as a sequence for `loop`; `batch(role)` names its only one. `part` is a
     vector that is zero outside the parameters that the patterns select; a step along it leaves the others as they are.
@@ -59,10 +61,10 @@ class Near(Steps, Protocol):
 
 
 def near(loss: LossFn, start: Params, batches: Batches, num_gradients: int, product: Hvp | None = None) -> Near:
-    """The gradients of one local step: how many there are, and the Hessian products if there are some.
+    """Return the gradients of one local step, given their number and the Hessian-vector product if one is used.
 
-    Shared products need less arithmetic for a meta-gradient with batches of one size, and for three gradients or more
-    on one batch, unless the batches have many rows for the size of the kernel.
+    Shared products need less arithmetic for a meta-gradient with batches of equal size, and for at least three
+    gradients on one batch, unless the batches have many rows relative to the kernel.
     """
     plain = Plain(loss, start, batches)
     num_batches = sum(len(of_role.weight) for of_role in batches.values())
@@ -80,21 +82,21 @@ def near(loss: LossFn, start: Params, batches: Batches, num_gradients: int, prod
 
 
 def shared_product(loss: LossFn, params: Params, batch: Batch) -> DenseProduct | None:
-    """The first product of a loss whose rows are a function of the samples alone."""
+    """Find the first product of a loss whose rows depend only on the samples."""
     return next((one for one in find_products(loss, params, batch) if one.is_first), None)
 
 
 def saves(one: DenseProduct, num_rows: int) -> bool:
-    """Return True if sharing this product needs less arithmetic, for this number of rows in all batches together."""
+    """Return True if sharing this product needs less arithmetic, given the total number of rows in all batches."""
     num_inputs, num_outputs = one.shape
     return num_rows * (num_inputs + num_outputs) <= 2 * num_inputs * num_outputs
 
 
 def along(loss: LossFn, start: Params, batch: Batch, num_steps: int, is_plain: bool = False) -> Steps:
-    """The steps of a visit on batches of this shape; if `is_plain`, whatever takes them, else of gradient descent.
+    """Return the steps of a visit on batches of this shape, with any optimizer if `is_plain`, else gradient descent.
 
-    Unrolled, they move less memory if there are few of them, from a kernel far larger than all their rows. They need
-    somewhat more arithmetic there, and each is compiled by itself.
+    Unrolled steps cause less memory traffic if there are few of them and the kernel is far larger than all their rows.
+    They need slightly more arithmetic, and each is compiled separately.
     """
     plain = Plain(loss, start, {}, unrolls=False)
     if is_plain or unroll_length(num_steps) < num_steps:
@@ -108,12 +110,12 @@ def _is_wide(one: DenseProduct, num_steps: int) -> bool:
 
 
 class Plain(NamedTuple):
-    """Plain autodiff: a point is a tree like the parameters, and a batch is itself."""
+    """Plain autodiff: points are trees like the parameters, and batches are used directly."""
 
     loss: LossFn
     origin: Params
     of_roles: Batches
-    unrolls: bool = True  # short loops
+    unrolls: bool = True  # unroll short loops
 
     def batches(self, role: str) -> Batch:
         return self.of_roles[role]
@@ -148,18 +150,18 @@ class Plain(NamedTuple):
 
 
 def _step(at: PyTree, scale: Scalar, vector: PyTree, is_taken: Scalar = True) -> PyTree:
-    """`at + scale vector`, in the types of `at`."""
+    """Return `at + scale * vector` in the dtypes of `at`."""
     if is_taken is True:
         added = lambda v, a: (a + scale * v).astype(a.dtype)
     else:
-        # The change is selected, which is free where it is added; selecting between models would copy them. It is not
-        # multiplied by zero: a client that has finished may have numbers here that are not finite.
+        # Select the change, which is free when it is added; selecting between models would copy them. Do not multiply
+        # by zero: a client that has finished may have nonfinite numbers here.
         added = lambda v, a: (a + jnp.where(is_taken, scale * v, 0)).astype(a.dtype)
     return jax.tree.map(lambda v, a: a if v is None else added(v, a), vector, at, is_leaf=_is_none)
 
 
 def _filled(vector: PyTree, at: PyTree) -> PyTree:
-    """The vector with zeros in place of what it leaves out."""
+    """Fill the missing leaves of a vector with zeros."""
     zeros = lambda a: None if a is None else jnp.zeros_like(a)
     return jax.tree.map(lambda v, a: zeros(a) if v is None else v, vector, at, is_leaf=_is_none)
 
@@ -168,13 +170,13 @@ def _is_none(leaf: Any) -> bool:
     return leaf is None
 
 
-Name = tuple[str, int]  # of a batch: its role, and which of them
+Name = tuple[str, int]  # the role and index of a batch
 
 
 class Place(NamedTuple):
-    """A vector with the kernel `sum_j x_j' along[j]`, or a model whose kernel is that more than the start's.
+    """A vector with the kernel `sum_j x_j' along[j]`, or a model whose kernel differs from the start by this.
 
-    A vector has None in place of other leaves that are zero.
+    A vector has None instead of other leaves that are zero.
     """
 
     rest: Rest
@@ -182,7 +184,7 @@ class Place(NamedTuple):
 
 
 class SharedProducts:
-    """Models that steps on these batches lead to, where the inputs of the layer are the same at every model."""
+    """Steps on known batches for a layer whose inputs do not depend on the model."""
 
     def __init__(self, products: dict[str, DenseProduct], start: Params, batches: Batches):
         self._layers = products
@@ -195,7 +197,7 @@ class SharedProducts:
         }
         self._rows = {name: products[name[0]].rows(self._rest, batch) for name, batch in self._batches.items()}
         self._products = {name: rows @ self._kernel for name, rows in self._rows.items()}
-        # Under `jit` those that nothing asks for are not computed.
+        # Under `jit`, unused products are not computed.
         self._inner = {(a, b): x @ y.T for a, x in self._rows.items() for b, y in self._rows.items()}
 
     def batches(self, role: str) -> list[Name]:
@@ -232,10 +234,10 @@ class SharedProducts:
         return Place(rest, vector.along if selects(patterns, kernel) else {})
 
     def _norm(self, vector: Place) -> Array:
-        """The Euclidean norm, for a radius: where rows nearly cancel each other it has half the digits of a float.
+        """Compute the Euclidean norm, for a radius; if rows nearly cancel, it has half the digits of a float.
 
-        Products of rows by rows may be in TF32, which rounds the rows alone. Their sums are not: with the products
-        rounded, too, it would have half the digits of TF32.
+        Products of rows with rows may use TF32, which rounds only the rows. Their sums do not: with rounded products,
+        the norm would have half the digits of TF32.
         """
         names = tuple(vector.along)
         if not names:
@@ -260,12 +262,12 @@ class SharedProducts:
         return at.rest, self._products[seen] + self._change(at, seen)
 
     def _change(self, vector: Place, seen: Name) -> Any:
-        """The products of a batch with a vector; 0 where it has no part along the kernel."""
+        """Compute the products of a batch with a vector; 0 if it has no component along the kernel."""
         return sum(self._inner[seen, other] @ along for other, along in vector.along.items())
 
 
 def _unrolled(body: Body, carry: PyTree, entries: list[Any], reverse: bool) -> tuple[PyTree, list[Any]]:
-    """`jax.lax.scan` over a list, in Python: the carry may grow."""
+    """Run `jax.lax.scan` over a list in Python, so that the carry may grow."""
     outputs = []
     for entry in reversed(entries) if reverse else entries:
         carry, output = body(carry, *entry)
@@ -274,14 +276,14 @@ def _unrolled(body: Body, carry: PyTree, entries: list[Any], reverse: bool) -> t
 
 
 class Track(NamedTuple):
-    """A model after some steps, or a gradient: the other parameters, and rows x_j with a_j for each step."""
+    """A model after some steps, or a gradient: the other parameters, and x_j with a_j for each step."""
 
     rest: Rest
     steps: tuple[tuple[Array, Array], ...]
 
 
 class UnrolledSteps(NamedTuple):
-    """Gradient steps through a layer whose inputs change with the model. The kernel is only put together at the end."""
+    """Gradient steps through a layer whose inputs depend on the model; the kernel is assembled only at the end."""
 
     layer: DenseProduct
     origin: Params
@@ -314,5 +316,5 @@ class UnrolledSteps(NamedTuple):
     def params(self, at: Track) -> Params:
         kernel = self.layer.split(self.origin)[0]
         rows, alongs = (jnp.concatenate(parts) for parts in zip(*at.steps, strict=True))
-        # Without the barrier XLA adds the kernel inside of the product, which takes twice as long on a GPU.
+        # Without the barrier, XLA adds the kernel inside the product, which takes twice as long on a GPU.
         return self.layer.join(kernel + jax.lax.optimization_barrier(rows.T @ alongs), at.rest)

@@ -1,4 +1,4 @@
-"""The passes that a task's programs go through before they are trained or scored."""
+"""The rewriting passes applied to a task's programs before training and scoring."""
 
 import functools
 from typing import Literal
@@ -11,9 +11,9 @@ Passes = Literal["all", "none"]
 
 @functools.cache
 def optimized(task: Task, passes: Passes = "all") -> Task:
-    """The same task, rewritten: loss, metrics and statistics; with "none" it is left as it is, for debugging.
+    """Rewrite a task's loss, metrics and statistics; with "none", return it unchanged, for debugging.
 
-    Equal arguments give the same task, because `jit` recognizes a function by identity.
+    Equal arguments return the same object, because `jit` identifies functions by identity.
     """
     if passes == "none":
         return task

@@ -1,4 +1,4 @@
-"""The precision of matrix products in training, which trades digits for speed where the device supports it."""
+"""The precision of matrix products in training, which trades accuracy for speed on devices that support it."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -13,22 +13,22 @@ _NAMES = {"default": None, "float32": "highest", "tf32": "TF32_TF32_F32", "bf16"
 
 
 def require_precision(precision: str) -> None:
-    """Refuse a precision that is none, or that this machine has not."""
+    """Raise an error for an unknown precision, or one that this machine does not support."""
     require_one_of("precision", precision, tuple(_NAMES))
     if precision == "tf32" and not has_tf32():
-        raise ValueError("`precision` is 'tf32', which a CPU does not have. Use 'float32' or 'bf16', or leave it out.")
+        raise ValueError("`precision` 'tf32' is not available on a CPU. Use 'float32' or 'bf16', or omit it.")
 
 
 def products_in(precision: Precision) -> AbstractContextManager[None]:
-    """Matrix products take their factors in this precision, and add up in float32.
+    """Multiply matrices with factors in this precision, and accumulate in float32.
 
-    "default" is JAX's own: float32 on a CPU, TF32 on recent GPUs, unless `jax.default_matmul_precision` says otherwise.
+    "default" is JAX's default: float32 on a CPU, TF32 on recent GPUs, unless `jax.default_matmul_precision` changes it.
     """
     name = _NAMES[precision]
     return jax.default_matmul_precision(name or jax.config.jax_default_matmul_precision)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def ambient_precision() -> Any:
-    """The precision of an equation that does not ask for one, here and now."""
+    """Return the current default precision of an equation without an explicit one."""
     row = jax.ShapeDtypeStruct((1,), "float32")
     return jax.make_jaxpr(jax.lax.dot)(row, row).eqns[0].params["precision"]

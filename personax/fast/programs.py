@@ -1,4 +1,4 @@
-"""Evaluate traced programs, whole or in part."""
+"""Evaluate traced programs, completely or in part."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,30 +7,30 @@ import jax
 from jax.extend import core
 
 Values = list[Any]
-Emit = Callable[[Any, Values], Values]  # the results of an equation from its operands
+Emit = Callable[[Any, Values], Values]  # computes the results of an equation from its operands
 INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 
 
 def inlined(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same program without calls of `jit` inside it."""
+    """Inline all calls of `jit` in a program."""
     return retraced(closed, _inline)
 
 
 def retraced(closed: core.ClosedJaxpr, emit: Emit) -> core.ClosedJaxpr:
-    """The program that evaluation gives."""
+    """Trace the evaluation of a program as a new program."""
     shape = lambda aval: jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
     shapes = [shape(variable.aval) for variable in closed.jaxpr.invars]
     return jax.make_jaxpr(lambda *values: run_program(closed, values, emit))(*shapes)
 
 
 def run_program(closed: core.ClosedJaxpr, args: Sequence[Any], emit: Emit) -> Values:
-    """The outputs of a program."""
+    """Compute the outputs of a program."""
     known = dict(zip(closed.jaxpr.invars, args, strict=True))
     return evaluate(closed, known, closed.jaxpr.outvars, emit)
 
 
 def evaluate(closed: core.ClosedJaxpr, known: Mapping[Any, Any], wanted: Sequence[Any], emit: Emit) -> Values:
-    """The values of some variables of a program from those of others: only what lies between is computed."""
+    """Compute some variables of a program from others, evaluating only what is needed."""
     values = {**dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), **known}
     is_unknown = lambda atom: not isinstance(atom, core.Literal) and atom not in values
     needed, between = set(filter(is_unknown, wanted)), []
@@ -47,7 +47,7 @@ def evaluate(closed: core.ClosedJaxpr, known: Mapping[Any, Any], wanted: Sequenc
 
 
 def bind(equation: Any, values: Values) -> Values:
-    """The results of an equation as it is."""
+    """Compute the results of an equation unchanged."""
     given = {atom: own for atom, own in zip(equation.invars, values, strict=True) if not isinstance(atom, core.Literal)}
     names = core.DebugInfo("rewrite", equation.primitive.name, None, None)
     alone = core.Jaxpr((), list(given), equation.outvars, [equation], equation.effects, names)

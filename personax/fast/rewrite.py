@@ -1,7 +1,7 @@
-"""Rewrite a traced program: the same function, with fast forms of what is slow inside `scan` and `vmap`.
+"""Rewrite a traced program with faster forms of operations that are slow inside `scan` and `vmap`.
 
-A convolution becomes the matrix products of `fast.convolution`, and window pooling its fast form. Everything else is
-emitted as it is: random bits, derivative rules and control flow remain those of the program.
+Convolutions become the matrix products of `fast.convolution`, and window pooling its fast form. Everything else is
+emitted unchanged, including random bits, derivative rules and control flow.
 """
 
 import functools
@@ -19,14 +19,14 @@ from personax.fast.sums import is_two_sums, sum_in_two
 
 
 class Rule(NamedTuple):
-    """The results of an equation where the rule applies to it, or `NotImplemented` to leave it as it is."""
+    """A rule that computes the results of an equation, or returns `NotImplemented` to leave it unchanged."""
 
     emit: Callable[[Any, Values], Any]
     applies: Callable[[Any], bool] = lambda equation: True
 
 
 def _alone(function: Callable[..., Any], **options: Callable[[Any], bool]) -> Rule:
-    """A rule for an equation with one result, as a function of its operands and its parameters."""
+    """Make a rule for an equation with one result from a function of its operands and parameters."""
 
     def emit(equation: Any, values: Values) -> Any:
         result = function(*values, **equation.params)
@@ -42,7 +42,7 @@ RULES = {
     "reduce_sum": _alone(sum_in_two, applies=is_two_sums),
     "scan": Rule(scan_products, lambda equation: find_loop_products(equation) is not None),
 }
-# Calls that keep their own derivative rule, and the parameters with the programs that are rewritten inside them.
+# Calls that keep their own derivative rule, and the parameters whose programs are rewritten.
 CALLS = {
     "custom_jvp_call": ("call_jaxpr",),
     "custom_vjp_call": ("call_jaxpr",),
@@ -55,7 +55,7 @@ CALLS = {
 
 
 def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of arrays, rewritten; it runs as it is where there is nothing to rewrite."""
+    """Rewrite a function of arrays; it runs unchanged if there is nothing to rewrite."""
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
@@ -76,7 +76,7 @@ def count_rewrites(function: Callable[..., Any], *args: Any) -> Counter[str]:
 
 
 def has_rule(jaxpr: Any) -> bool:
-    """Return True if a rule applies in a program, or in one inside it."""
+    """Return True if a rule applies anywhere in a program, including nested programs."""
     return any(_applies(equation) or _has_rule_inside(equation) for equation in jaxpr.eqns)
 
 
@@ -90,7 +90,7 @@ def _has_rule_inside(equation: Any) -> bool:
 
 
 class _Rewriter:
-    """Emits equations by their rules, and counts them."""
+    """An emitter of equations that applies the rules and counts the rewrites."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -109,11 +109,11 @@ class _Rewriter:
         return results
 
     def _rewrite(self, given: Any) -> Any:
-        """A program, or a tuple of them, rewritten and of the same kind."""
+        """Rewrite a program or a tuple of programs, keeping its type."""
         if isinstance(given, tuple):
             return tuple(map(self._rewrite, given))
         closed = given if isinstance(given, core.ClosedJaxpr) else core.ClosedJaxpr(given, ())
         new = retraced(closed, self)
         if closed is given:
             return new
-        return given if new.consts else new.jaxpr  # an open program has no place for constants
+        return given if new.consts else new.jaxpr  # an open jaxpr cannot hold constants

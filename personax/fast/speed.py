@@ -1,4 +1,4 @@
-"""The speed that a program should have on this machine, and the primitive that holds it back."""
+"""The expected speed of a program on this machine, and the primitive that slows it down."""
 
 import functools
 import time
@@ -14,12 +14,12 @@ from personax.fast.flops import operations_of_equation
 from personax.fast.programs import bind
 
 REPEATS = 3
-OVERHEAD = 5e-6  # seconds that an equation takes however small it is
-MOST_TIMED = 8  # equations, each of which is compiled
+OVERHEAD = 5e-6  # seconds that even the smallest equation takes
+MOST_TIMED = 8  # equations to time, each of which is compiled
 
 
 class Peaks:
-    """A large matrix product and a large copy, ready to be timed."""
+    """A compiled large matrix product and large copy, ready to be timed."""
 
     def __init__(self, side: int, num_floats: int) -> None:
         self.matrix = jax.random.normal(jax.random.key(0), (side, side))
@@ -28,7 +28,7 @@ class Peaks:
         self.measure()
 
     def measure(self) -> dict[str, float]:
-        """Operations and bytes a second, the best of a few."""
+        """Measure operations and bytes per second, the best of a few runs."""
         product = best_of(lambda: self.product(self.matrix, self.matrix))
         copy = best_of(lambda: self.copy(self.numbers))
         operations = 2 * self.matrix.shape[0] ** 3 / product
@@ -36,7 +36,7 @@ class Peaks:
 
 
 def best_of(function: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several calls."""
+    """Return the time of the fastest of several calls, in seconds."""
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
@@ -47,26 +47,26 @@ def best_of(function: Callable[[], Any]) -> float:
 
 @functools.cache
 def quick_peaks() -> dict[str, float]:
-    """The peaks of this machine, measured once in a process with small arrays."""
+    """Return the peaks of this machine, measured once per process with small arrays."""
     return Peaks(1024, 2**22).measure()
 
 
 class Slowest(NamedTuple):
-    """The primitive that takes the most time of a program, and its share of what was timed."""
+    """The primitive that takes the most time in a program, and its share of the timed equations."""
 
     primitive: str
     share: float
 
 
 def expected_seconds(jaxpr: Any) -> float:
-    """The time that a program should take, from its arithmetic and from the arrays that it reads and writes."""
+    """Estimate the time of a program from its arithmetic and the arrays that it reads and writes."""
     return sum(times * _expected(equation) for equation, times in _equations(jaxpr))
 
 
 def slowest_primitive(jaxpr: Any, num_members: int) -> Slowest | None:
-    """Time the largest equations of a program one after another, as they run: for several clients, inside a loop.
+    """Time the largest equations of a program separately, for several clients and inside a loop, as they run.
 
-    None if there is nothing that can be timed.
+    Returns None if nothing can be timed.
     """
     counts: dict[str, list[Any]] = {}
     for equation, times in _equations(jaxpr):
@@ -83,7 +83,7 @@ def slowest_primitive(jaxpr: Any, num_members: int) -> Slowest | None:
 
 
 def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """The equations that compute something, and how often each runs; a `while` is counted as one pass."""
+    """Yield the equations that compute something with their number of runs; a `while` counts as one pass."""
     for equation in jaxpr.eqns:
         inner = list(core.jaxprs_in_params(equation.params))
         for program in inner:
@@ -105,7 +105,7 @@ def _signature(equation: Any) -> str:
 
 
 def _seconds_of(equation: Any, num_members: int) -> float:
-    """The time of an equation on random numbers, for one of several members; 0 for one without numbers."""
+    """Measure the time of an equation on random numbers, per member; 0 if it has no numeric operands."""
     inputs = [atom.aval for atom in equation.invars if not isinstance(atom, core.Literal)]
     if equation.effects or not inputs or not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in inputs[:1]):
         return 0.0
@@ -120,7 +120,7 @@ def _seconds_of(equation: Any, num_members: int) -> float:
         return jax.lax.optimization_barrier(bind(equation, operands))[0]
 
     def step(shift: Array, _: None) -> tuple[Array, None]:
-        # The first operand depends on the step before, so that nothing is moved out of the loop.
+        # The first operand depends on the previous step, so that nothing is hoisted out of the loop.
         result = jax.vmap(once)([given[0] + shift.astype(given[0].dtype), *given[1:]])
         return jnp.zeros_like(shift) * result.ravel()[0].astype(shift.dtype), None
 

@@ -1,4 +1,4 @@
-"""What the papers' theory says of one federation: measured, turned into limits and a configuration to start with."""
+"""Inspection of a federation: measured constants, the limits that theory derives from them, and advice."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ __all__ = ["INSPECTION", "Effort", "Inspection", "inspect_federation"]
 def inspect_federation(
     config: Config, effort: Effort = Effort(), notify: Callable[[str], None] = lambda text: None
 ) -> Inspection:
-    """Measure the federation of a resolved configuration, and what follows for its settings."""
+    """Measure the federation of a resolved configuration and derive limits and advice for its settings."""
     began, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     plan = build(config)
     given = Setting(config, plan)
@@ -40,7 +40,7 @@ def inspect_federation(
         limits=[limit for limit in limits if not limit.problem],
         advice=validated(given, scaled, measured, notify),
         unusable=[
-            f"{one.source} sets no usable limit on `{one.setting}`: {one.problem}." for one in limits if one.problem
+            f"{one.source} gives no usable limit for `{one.setting}`: {one.problem}." for one in limits if one.problem
         ],
         warnings=suspicions_of(plan),
     )

@@ -1,4 +1,4 @@
-"""What an inspection found, as data: the schema of `inspection.json`."""
+"""The findings of an inspection: the schema of `inspection.json`."""
 
 from dataclasses import field
 from typing import Any, Literal
@@ -11,7 +11,7 @@ _KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 @dataclass(frozen=True, config=_KNOWN)
 class MeasuredConstant:
-    """A constant of the papers' assumptions: the largest value found, and how far it may be off."""
+    """A constant of the papers' assumptions: the largest value found, and its error."""
 
     name: str
     symbol: str
@@ -22,7 +22,7 @@ class MeasuredConstant:
 
 @dataclass(frozen=True, config=_KNOWN)
 class Estimator:
-    """How far a way to apply the Hessian moves the mean meta gradient, as a share of its norm."""
+    """The bias of the mean meta gradient for one treatment of the Hessian, relative to the gradient's norm."""
 
     name: str
     relative_bias: float
@@ -34,39 +34,37 @@ class ClientFinding:
 
     id: int
     num_samples: int
-    distance: float | None  # total variation between its labels and the average client's; none for real targets
-    mix: float  # the weight of a model of its own that is best on data kept from it
-    losses: dict[
-        str, float
-    ]  # on that data: "shared", "adapted", "mixed" (with the weight that is best for all), "alone"
+    distance: float | None  # total variation between its labels and the average client's; None for real targets
+    mix: float  # the best weight of its own model, on held-out data
+    losses: dict[str, float]  # on held-out data: "shared", "adapted", "mixed" (with the best common weight), "alone"
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Measurements:
-    """Everything that was measured, and where."""
+    """All measurements, and where they were made."""
 
     region: str
-    num_clients: int  # of the federation
-    num_samples: int  # of each client, at most
-    num_steps: int  # local steps of a visit
-    num_rounds: int  # of the whole run
-    num_updates: int  # that the server receives in it
-    standardized: bool  # whether features were standardized before
-    path_lr: float  # of the short training that the constants were measured along
+    num_clients: int  # in the federation
+    num_samples: int  # per client, at most
+    num_steps: int  # local steps per visit
+    num_rounds: int  # in the whole run
+    num_updates: int  # received by the server in the whole run
+    standardized: bool  # True if features were standardized first
+    path_lr: float  # step size of the short training along which constants were measured
     constants: list[MeasuredConstant]
-    adapt_lr: float  # at which the estimators were compared
+    adapt_lr: float  # adaptation step size with which estimators were compared
     estimators: list[Estimator]
-    mix: float  # the weight that is best for all clients together
+    mix: float  # the best common weight of all clients
     clients: list[ClientFinding]
 
     def of(self, name: str) -> float:
-        """The value of a constant."""
+        """Return the value of a constant."""
         return next(one.value for one in self.constants if one.name == name)
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Limit:
-    """The value that a theorem demands of a setting; `problem` states why it is of no use, if it is not."""
+    """The limit of a theorem on a setting; `problem` gives the reason if the limit is unusable."""
 
     setting: str
     value: float
@@ -81,18 +79,18 @@ RunSource = Literal["advice", "your configuration", "your configuration, standar
 
 @dataclass(frozen=True, config=_KNOWN)
 class ShortRun:
-    """One algorithm that was trained for a short time and scored on validation data."""
+    """An algorithm that was trained for a short time and scored on validation data."""
 
     source: RunSource
     algorithm: str
     options: dict[str, Any]
-    score: float | None  # the mean over clients and seeds; None if it diverged
-    error: float | None  # its standard error over clients
+    score: float | None  # mean over clients and seeds; None if it diverged
+    error: float | None  # standard error over clients
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Validation:
-    """Short runs on the same split: the advice beside the algorithms of the configuration that was inspected."""
+    """Short runs on the same split, of the advice and of the inspected configuration's algorithms."""
 
     metric: str
     num_rounds: int
@@ -102,16 +100,16 @@ class Validation:
 
     @property
     def title(self) -> str:
-        """The number of rounds and seeds in words."""
+        """Return the number of rounds and seeds in words."""
         return f"Short runs: {self.num_rounds} rounds, {self.num_seeds} seed{'' if self.num_seeds == 1 else 's'}"
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Advice:
-    """A recommendation: what, why, how sure, and a configuration that runs."""
+    """A recommendation with its reasons, its certainty, and a configuration that runs it."""
 
     recipe: str
-    algorithm: str  # its name in the starter
+    algorithm: str  # its name in the starter configuration
     summary: str
     why: list[str]
     sure: list[str]
@@ -133,7 +131,7 @@ class Inspection:
     measured: Measurements
     limits: list[Limit]
     advice: Advice
-    unusable: list[str] = field(default_factory=list)  # sentences about limits that are of no use
+    unusable: list[str] = field(default_factory=list)  # sentences about unusable limits
     warnings: list[str] = field(default_factory=list)  # about the data
 
 

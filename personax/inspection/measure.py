@@ -1,4 +1,4 @@
-"""Measure a federation: how much its clients differ, the papers' constants along a short training, the best mixture."""
+"""Measurements of a federation: client heterogeneity, the papers' constants, and the best mixture."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,26 +26,26 @@ from personax.simulation.results import NonFiniteUpdate
 from personax.simulation.simulate import initial_params, simulate
 from personax.typing import Array, Batch, Params, Task
 
-PATH_ROUNDS, PATH_MODELS = 60, 4  # of the short training: the shared model must be worth mixing with
+PATH_ROUNDS, PATH_MODELS = 60, 4  # length of the short training, which must give a shared model worth mixing with
 NUM_ADAPT_STEPS, NUM_ALONE_STEPS = 5, 200
 MIXES = np.linspace(0, 1, 21)
 
 CONSTANTS = {
     "smoothness": ("L", "the largest curvature of a client's loss"),
-    "gradient_bound": ("B", "the longest gradient of a client's loss"),
-    "hessian_lipschitz": ("rho", "how fast the curvature changes"),
-    "gradient_noise": ("sigma_G", "how far the gradient of one sample is from its client's"),
-    "hessian_noise": ("sigma_H", "the same of curvatures"),
+    "gradient_bound": ("B", "the largest gradient norm of a client's loss"),
+    "hessian_lipschitz": ("rho", "the rate of change of the curvature"),
+    "gradient_noise": ("sigma_G", "the deviation of a sample's gradient from its client's"),
+    "hessian_noise": ("sigma_H", "the deviation of a sample's curvature from its client's"),
     "gradient_kurtosis": ("kappa_G", "the fourth moment of the gradient's noise"),
     "hessian_kurtosis": ("kappa_H", "the fourth moment of the curvature's noise"),
-    "gradient_spread": ("gamma_G", "how far clients' gradients are from their mean"),
-    "hessian_spread": ("gamma_H", "the same of curvatures"),
+    "gradient_spread": ("gamma_G", "the deviation of clients' gradients from their mean"),
+    "hessian_spread": ("gamma_H", "the deviation of clients' curvatures from their mean"),
 }
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: more is surer and slower."""
+    """The amount of measurement: more is more certain and slower."""
 
     num_clients: int = 20
     num_samples: int = 32
@@ -54,15 +54,15 @@ class Effort:
 def measure_federation(
     config: Config, plan: Study, effort: Effort = Effort(), notify: Callable[[str], None] = lambda text: None
 ) -> Measurements:
-    """Everything that the advice rests on, from a resolved configuration and what was built of it."""
+    """Measure everything that the advice needs, from a resolved configuration and its built parts."""
     key, task = jax.random.key(config.seed_list[0]), plan.task
-    everyone = validation_of(with_two_samples(plan.federation), key)  # a fifth is kept from all models
+    everyone = validation_of(with_two_samples(plan.federation), key)  # hold out a fifth
     federation = _some_clients(everyone, effort.num_clients, key)
     local = plan.trainings[0].algorithm.local
     num_steps = int(np.max(local.steps_of(federation.counts)))
     cohort = config.schedule.cohort_size
     size = everyone.num_clients if cohort == "all" else min(cohort, everyone.num_clients)
-    notify("A short training, whose models the constants are measured at")
+    notify("Short training run that provides the models to measure at")
     region, path_lr = _path(task, everyone, num_steps, local.size_of("outer"), size, key)
     notify("Constants of the losses")
     batches = theory.sample_clients(federation, effort.num_samples, key=inspection_key(key, InspectionStream.SAMPLES))
@@ -73,7 +73,7 @@ def measure_federation(
     notify("First-order, Hessian-free and exact meta gradients")
     last = jax.tree.map(lambda leaf: leaf[-1], region.models)
     estimators = _estimators(task, last, batches, adapt_lr)
-    notify("The shared model, an adapted one, one's own, and mixtures, on data kept from them")
+    notify("Shared, adapted, local and mixed models on held-out data")
     first = jax.tree.map(lambda leaf: leaf[0], region.models)
     adapted, mixed = _held_out_losses(task, federation, first, last, adapt_lr, effort.num_samples, key)
     best = int(mixed.mean(axis=0).argmin())
@@ -98,15 +98,15 @@ def measure_federation(
 
 
 def with_two_samples(federation: Federation) -> Federation:
-    """The clients that have something to train on when a part is kept from them."""
+    """Select the clients that still have training data when a part is held out."""
     enough = np.flatnonzero(federation.counts >= 2)
     if len(enough) < 2:
-        raise ValueError(f"Two clients with two training samples each are needed, got {len(enough)}. Add data.")
+        raise ValueError(f"Need at least 2 clients with 2 training samples each (got {len(enough)}). Add data.")
     return federation if len(enough) == federation.num_clients else federation.select(enough)
 
 
 def _some_clients(federation: Federation, num: int, key: Array) -> Federation:
-    """All clients, or `num` drawn at random."""
+    """Return all clients, or `num` of them drawn at random."""
     if federation.num_clients <= num:
         return federation
     return federation.select(
@@ -117,7 +117,7 @@ def _some_clients(federation: Federation, num: int, key: Array) -> Federation:
 def _path(
     task: Task, federation: Federation, num_steps: int, batch_size: int, cohort_size: int, key: Array
 ) -> tuple[theory.Region, float]:
-    """Models of a short FedAvg whose steps suit the curvature at the start; smaller ones where it diverges."""
+    """Return models of a short FedAvg run with steps that suit the initial curvature, reduced if it diverges."""
     start = initial_params(task, federation, key=key)
     few = theory.sample_clients(federation.select(np.arange(min(8, federation.num_clients))), 32, key=key)
     lr = 0.5 / theory.smoothness(task.loss, theory.at(start), few, key=key, num_steps=10).value
@@ -132,12 +132,12 @@ def _path(
         except NonFiniteUpdate:
             continue
     raise ValueError(
-        f"FedAvg diverges even with steps of {lr / 64:.2g}. Scale the features, or look for values that are not finite."
+        f"FedAvg diverges even with steps of {lr / 64:.2g}. Scale the features, or check for nonfinite values."
     )
 
 
 def _estimators(task: Task, params: Params, batches: Batch, adapt_lr: float) -> list[Estimator]:
-    """The bias of the mean meta gradient of each way to apply the Hessian, on all samples."""
+    """Measure the bias of the mean meta gradient for each treatment of the Hessian, on all samples."""
     gradient = lambda hvp: _flat_mean(
         theory.client_gradients(Meta(adapt_lr, 1, hvp), task.loss, params, batches, as_trained=True)
     )
@@ -154,7 +154,7 @@ def _flat_mean(gradients: Params) -> np.ndarray:
 def _held_out_losses(
     task: Task, federation: Federation, first: Params, last: Params, lr: float, num_samples: int, key: Array
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Losses on data kept from training: of the adapted shared model, [clients], of mixtures, [clients, weights]."""
+    """Return held-out losses of the adapted shared model, [clients], and of mixtures, [clients, weights]."""
     own = theory.sample_clients(federation, num_samples, key=key)
     assert federation.test_x is not None and federation.test_y is not None and federation.test_offsets is not None
     kept = replace(federation, x=federation.test_x, y=federation.test_y, offsets=federation.test_offsets)

@@ -1,4 +1,4 @@
-"""Try the advice in short runs, beside the configuration that was inspected, on data kept from training."""
+"""Short runs that compare the advice with the inspected configuration on held-out data."""
 
 import tomllib
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from personax.inspection.measure import with_two_samples
 from personax.simulation.work import work_of
 from personax.values import ConfigError
 
-MOST_ROUNDS, MOST_SEEDS = 60, 3  # of a short run
-FACTORS = (1, 3, 10)  # steps of 1 / L are safe, and often too short
+MOST_ROUNDS, MOST_SEEDS = 60, 3  # in a short run
+FACTORS = (1, 3, 10)  # steps of 1 / L are safe, but often too small
 
 
 class Setting(NamedTuple):
-    """A resolved configuration and what was built of it."""
+    """A resolved configuration and its built parts."""
 
     config: Config
     plan: Study
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """An algorithm in a short run: its evaluation, None if it diverged, and what to advise if it is the best."""
+    """An algorithm in a short run: its evaluation (None if it diverged), and the advice to give if it is the best."""
 
     source: RunSource
     algorithm: str
@@ -42,12 +42,12 @@ class Contender:
     advice: Advice
 
     def of_clients(self, metric: str) -> np.ndarray | None:
-        """The score of each client, a mean over seeds; None if one is not finite."""
+        """Return each client's score, averaged over seeds; None if one is not finite."""
         scores = None if self.found is None else np.atleast_2d(self.found.of(metric)).mean(axis=0)
         return scores if scores is not None and np.isfinite(scores).all() else None
 
     def short_run(self, metric: str) -> ShortRun:
-        """The record of the run."""
+        """Return the record of the run."""
         scores = self.of_clients(metric)
         if scores is None:
             return ShortRun(self.source, self.algorithm, self.options, None, None)
@@ -55,7 +55,7 @@ class Contender:
 
 
 def standardized(given: Setting) -> Setting:
-    """The same with standardized features, where they are columns of numbers that are not yet."""
+    """Standardize the features, if they are numeric columns that are not standardized yet."""
     config, plan = given
     federation = plan.federation
     is_scaled = federation.schema.feature_scaling is not None
@@ -70,7 +70,7 @@ def standardized(given: Setting) -> Setting:
 
 
 def shortened(setting: Setting) -> Setting:
-    """A short run on a part of the training data, with the rest in the place of test data."""
+    """Return a short run on a part of the training data, with the rest as test data."""
     config, plan = setting
     federation = validation_of(with_two_samples(plan.federation), jax.random.key(config.seed_list[0]))
     cohort = config.schedule.cohort_size
@@ -85,7 +85,7 @@ def shortened(setting: Setting) -> Setting:
 
 
 def check(given: Setting) -> None:
-    """Raise, before anything is measured, unless the algorithms of the configuration can be run."""
+    """Raise unless the configuration's algorithms can be run, before anything is measured."""
     config, plan = shortened(given)
     for training in plan.trainings:
         if training.algorithm.sharing.divides:
@@ -105,7 +105,7 @@ def validated(
     The contenders are the recommended recipe with steps of 1 / L, 3 / L and 10 / L, and the algorithms of the
     configuration, also with standardized features.
     """
-    notify("Short runs of your configuration and of the advice, on validation data")
+    notify("Short runs of your configuration and of the advice on validation data")
     advices = [advise(scaled.config, found, factor) for factor in FACTORS]
     own = _of_configuration("your configuration", given, advices[0])
     others = _of_advices(scaled, advices)
@@ -115,14 +115,14 @@ def validated(
 
 
 def choose(own: Sequence[Contender], others: Sequence[Contender], num_rounds: int) -> Advice:
-    """Return the advice of the best of `others` if it beats the best of `own`, else that of the latter.
+    """Return the advice of the best of `others` if it beats the best of `own`, otherwise that of the latter.
 
     To beat it, its mean must be better by more than the standard error of the difference over clients.
     """
     evaluated = [one.found for one in (*own, *others) if one.found is not None]
     if not evaluated:
         advice = others[0].advice
-        return replace(advice, sure=["In a short run everything diverged: use smaller steps.", *advice.sure])
+        return replace(advice, sure=["All short runs diverged: use smaller steps.", *advice.sure])
     metric = headline_of(list(evaluated[0].metrics))
     mine, other = _best(own, metric), _best(others, metric)
     winner, verdict = _compare(mine, other, metric)
@@ -133,20 +133,20 @@ def choose(own: Sequence[Contender], others: Sequence[Contender], num_rounds: in
 
 
 def _compare(mine: Contender | None, other: Contender | None, metric: str) -> tuple[Contender, str]:
-    """The winner, and the sentence about it; at least one of the two did not diverge."""
+    """Return the winner and a sentence about it; at least one of the two did not diverge."""
     if mine is None or other is None:
         winner = mine or other
         assert winner is not None
         loser = "the advice" if winner is mine else "your configuration"
-        return winner, f"In short runs on validation data {loser} diverged, and {_name(winner, metric)}."
+        return winner, f"In short runs on validation data, {loser} diverged, and {_name(winner, metric)}."
     scores, theirs = other.of_clients(metric), mine.of_clients(metric)
-    assert scores is not None and theirs is not None  # or it would not be the best
+    assert scores is not None and theirs is not None  # otherwise it would not be the best
     gains = (scores - theirs) * (1 if higher_is_better(metric) else -1)
     error = _standard_error(gains)
     beats = bool(gains.mean() > error)
     verdict = (
-        f"In short runs on validation data {_name(other, metric)}, and {_name(mine, metric)}: "
-        f"{'better' if beats else 'not better'} by more than the standard error over clients, "
+        f"In short runs on validation data, {_name(other, metric)}, and {_name(mine, metric)}. The former is "
+        f"{'better' if beats else 'not better'} by more than the standard error over clients: "
         f"{show(float(gains.mean()), metric)} ± {show(error, metric)}."
     )
     return (other, verdict) if beats else (mine, f"{verdict} Keep your configuration.")
@@ -160,7 +160,7 @@ def _name(one: Contender, metric: str) -> str:
 
 
 def _best(contenders: Sequence[Contender], metric: str) -> Contender | None:
-    """The contender with the best mean, of several the first; None if all diverged."""
+    """Return the contender with the best mean, the first of equal ones; None if all diverged."""
     sign = 1 if higher_is_better(metric) else -1
     means = [(one, scores.mean()) for one in contenders if (scores := one.of_clients(metric)) is not None]
     return max(means, key=lambda pair: sign * pair[1])[0] if means else None
@@ -172,10 +172,10 @@ def _standard_error(of_clients: np.ndarray) -> float:
 
 
 def _of_configuration(source: RunSource, setting: Setting, measured: Advice) -> list[Contender]:
-    """The algorithms of a configuration; what to advise if one is the best is the configuration itself."""
+    """Try the algorithms of a configuration; if one of them is the best, the advice is the configuration itself."""
     config = setting.config
     starter = dump(replace(config, name=starter_name(config)))
-    how = " as it is" if source == "your configuration" else " and standardized features"
+    how = " unchanged" if source == "your configuration" else " with standardized features"
     advices = [
         replace(
             measured,
@@ -191,7 +191,7 @@ def _of_configuration(source: RunSource, setting: Setting, measured: Advice) -> 
 
 
 def _of_advices(setting: Setting, advices: Sequence[Advice]) -> list[Contender]:
-    """The recommended recipe with steps of each size."""
+    """Try the recommended recipe with each step size."""
     starters = [resolve(parse(tomllib.loads(advice.starter)), baselines=False) for advice in advices]
     entries = [
         (advice.algorithm, starter.algorithms[advice.algorithm])
@@ -203,7 +203,7 @@ def _of_advices(setting: Setting, advices: Sequence[Advice]) -> list[Contender]:
 def _tried(
     source: RunSource, setting: Setting, entries: Sequence[tuple[str, AlgorithmSection]], advices: Sequence[Advice]
 ) -> list[Contender]:
-    """Train and score algorithms for a short time on a part of the training data."""
+    """Train and score algorithms briefly on a part of the training data."""
     short = shortened(setting)
     trainings = [make_training(name, entry) for name, entry in entries]
     found = evaluations(*short, trainings)

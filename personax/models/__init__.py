@@ -1,4 +1,4 @@
-"""Networks, adapters for other libraries, and the tasks that a network is trained for."""
+"""Networks, adapters for other libraries, and training tasks."""
 
 from personax.models.adapters import from_equinox, from_flax, from_nnx
 from personax.models.low_rank import dual_lora, lora

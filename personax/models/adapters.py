@@ -22,11 +22,11 @@ _MODES = {"train": True, "deterministic": False, "use_running_average": False}
 
 
 def from_flax(module: Any) -> Model:
-    """A `flax.linen` module as a `Model`; equal modules give the same one.
+    """Convert a `flax.linen` module to a `Model`; equal modules give the same object.
 
-    If the module's `__call__` takes `train`, `deterministic` or `use_running_average`, they state whether a key was
-    given; the key is its "dropout" stream. Parameters have the module's own `param_dtype`. With batch normalization
-    they are a dict of the collections "params" and "batch_stats".
+    If the module's `__call__` takes `train`, `deterministic` or `use_running_average`, they are set according to the
+    presence of a key, which becomes the "dropout" stream. Parameters have the module's `param_dtype`. With batch
+    normalization, they are a dict of the collections "params" and "batch_stats".
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> import flax.linen as nn
@@ -38,17 +38,17 @@ def from_flax(module: Any) -> Model:
     linen = optional_import("flax.linen", "`from_flax`", "flax")
     if not isinstance(module, linen.Module):
         raise TypeError(
-            f"`module` must be an instance of flax.linen.Module, got {module!r}. For flax.nnx use `from_nnx(make)`."
+            f"`module` must be an instance of flax.linen.Module, got {module!r}. For flax.nnx, use `from_nnx(make)`."
         )
     return _from_linen(module)
 
 
 def from_nnx(make: Callable[[Any], Any]) -> Model:
-    """A `flax.nnx` module as a `Model`, given as `make(rngs)` because an nnx module is born with its parameters.
+    """Convert a `flax.nnx` module to a `Model`, given as `make(rngs)` because nnx modules contain their parameters.
 
-    Parameters are a plain dict of arrays, with the running statistics of batch normalization beside its scale and bias.
-    `make` runs again in every trace of `apply`, which then puts the given parameters in place; under `jit` the
-    discarded initial values are never computed.
+    Parameters are a plain dict of arrays, including the running statistics of batch normalization. `make` runs in every
+    trace of `apply`, which then inserts the given parameters; under `jit`, the unused initial values are never
+    computed.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> from flax import nnx
@@ -62,10 +62,10 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
 
 
 def from_equinox(make: Callable[[Array], Any]) -> Model:
-    """An Equinox module as a `Model`, given as `make(key)`; the module is for one example and is mapped over the batch.
+    """Convert an Equinox module for one example to a `Model`, given as `make(key)`; it is mapped over the batch.
 
-    Parameters are the module's inexact arrays. The rest (functions, integers, integer arrays) is captured once, so
-    it must not depend on the key. If the module's `__call__` takes `key`, each example gets its own.
+    Parameters are the module's inexact arrays. Everything else (functions, integers, integer arrays) is captured once,
+    so it must not depend on the key. If the module's `__call__` takes `key`, each example gets its own key.
 
     A module with state, such as `eqx.nn.BatchNorm`, is called as `module(x, state)` and returns its outputs and the
     new state. `make` returns the module alone, without `eqx.nn.make_with_state`. The state is part of the parameters,
@@ -83,11 +83,11 @@ def from_equinox(make: Callable[[Array], Any]) -> Model:
 
 
 def _refuse_state(kinds: set[str]) -> None:
-    """Raise if a network has state that nothing here carries between calls."""
+    """Raise an error if a network has state that would be lost between calls."""
     if kinds:
         raise ValueError(
-            f"The network may have parameters and the statistics of batch normalization, got {sorted(kinds)}. "
-            "Keep no other state in its module."
+            f"The only state besides parameters may be the statistics of batch normalization, got {sorted(kinds)}. "
+            "Remove other state from the module."
         )
 
 
@@ -226,12 +226,12 @@ def _from_equinox(make: Callable[[Array], Any]) -> Model:
 
     from personax.models.equinox_state import Stateful
 
-    with jax.ensure_compile_time_eval():  # the static part must hold no tracers, wherever the adapter is called
+    with jax.ensure_compile_time_eval():  # the static part must not contain tracers, even if called inside a trace
         example = make(jax.random.key(0))
     if not isinstance(example, eqx.Module):
         raise TypeError(
             f"`make(key)` must return an equinox.Module, got {type(example).__name__}. "
-            "For a module with state return the module alone: its state becomes part of the parameters."
+            "For a module with state, return only the module: its state becomes part of the parameters."
         )
     stateful = Stateful(make) if Stateful.is_needed(example) else None
     whole = make if stateful is None else stateful.make

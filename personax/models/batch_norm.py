@@ -1,4 +1,4 @@
-"""Batch normalization whose running statistics are leaves of the parameters."""
+"""Batch normalization with running statistics that are leaves of the parameters."""
 
 import math
 
@@ -24,10 +24,11 @@ def batch_norm(layer: Params, x: Array, weight: Array | None) -> tuple[Array, Pa
 
         mean <- 0.9 mean + 0.1 m,     var <- 0.9 var + 0.1 v.
 
-    Without, in evaluation, they are `mean` and `var`, which stay. Ioffe and Szegedy 2015, Algorithms 1 and 2.
+    Without it, in evaluation, they are `mean` and `var`, which are unchanged. Ioffe and Szegedy 2015, Algorithms 1 and
+    2.
 
-    Departures from the paper: `var` averages v itself, not v n / (n - 1), as in Flax. An averaged `var` may be negative
-    where a server adds up the updates of several clients; it counts as 0.
+    Departures from the paper: `var` averages v itself, not v n / (n - 1), as in Flax. An averaged `var` may become
+    negative if a server adds the updates of several clients; it then counts as 0.
     """
     if weight is None:
         return _scaled(layer, x, layer["mean"], jnp.maximum(layer["var"], 0)), {}

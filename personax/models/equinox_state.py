@@ -1,4 +1,4 @@
-"""State of Equinox modules as a part of their parameters. Importing this needs Equinox."""
+"""The state of Equinox modules as a part of their parameters. Importing this requires Equinox."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from personax.typing import Array, Params, PyTree
 
 
 class Stateful:
-    """Modules whose state stays in the module: each `StateIndex` has its own value, as floats."""
+    """Modules that contain their state: each `StateIndex` has its own value, as floats."""
 
     def __init__(self, make: Callable[[Array], Any]):
         self._make = eqx.nn.make_with_state(make)
@@ -20,7 +20,9 @@ class Stateful:
         layers = jax.tree.leaves(eqx.filter_eval_shape(make, jax.random.key(0)), is_leaf=_is_batch_norm)
         names = {layer.axis_name for layer in layers if _is_batch_norm(layer)}
         if len(names) > 1:
-            raise ValueError(f"All batch normalizations must have one `axis_name`, got {sorted(names)}. Choose one.")
+            raise ValueError(
+                f"All batch normalizations must have the same `axis_name`, got {sorted(names)}. Choose one."
+            )
         self._axis = next(iter(names), None)
 
     @staticmethod
@@ -29,14 +31,14 @@ class Stateful:
         return any(map(_is_index, jax.tree.leaves(module, is_leaf=_is_index)))
 
     def make(self, key: Array) -> Any:
-        """The module with its state in place."""
+        """Make the module with its state inside."""
         module, state = self._make(key)
         return _placed(module, state)
 
     def run(
         self, module: Any, x: Array, weight: Array | None = None, keys: Array | None = None
     ) -> tuple[Array, eqx.nn.State]:
-        """The outputs for a batch and the new state; in training, with `weight`, without the rows that are filler."""
+        """Return the outputs for a batch and the new state; in training, `weight` excludes padding rows."""
         state = jax.tree.map(_in_type, eqx.nn.State(module), self._types)
         share = None
         if weight is not None:
@@ -46,18 +48,18 @@ class Stateful:
 
         def of_row(row: Array, key: Array | None, share: Array | None) -> tuple[Array, eqx.nn.State]:
             own = module if share is None else _weighted(module, share)
-            own_state = jax.tree.map(lambda leaf: leaf, state)  # a state can be used once
+            own_state = jax.tree.map(lambda leaf: leaf, state)  # a state can be used only once
             return own(row, own_state) if key is None else own(row, own_state, key=key)
 
         return jax.vmap(of_row, out_axes=(0, None), axis_name=self._axis)(x, keys, share)
 
     def statistics(self, params: Params, state: eqx.nn.State) -> Params:
-        """The new state in its place in the parameters, with None for all other leaves."""
+        """Return the new state at its place in the parameters, with None for all other leaves."""
         return _placed(jax.tree.map(lambda leaf: leaf if _is_index(leaf) else None, params, is_leaf=_is_index), state)
 
 
 def _placed(module: Any, state: eqx.nn.State) -> Any:
-    """A module whose indices have the values of a state, as floats."""
+    """Put the values of a state into a module's indices, as floats."""
 
     def value(leaf: Any) -> Any:
         if not _is_index(leaf):
@@ -69,20 +71,20 @@ def _placed(module: Any, state: eqx.nn.State) -> Any:
 
 
 def _in_type(given: Array, dtype: Any) -> Array:
-    """A float as the state has it: flags are True above one half, counts are rounded."""
+    """Convert a float to the dtype of the state: flags are True above one half, counts are rounded."""
     if jnp.issubdtype(dtype, jnp.bool_):
         return given > 0.5
     return jnp.round(given).astype(dtype) if jnp.issubdtype(dtype, jnp.integer) else given
 
 
 def _weighted(module: Any, share: Array) -> Any:
-    """A module whose batch normalizations see this row with its share of the batch."""
+    """Make the batch normalizations of a module use this row with its share of the batch."""
     weigh = lambda layer: _weighted_norm(layer, share) if _is_batch_norm(layer) else layer
     return jax.tree.map(weigh, module, is_leaf=_is_batch_norm)
 
 
 class WeightedBatchNorm(eqx.nn.StatefulLayer):
-    """`eqx.nn.BatchNorm` in training, on rows with shares of the batch in place of equal ones."""
+    """A training version of `eqx.nn.BatchNorm` for rows with unequal shares of the batch."""
 
     layer: Any  # an `eqx.nn.BatchNorm`
     share: Array
@@ -99,7 +101,7 @@ class WeightedBatchNorm(eqx.nn.StatefulLayer):
         mean = over_rows(of_channels(x))
         var = over_rows(of_channels(jnp.square(x - mean.reshape(-1, *(1,) * (x.ndim - 1)))))
         mix = lambda old, new: layer.momentum * old + (1 - layer.momentum) * new
-        if layer.mode == "ema":  # normalizes by the running statistics, in training too
+        if layer.mode == "ema":  # normalizes with the running statistics in training too
             index, flag = layer.ema_state_index, layer.ema_first_time_index
             first, (old_mean, old_var) = state.get(flag), state.get(index)
             moved = jnp.where(first, mean, mix(old_mean, mean)), jnp.where(first, var, mix(old_var, var))
@@ -112,11 +114,11 @@ class WeightedBatchNorm(eqx.nn.StatefulLayer):
         return layer(x, by_batch, inference=True)[0], state
 
 
-_weighted_norm: Any = WeightedBatchNorm  # its constructor takes the fields, which a type checker does not see
+_weighted_norm: Any = WeightedBatchNorm  # hides its generated constructor from type checkers
 
 
 def _copy(state: PyTree) -> Any:
-    """A state of its own: setting a value invalidates the state that it is set in."""
+    """Copy a state, because setting a value invalidates the original."""
     return jax.tree.map(lambda leaf: leaf, state)
 
 

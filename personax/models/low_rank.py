@@ -1,4 +1,4 @@
-"""Low-rank adapters on the dense layers of a network that stays as it is."""
+"""Low-rank adapters on the dense layers of a frozen network."""
 
 import functools
 import math
@@ -19,9 +19,9 @@ Names = str | Sequence[str]
 
 
 def lora(model: Model, rank: int, on: Names = "*.kernel", *, scale: float = 1.0) -> Model:
-    """A network with adapters A, B on its dense layers: x W becomes x W + scale (x A) B (Hu 2022, equation 3).
+    """Add adapters A, B to a network's dense layers: x W becomes x W + scale (x A) B (Hu 2022, equation 3).
 
-    The parameters are `base`, those of the model, and `lora`, an `a` and a `b` for each kernel whose name is `on`:
+    The parameters are `base`, those of the model, and `lora`, with `a` and `b` for each kernel whose name matches `on`:
     `base.dense_0.kernel` has `lora.dense_0.kernel.a` of shape `[inputs, rank]` and `lora.dense_0.kernel.b` of shape
     `[rank, outputs]`. B starts at zero, so that the network starts as its base, and A at random, with standard
     deviation 1 / sqrt(inputs). W + A B is never formed: with the base frozen and the same for all clients, a cohort
@@ -29,14 +29,14 @@ def lora(model: Model, rank: int, on: Names = "*.kernel", *, scale: float = 1.0)
 
     The products are found in the traced program, so a network may come from any library: in loops over stacked layers,
     with several axes of inputs or outputs (attention heads), stored transposed. Kernels that a program also reads in
-    other ways, such as an embedding tied to the output layer, and convolutions have no adapters.
+    other ways, such as an embedding tied to the output layer, and convolutions get no adapters.
 
-    Departures from the paper: it gives no standard deviation of A; alpha / rank is `scale`.
+    Departures from the paper: it does not state the standard deviation of A; alpha / rank is `scale`.
 
     Args:
         model: the network.
         rank: the rank of A B.
-        on: one or several names of kernels, which may contain `*`.
+        on: the name or names of kernels, which may contain `*`.
         scale: the factor of all adapters, alpha / rank in the paper.
 
     >>> import jax, personax as px
@@ -50,10 +50,10 @@ def lora(model: Model, rank: int, on: Names = "*.kernel", *, scale: float = 1.0)
 
 
 def dual_lora(model: Model, rank: int, on: Names = "*.kernel", *, mix: float = 0.5, scale: float = 1.0) -> Model:
-    """A network with two adapters for each dense layer: x W + scale ((1 - mix) (x A) B + mix (x C) D).
+    """Add two adapters to each dense layer: x W + scale ((1 - mix) (x A) B + mix (x C) D).
 
     The first, `global`, is meant to be shared and the second, `local`, to be personal (Yang 2024, FedDPA). Names and
-    starts are those of `lora`: `global.dense_0.kernel.a`, `local.dense_0.kernel.a`.
+    initial values are those of `lora`: `global.dense_0.kernel.a`, `local.dense_0.kernel.a`.
 
     Departures from the paper: `mix` is one number; the paper computes one for each test sample, from the similarity of
     its features to those of the client's training samples.
@@ -64,7 +64,7 @@ def dual_lora(model: Model, rank: int, on: Names = "*.kernel", *, mix: float = 0
     ['base', 'global', 'local']
     """
     require_positive("scale", scale)
-    require(lambda v: (v > 0) & (v < 1), "mix", mix, "lie strictly between 0 and 1", "For one adapter use `lora`.")
+    require(lambda v: (v > 0) & (v < 1), "mix", mix, "lie strictly between 0 and 1", "For one adapter, use `lora`.")
     return _adapted(model, _rank(rank), _patterns(on), (("global", float(scale * (1 - mix))), ("local", scale * mix)))
 
 
@@ -76,7 +76,7 @@ def _rank(given: int) -> int:
 def _patterns(on: Names) -> tuple[str, ...]:
     patterns = (on,) if isinstance(on, str) else tuple(on)
     if not patterns:
-        raise ValueError('`on` must name kernels, got none. The default is "*.kernel".')
+        raise ValueError('`on` is empty. Name at least one kernel; the default is "*.kernel".')
     return patterns
 
 
@@ -123,18 +123,18 @@ def _by_name(params: Params) -> dict[str, Array]:
 
 
 def _chosen(on: tuple[str, ...], layouts: Mapping[str, KernelAxes], leaves: Mapping[str, Any]) -> dict[str, KernelAxes]:
-    """The dense kernels that are meant, each pattern at least one."""
+    """Select the dense kernels that match; each pattern must match at least one."""
     for pattern in on:
         if not any(fnmatchcase(name, pattern) for name in layouts):
             raise ValueError(
-                f"`on` has {pattern!r}, which matches no dense kernel. Dense kernels: {', '.join(layouts) or 'none'}; "
+                f"No dense kernel matches {pattern!r} in `on`. Dense kernels: {', '.join(layouts) or 'none'}; "
                 f"all parameters: {', '.join(leaves)}."
             )
     return {name: own for name, own in layouts.items() if any(fnmatchcase(name, pattern) for pattern in on)}
 
 
 def _start(key: Array, layouts: Mapping[str, KernelAxes], leaves: Mapping[str, Array], rank: int) -> Params:
-    """A at random and B at zero for each kernel, in a tree of the parts of its name."""
+    """Initialize A at random and B at zero for each kernel, in a tree by the parts of its name."""
     tree: dict[str, Any] = {}
     keys = jax.random.split(key, len(layouts))
     for own_key, (name, layout) in zip(keys, layouts.items(), strict=True):
@@ -150,7 +150,7 @@ def _start(key: Array, layouts: Mapping[str, KernelAxes], leaves: Mapping[str, A
 
 
 def _terms(adapters: Params) -> dict[str, Term]:
-    """The adapters by the names of their kernels."""
+    """Return the adapters by the names of their kernels."""
     leaves = _by_name(adapters)
     return {
         name.removesuffix(".a"): Term(leaf, leaves[name[:-1] + "b"])

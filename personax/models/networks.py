@@ -1,10 +1,10 @@
-"""The networks that the papers use.
+"""The networks of the papers.
 
-A network is a `Model(init, apply)` of pure functions. By default kernels start Glorot-normal and biases at zero;
-with `init="fan_in"` both are uniform within one over the root of the number of inputs of a unit, PyTorch's default.
-Parameters have JAX's default float type; `apply` computes in the type of its parameters, whatever the type of `x`.
-Equal arguments give the same `Model` object, because `jit` recognizes a function by identity: a model built twice
-compiles once.
+A network is a `Model(init, apply)` of pure functions. By default, kernels are initialized Glorot-normal and biases to
+zero; with `init="fan_in"`, both are uniform within +-1 / sqrt(inputs of a unit), PyTorch's default. Parameters have
+JAX's default float type; `apply` computes in the dtype of its parameters, regardless of the dtype of `x`.
+Equal arguments give the same `Model` object, because `jit` identifies functions by identity: a model that is built
+twice compiles only once.
 """
 
 import functools
@@ -27,7 +27,7 @@ Norm = Callable[[int, Array], Array]  # the normalization of this number
 
 @jax.custom_jvp
 def _elu(x: Array) -> Array:
-    """`jax.nn.elu` with its derivative from the value, so that a step need not keep what the value came from."""
+    """Compute `jax.nn.elu` with its derivative from the output, so that the input need not be stored."""
     return jax.nn.elu(x)
 
 
@@ -37,7 +37,7 @@ def _elu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arra
     return y, tangents[0] * jnp.where(y > 0, jnp.ones_like(y), y + 1)
 
 
-# All of them are monotone, so that pooling may come before.
+# All of them are monotone, so pooling may come first.
 _ACTIVATIONS: dict[str, Activation] = {"elu": _elu, "relu": jax.nn.relu, "tanh": jnp.tanh}
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PADDINGS = ("SAME", "VALID")
@@ -50,11 +50,11 @@ _NORMS = ("none", "batch")
 def mlp(
     widths: Sequence[int], num_outputs: int, activation: str = "elu", init: str = "glorot", norm: str = "none"
 ) -> Model:
-    """Fully connected network with one hidden layer for each entry of `widths`; inputs are flattened.
+    """Make a fully connected network with one hidden layer for each entry of `widths`; inputs are flattened.
 
-    With `norm="batch"` each hidden layer has batch normalization in place of a bias, called `norm_0`, `norm_1`, ...
+    With `norm="batch"`, each hidden layer has batch normalization instead of a bias, named `norm_0`, `norm_1`, ...
 
-    Fallah 2020 section 5 and gMeta 2025: `mlp((80, 60), 10)`; gMeta does not name its activation.
+    Fallah 2020 section 5 and gMeta 2025: `mlp((80, 60), 10)`; gMeta does not state its activation.
     APFL 2020 Table 2 and appendix B: `mlp((200, 200), 10, "relu")`.
 
     >>> import jax, jax.numpy as jnp, personax as px
@@ -71,10 +71,10 @@ def mlp(
 
 @MODELS.register()
 def logistic_regression(num_outputs: int, init: str = "glorot") -> Model:
-    """Linear model, an `mlp` without hidden layers (APFL 2020 section 5, the strongly convex loss).
+    """Make a linear model, an `mlp` without hidden layers (APFL 2020 section 5, the strongly convex loss).
 
-    It starts at random like the others, so that a seed varies its start too. The paper's parameter regularization
-    belongs to the loss: `classification(model, l2=...)`.
+    It is initialized at random like the others, so seeds vary it too. The paper's parameter regularization belongs to
+    the loss: `classification(model, l2=...)`.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> model = px.logistic_regression(num_outputs=3)
@@ -97,12 +97,12 @@ def cnn(
     pooling: str = "each",
     norm: str = "none",
 ) -> Model:
-    """Convolutional network for images `[batch, height, width, channel]` or `[batch, height, width]`.
+    """Make a convolutional network for images `[batch, height, width, channel]` or `[batch, height, width]`.
 
-    Each entry of `channels` is a convolution, the activation and 2x2 max pooling (an odd last row or column is
-    dropped; with `pooling="last"` the last one alone is pooled); each entry of `widths` is a hidden dense layer, the
-    activation and dropout; then the output layer. With `norm="batch"` each of these layers but the last has batch
-    normalization in place of a bias, called `norm_0`, `norm_1`, ..., first those of the convolutions.
+    Each entry of `channels` is a convolution, the activation and 2x2 max pooling (an odd last row or column is dropped;
+    with `pooling="last"`, only the last convolution is pooled). Each entry of `widths` is a hidden dense layer, the
+    activation and dropout. The output layer follows. With `norm="batch"`, each layer except the last has batch
+    normalization instead of a bias, named `norm_0`, `norm_1`, ..., starting with the convolutions.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> model = px.cnn((4, 8), (16,), num_outputs=10, kernel_size=3, dropout=0.2)
@@ -115,10 +115,10 @@ def cnn(
     require_one_of("init", init, _INITS)
     require_one_of("pooling", pooling, _POOLINGS)
     require_one_of("norm", norm, _NORMS)
-    require(lambda v: (v >= 0) & (v < 1), "dropout", dropout, "lie in [0, 1)", "It is the share of units set to zero.")
+    require(lambda v: (v >= 0) & (v < 1), "dropout", dropout, "be in [0, 1)", "It is the share of units set to zero.")
     widths = _counts("widths", widths)
     if dropout:
-        hint = "Dropout follows hidden dense layers: add one, or leave `dropout` at 0."
+        hint = "Dropout follows hidden dense layers: add one, or set `dropout` to 0."
         require(lambda v: v.size > 0, "widths", widths, "not be empty with dropout", hint)
     sizes = _counts("channels", channels), widths, _count("num_outputs", num_outputs)
     options = (padding, activation, float(dropout), init, pooling, norm == "batch")
@@ -127,9 +127,11 @@ def cnn(
 
 @MODELS.register()
 def cnn2(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
-    """2 convolutions and 2 dense layers, the output layer counted (APFL 2020 Table 1; PersA-FL 2023 on MNIST, l = 2).
+    """Make a CNN with 2 convolutions and 2 dense layers, counting the output layer.
 
-    Departures from the papers: they give no sizes; these are small enough to train on a CPU.
+    APFL 2020 Table 1; PersA-FL 2023 on MNIST, l = 2.
+
+    Departures from the papers: they do not state sizes; these are small enough to train on a CPU.
 
     >>> import jax, personax as px
     >>> images = jax.ShapeDtypeStruct((5, 28, 28), float)
@@ -142,9 +144,11 @@ def cnn2(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
 
 @MODELS.register()
 def cnn3(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
-    """3 convolutions and 3 dense layers, the output layer counted (PersA-FL 2023 appendix D on CIFAR-10, l = 3).
+    """Make a CNN with 3 convolutions and 3 dense layers, counting the output layer.
 
-    Departures from the paper: it gives no sizes; these are small enough to train on a CPU.
+    PersA-FL 2023 appendix D on CIFAR-10, l = 3.
+
+    Departures from the paper: it does not state sizes; these are small enough to train on a CPU.
 
     >>> import jax, personax as px
     >>> images = jax.ShapeDtypeStruct((5, 32, 32, 3), float)
@@ -156,9 +160,9 @@ def cnn3(num_outputs: int, dropout: float = 0.0, init: str = "glorot") -> Model:
 
 
 def standardized(model: Model, mean: float | Sequence[float], deviation: float | Sequence[float]) -> Model:
-    """The same network on inputs less `mean` over `deviation`: a number each, or one for each channel.
+    """Standardize a network's inputs, (x - mean) / deviation, with one number each or one per channel.
 
-    Images that are stored as bytes are in [0, 1] here, so `mean` and `deviation` are too.
+    Images in bytes are in [0, 1] here, so `mean` and `deviation` refer to that range.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> model = px.standardized(px.logistic_regression(2), mean=0.5, deviation=0.25)
@@ -177,7 +181,7 @@ def _count(name: str, given: int) -> int:
 
 
 def _counts(name: str, given: Sequence[int]) -> tuple[int, ...]:
-    require(lambda v: v.ndim == 1, name, given, "be a tuple of layer sizes", "Write one layer of 80 as (80,).")
+    require(lambda v: v.ndim == 1, name, given, "be a tuple of layer sizes", "Write one layer of size 80 as (80,).")
     return tuple(_count(name, size) for size in given)
 
 
@@ -296,7 +300,7 @@ def _with_norms(layers: Params, sizes: Sequence[int]) -> Params:
 
 
 def _max_pool(x: Array) -> Array:
-    """2x2 maxima."""
+    """Apply 2x2 max pooling."""
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
@@ -324,9 +328,9 @@ def _dense_layers(
     norm: Norm = _no_norm,
     num_before: int = 0,
 ) -> Array:
-    """Dense layers with the activation and dropout between them. Without a key dropout is off.
+    """Apply dense layers with the activation and dropout between them. Without a key, dropout is off.
 
-    A layer without a bias has a normalization in its place; `num_before` of them precede these layers.
+    A layer without a bias has a normalization instead; `num_before` normalizations precede these layers.
     """
     for i in range(num_layers):
         layer = params[f"dense_{i}"]
@@ -340,7 +344,7 @@ def _dense_layers(
 
 
 def drop_units(x: Array, rate: float, key: Array) -> Array:
-    """Inverted dropout: the survivors are scaled up, so that the expectation is `x` and evaluation needs no scaling."""
+    """Apply inverted dropout: kept units are scaled up, so that the expectation is `x`."""
     kept = jax.random.bernoulli(key, 1 - rate, x.shape)
     return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
@@ -350,18 +354,18 @@ def _flatten(x: Array) -> Array:
 
 
 def _image_shape(x: Array) -> tuple[int, int, int]:
-    """Height, width and channels; a batch without a channel axis has one channel."""
+    """Return height, width and channels; a batch without a channel axis has one channel."""
     if x.ndim not in (3, 4):
         raise ValueError(
             f"`x` must have shape [batch, height, width] or [batch, height, width, channel], got {x.shape}. "
-            "For flat inputs use `mlp(...)`."
+            "For flat inputs, use `mlp(...)`."
         )
     height, width, channel = (*x.shape[1:], 1)[:3]
     return height, width, channel
 
 
 def _pooled_size(side: int, pooled: list[bool], kernel_size: int, padding: str) -> int:
-    """One side of the image after convolutions, of which some are pooled."""
+    """Return one side of the image after convolutions, some of which are pooled."""
     size = side
     for halved in pooled:
         size = (size if padding == "SAME" else size - kernel_size + 1) // (1 + halved)

@@ -1,9 +1,9 @@
 """Tasks that a network is trained for: `classification` and `regression`, each with a loss, metrics and a data check.
 
-Losses are weighted means over the batch, sum_j weight_j l_j / sum_j weight_j, so filler rows of weight 0 count for
-nothing and a batch of fillers has loss and gradient zero. With `l2 > 0` they add l2/2 |params|^2, where statistics such
-as the running means of batch normalization do not count. Images stored as uint8 become floats in [0, 1] here, inside
-the loss, so that a federation stays in bytes.
+Losses are weighted means over the batch, sum_j weight_j l_j / sum_j weight_j, so padding rows of weight 0 are ignored
+and a batch of padding has zero loss and gradient. With `l2 > 0`, they add l2/2 |params|^2, excluding statistics such as
+the running means of batch normalization. Images stored as uint8 become floats in [0, 1] inside the loss, so that a
+federation stays in bytes.
 """
 
 import functools
@@ -21,10 +21,10 @@ from personax.values import require_count, require_nonnegative
 
 
 def classification(model: Model, l2: float = 0.0) -> Task:
-    """Softmax cross-entropy of integer labels: l_j = log sum_c exp(o_jc) - o_jy for outputs o_j and label y.
+    """Make a classification task with softmax cross-entropy: l_j = log sum_c exp(o_jc) - o_jy for label y.
 
-    With `l2 > 0` the loss adds l2/2 |params|^2, which makes logistic regression strongly convex (APFL 2020
-    section 5). Metrics, with dropout off: "loss", the same function, and "accuracy". Outputs with more axes
+    With `l2 > 0`, the loss adds l2/2 |params|^2, which makes logistic regression strongly convex (APFL 2020 section 5).
+    Metrics, computed without dropout, are "loss", the same function, and "accuracy". Outputs with more axes
     (`[batch, time, class]`, labels `[batch, time]`) are averaged over them within each example.
 
     >>> import jax, jax.numpy as jnp, personax as px
@@ -39,14 +39,14 @@ def classification(model: Model, l2: float = 0.0) -> Task:
 
 
 def regression(model: Model, l2: float = 0.0, deviation: tuple[float, ...] | None = None) -> Task:
-    """Squared error, averaged over the d outputs of an example: l_j = |o_j - y_j|^2 / d.
+    """Make a regression task with squared error, averaged over the d outputs of an example: l_j = |o_j - y_j|^2 / d.
 
-    With `l2 > 0` the loss adds l2/2 |params|^2. Metrics, with dropout off: "loss", the same function, and "error",
-    the mean squared error without the penalty. It is not the root, because means of squares can be averaged over
-    batches and clients. Targets `[batch]` fit outputs `[batch, 1]`.
+    With `l2 > 0`, the loss adds l2/2 |params|^2. Metrics, computed without dropout, are "loss", the same function, and
+    "error", the mean squared error without the penalty. It is not the root mean square, because means of squares can be
+    averaged over batches and clients. Targets `[batch]` match outputs `[batch, 1]`.
 
-    With the `deviation` that standardized targets were divided by (one number for each output), "error" is in their
-    original units, mean_d deviation_d^2 (o_jd - y_jd)^2; "loss" stays the function that is minimized.
+    If `deviation` has the standard deviations of standardized targets (one per output), "error" is in their original
+    units, mean_d deviation_d^2 (o_jd - y_jd)^2; "loss" remains the minimized function.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> task = px.regression(px.logistic_regression(1))
@@ -60,12 +60,12 @@ def regression(model: Model, l2: float = 0.0, deviation: tuple[float, ...] | Non
 
 
 def rematerialize(task: Task, slice_size: int) -> Task:
-    """The same task for models whose activations do not fit: the loss takes `slice_size` examples of a batch at a time.
+    """Limit the memory of activations: compute the loss on `slice_size` examples of a batch at a time.
 
-    Only a slice's activations are in memory, and they are computed again for the gradient. The loss must be a weighted
-    mean over examples, as those here are: loss(B) = sum_s (weight of slice s / weight of B) loss(s). With dropout the
-    masks are others than on the whole batch. Batch normalization makes the loss of an example depend on the others of
-    its batch; such a network is refused.
+    Only one slice's activations are in memory, and they are recomputed for the gradient. The loss must be a weighted
+    mean over examples, as here: loss(B) = sum_s (weight of slice s / weight of B) loss(s). Dropout masks differ from
+    those on the whole batch. Networks with batch normalization, in which an example's loss depends on the rest of its
+    batch, are an error.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> task = px.rematerialize(px.regression(px.logistic_regression(1)), slice_size=1)
@@ -93,7 +93,7 @@ def _rematerialized(task: Task, slice_size: int) -> Task:
         pad = lambda leaf: jnp.pad(leaf, ((0, filler),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")
         x, y, weight = (pad(leaf).reshape(num, slice_size, *leaf.shape[1:]) for leaf in batch[:3])
         weight = jnp.where(jnp.arange(num * slice_size).reshape(weight.shape) < len(batch.weight), weight, 0)
-        # Of a batch that is nothing but filler, all slices count the same: its loss is that of each.
+        # If a batch is all padding, weight all slices equally: its loss is that of each slice.
         shares = jnp.where(weight.any(), weight.sum(axis=1) / jnp.maximum(weight.sum(), 1e-30), 1 / num)
         keys = jax.vmap(lambda at: jax.random.fold_in(batch.key, at))(jnp.arange(num))
 
@@ -135,7 +135,7 @@ def _regression(model: Model, l2: float, deviation: tuple[float, ...] | None) ->
 
 
 def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float) -> LossFn:
-    """The weighted mean of the examples' losses, and the penalty."""
+    """Return the weighted mean of the examples' losses plus the penalty."""
 
     def mean(outputs: Array, batch: Batch) -> Array:
         return _weighted_mean(of_examples(outputs, batch.y), batch.weight)
@@ -148,7 +148,7 @@ def _loss(model: Model, of_examples: Callable[[Array, Array], Array], l2: float)
 
 
 def _trained(model: Model, params: Params, batch: Batch) -> tuple[Array, Params]:
-    """The outputs in training, and the new statistics; None where there are none."""
+    """Return the outputs in training and the new statistics, which are None if the model has none."""
     x = inputs_of(params, batch.x)
     if model.train is None:
         return model.apply(params, x, batch.key), None
@@ -175,20 +175,20 @@ def _statistics(model: Model) -> StatisticsFn | None:
 
 
 def as_inputs(x: Array, dtype: Any = float) -> Array:
-    """What a model sees: images, stored as bytes, become floats in [0, 1]; anything else is as it is."""
+    """Convert inputs for a model: images in bytes become floats in [0, 1]; others are unchanged."""
     return x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x
 
 
 def inputs_of(params: Params, x: Array) -> Array:
-    """What a model of these parameters sees, in their type."""
+    """Convert inputs for a model with these parameters, in their dtype."""
     dtype = jnp.result_type(*(leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)))
     return as_inputs(x, dtype)
 
 
 def _cross_entropy(outputs: Array, labels: Array) -> Array:
-    # Not by indexing: the gradient of that is a scatter, a kernel of its own on a GPU and slow on a CPU.
+    # Indexing would have a scatter as its gradient, which is a separate kernel on a GPU and slow on a CPU.
     chosen = jax.nn.one_hot(labels.astype(jnp.int32), outputs.shape[-1], dtype=bool)
-    # Nor by `jax.nn.logsumexp`, whose care for infinite outputs is one more kernel in each gradient.
+    # `jax.nn.logsumexp` would add a kernel to each gradient to handle infinite outputs.
     largest = jax.lax.stop_gradient(outputs.max(axis=-1))
     sums = jnp.exp(outputs - largest[..., None]).sum(axis=-1)
     return jnp.log(sums) + largest - jnp.sum(outputs, axis=-1, where=chosen)
@@ -199,14 +199,14 @@ def _squared_error(outputs: Array, targets: Array) -> Array:
 
 
 def _weighted_mean(losses: Array, weight: Array) -> Array:
-    """Sum of weight times loss over sum of weight; 0, with gradient 0, where every weight is 0."""
+    """Return the weighted mean of losses; 0, with gradient 0, if all weights are 0."""
     per_example = losses.mean(axis=tuple(range(1, losses.ndim)))
     weight = weight.astype(losses.dtype)
     return jnp.sum(weight * per_example) / jnp.maximum(jnp.sum(weight), jnp.finfo(losses.dtype).tiny)
 
 
 def _penalty(params: Params, l2: float, statistics: Params) -> Array | float:
-    """l2/2 |params|^2 without the statistics; a plain 0 costs nothing where there is no penalty."""
+    """Return l2/2 |params|^2 without statistics, or a plain 0, which costs nothing, without a penalty."""
     if not l2:
         return 0.0
     moved = without_statistics(params, statistics)
@@ -221,7 +221,7 @@ def _check_labels(outputs: Any, targets: Any) -> str:
     if labels.shape[1:] != tuple(outputs.shape[1:-1]):
         return f"labels must have shape {_shape(outputs.shape[1:-1])}, got {_shape(labels.shape[1:])}"
     wrong = labels[(labels < 0) | (labels >= num_classes)]
-    return f"labels must lie in 0..{num_classes - 1}, got {wrong[0]}" if wrong.size else ""
+    return f"labels must be in 0..{num_classes - 1}, got {wrong[0]}" if wrong.size else ""
 
 
 def _check_targets(outputs: Any, targets: Any) -> str:

@@ -210,7 +210,7 @@ def score_global(self: Any) -> dict[str, Any]:
 
 
 def score_personal(self: Any) -> dict[str, Any]:
-    """Score the personal model that the client keeps.
+    """Score the client's personal model.
 
     >>> import personax as px
     >>> px.objective.score_personal(px.LocalOnly())

@@ -25,8 +25,8 @@ class Focus(NamedTuple):
 def focus(curves: Sequence[Any], metric: str) -> Focus | None:
     """Find the range of the last third of the curves; None if that is not much less than the whole range.
 
-    `curves` are named traces. Those that end far behind the rest are left outside, so that the rest can be told
-    apart; at least three stay.
+    `curves` are named traces. Those that end far behind the rest are left outside, so that the rest can be
+    distinguished; at least three stay.
     """
     parts = {curve.name: (np.asarray(curve.x, float), np.asarray(curve.y, float)) for curve in curves}
     whole = np.concatenate([y[np.isfinite(y)] for _, y in parts.values()]) if parts else np.zeros(0)

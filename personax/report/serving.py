@@ -1,4 +1,4 @@
-"""A read-only local web server for one page, rendered anew for each request."""
+"""A read-only local web server for one page, rendered for each request."""
 
 from collections.abc import Callable
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""Formatting of numbers and findings for people."""
+"""Text formatting of numbers and findings."""
 
 from collections.abc import Sequence
 from datetime import datetime

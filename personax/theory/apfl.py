@@ -1,7 +1,8 @@
-"""Bounds of APFL 2020: what a mixture of a local and a global model risks, and the terms of its convergence.
+"""Bounds of APFL 2020: the risk of a mixture of a local and a global model, and the terms of its convergence.
 
-The generalization bounds have constants C that the paper leaves open; the convergence theorems are given up to constant
-factors, and here as their terms without them. m is a client's mixing weight, alpha_i in the paper: 1 is its own model.
+The paper leaves the constants C of the generalization bounds open, and states the convergence theorems up to constant
+factors; here, their terms are given without these factors. m is a client's mixing weight, alpha_i in the paper: 1 is
+its own model.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from personax.values import require, require_count, require_nonnegative, require
 
 @dataclass(frozen=True)
 class Risk:
-    """What Theorem 1 asks of a client.
+    """The quantities of a client that Theorem 1 needs.
 
     | field | symbol |
     |---|---|
@@ -61,15 +62,15 @@ class Risk:
         require_count("total_samples", self.total_samples)
 
     def alone(self, constant: float) -> float:
-        """`L_{D_i}(h_i*) + 2 C sqrt((d + log(1/delta)) / m_i) + G lambda_H(S_i)`: the first bracket of (2)."""
+        """Return the first bracket of (2): `L_{D_i}(h_i*) + 2 C sqrt((d + log(1/delta)) / m_i) + G lambda_H(S_i)`."""
         own = 2 * constant * np.sqrt(self.complexity / self.num_samples)
         return self.local_risk + own + self.loss_lipschitz * self.disagreement
 
     def shared(self, constant: float) -> float:
-        """The second bracket of (2): global risk + B |D - D_i|_1 + C sqrt((d + log(1/delta)) / m).
+        """Return the second bracket of (2): `global_risk + B |D - D_i|_1 + C sqrt((d + log(1/delta)) / m)`.
 
-        Loose: a loss in [0, B] moves by at most (B/2) |D - D_i|_1 between distributions, half of (9). The appendix
-        prints B^2 for B.
+        Loose: a loss in [0, B] changes by at most (B/2) |D - D_i|_1 between distributions, half of (9). The appendix
+        prints B^2 instead of B.
         """
         shift = self.loss_bound * self.distance
         return self.global_risk + shift + constant * np.sqrt(self.complexity / self.total_samples)
@@ -87,27 +88,27 @@ def risk_bound(risk: Risk, mix: float, constant: float) -> float:
 def best_mix(risk: Risk, constant: float) -> float:
     """`shared / (shared + alone)`, the weight that minimizes (2): section 2.2. Departures from the paper: none.
 
-    It weighs bounds, not risks: it says in which direction a client's data point, no more. At its weight (2) is
-    2 (alone)(shared) / (alone + shared).
+    It compares bounds, not risks, so it only indicates the direction in which a client's data point. At this weight,
+    (2) equals 2 (alone)(shared) / (alone + shared).
     """
     alone, shared = risk.alone(constant), risk.shared(constant)
     return 0.5 if alone + shared == 0 else shared / (alone + shared)
 
 
 def gain_over_local(risk: Risk, mix: float, constant: float, lower_constant: float) -> float:
-    """A bound of the mixed model's risk minus the local one's: the mixture wins where it is negative. Corollary 1.
+    """Bound the mixed model's risk minus the local model's: the mixture wins if it is negative (Corollary 1).
 
         (2 m^2 - 1) L_{D_i}(h_i*) + (4 m^2 C_1 - C_2) sqrt((d + log(1/delta)) / m_i) + 2 m^2 G lambda_H(S_i)
         + 2 (1 - m)^2 (shared)
 
-    It is (2) minus the lower bound L_{D_i}(h_i*) + C_2 sqrt((d + log(1/delta)) / m_i) of the local model's risk on the
-    distributions that are worst for it. `constant` is the C of Theorem 1, `lower_constant` is C_2.
+    It is (2) minus the lower bound L_{D_i}(h_i*) + C_2 sqrt((d + log(1/delta)) / m_i) of the local model's risk on its
+    worst-case distributions. `constant` is the C of Theorem 1, `lower_constant` is C_2.
 
-    Departures from the paper: 4 m^2 C_1 follows from (2), where the corollary has 2 m^2 C_1. It only says that some C_1
-    exists, and with twice the C of Theorem 1 it holds as printed. Its probability 1 - delta does not follow: two
-    events of probability 1 - delta leave 1 - 2 delta, and the lower bound of learning theory that it cites has
-    probability delta, not 1 - delta. Of the two constant functions, the empirically best is the worse one with
-    probability below 1/2 for every distribution, so that 1 - delta > 1/2 leaves only C_2 = 0, with which it holds.
+    Departures from the paper: 4 m^2 C_1 follows from (2), where the corollary has 2 m^2 C_1. The corollary only states
+    that some C_1 exists, and with twice the C of Theorem 1 it holds as printed. Its probability 1 - delta does not
+    follow: two events of probability 1 - delta leave 1 - 2 delta, and the lower bound from learning theory that it
+    cites has probability delta, not 1 - delta. Of the two constant functions, the empirically best is the worse one
+    with probability below 1/2 for every distribution, so 1 - delta > 1/2 leaves only C_2 = 0, for which it holds.
     """
     local = risk.local_risk + lower_constant * np.sqrt(risk.complexity / risk.num_samples)
     return risk_bound(risk, mix, constant) - local
@@ -115,15 +116,15 @@ def gain_over_local(risk: Risk, mix: float, constant: float, lower_constant: flo
 
 @dataclass(frozen=True)
 class MixtureSetting:
-    """A client's problem and a run of Algorithm 1.
+    """The problem of a client and a run of Algorithm 1.
 
     | field | symbol |
     |---|---|
     | `smoothness`, `strong_convexity` | L, mu; kappa = L / mu |
-    | `noise` | sigma, of a batch |
+    | `noise` | sigma of a batch |
     | `diversity`, `total_diversity` | zeta_i, zeta = sum_i zeta_i: `gradient_diversity` |
     | `gap` | Delta_i: `optimal_gap` |
-    | `num_steps`, `num_local_steps` | T, all local steps; tau, those between two rounds |
+    | `num_steps`, `num_local_steps` | T, all local steps; tau, local steps between two rounds |
     | `cohort_size`, `num_clients` | K, n |
     """
 
@@ -158,10 +159,12 @@ class MixtureSetting:
 
 
 def least_mix(setting: MixtureSetting) -> float:
-    """`max(1 - 1 / (4 sqrt(6) kappa), 1 - 1 / (4 sqrt(6) kappa sqrt(mu)))`, from which on Theorems 2 and 5 hold.
+    """Return the least weight for which Theorems 2 and 5 hold.
+
+    It is `max(1 - 1 / (4 sqrt(6) kappa), 1 - 1 / (4 sqrt(6) kappa sqrt(mu)))`.
 
     With sampled clients the proof needs more: (29) divides by 1 - 8 (m - m^2 K / n), which near m = 1 is positive only
-    where K > 7 n / 8.
+    if K > 7 n / 8.
     """
     factor = 4 * np.sqrt(6) * setting.condition
     return float(max(1 - 1 / factor, 1 - 1 / (factor * np.sqrt(setting.strong_convexity))))
@@ -170,8 +173,8 @@ def least_mix(setting: MixtureSetting) -> float:
 def step_size(setting: MixtureSetting) -> StronglyConvex:
     """`eta_t = 16 / (mu (t + a))`, `a = max(128 kappa, tau)`: the step size of Theorems 2, 4, 5 and 6.
 
-    The step of E.1.3 from one weight to the next, `(1 - mu eta_t / 8) p_t / eta_t <= p_{t-1} / eta_{t-1}`,
-    is false for t + a > 2.62. The surplus is at most mu p_t / 16, and f_i - f_i* >= mu |v - v_i*|^2 / 2 outweighs it in
+    In E.1.3, the step from one weight to the next, `(1 - mu eta_t / 8) p_t / eta_t <= p_{t-1} / eta_{t-1}`, is false
+    for t + a > 2.62. The excess is at most mu p_t / 16, and f_i - f_i* >= mu |v - v_i*|^2 / 2 compensates for it in
     Theorem 5, whose constant 4/3 becomes 8/5, and in Theorem 2 for b > 1/8.
     """
     return StronglyConvex(setting.strong_convexity, max(128 * setting.condition, setting.num_local_steps))
@@ -180,17 +183,18 @@ def step_size(setting: MixtureSetting) -> StronglyConvex:
 def step_size_of_any_mix(setting: MixtureSetting) -> StronglyConvex:
     """`eta_t = 8 / (mu (t + a))`, `a = max(64 kappa, tau)`: the step size of Theorem 7.
 
-    E.1.3's inequality is false here, too, with 1 - mu eta_t / 4 for its first factor; b > 1/4 outweighs it.
+    E.1.3's inequality is false here too, with 1 - mu eta_t / 4 as its first factor; b > 1/4 compensates for it.
     """
     offset = max(64 * setting.condition, setting.num_local_steps)
     return StronglyConvex(setting.strong_convexity, offset, scale=8.0)
 
 
 def personal_terms(setting: MixtureSetting, mix: float) -> dict[str, float]:
-    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses and sampled clients: Theorem 2.
+    """Return the terms of E[f_i(v_i)] - f_i* for strongly convex losses and sampled clients: Theorem 2.
 
-    With a bounded domain its proof, and those of Theorems 4 to 7, take the mixture of projections for the projection
-    of the mixture: of 3 and -1 on [-1, 1], half each, the former is 0, the latter 1. Without one this step is right.
+    With a bounded domain, its proof and those of Theorems 4 to 7 confuse the mixture of projections with the projection
+    of the mixture: for 3 and -1 on [-1, 1] with equal weights, the former is 0 and the latter 1. Without a bounded
+    domain this step is correct.
     """
     s, away = setting, _away(mix)
     mu, kappa, b, steps, tau = s.strong_convexity, s.condition, s.share, s.num_steps, s.num_local_steps
@@ -205,14 +209,14 @@ def personal_terms(setting: MixtureSetting, mix: float) -> dict[str, float]:
 
 
 def personal_terms_nonconvex(setting: MixtureSetting, mix: float, squared_diameter: float) -> dict[str, float]:
-    """Terms of (1/T) sum_t |grad f_i(v_i(t))|^2 with full gradients of all clients: Theorem 3.
+    """Return the terms of (1/T) sum_t |grad f_i(v_i(t))|^2 with full gradients of all clients: Theorem 3.
 
     `squared_diameter` bounds |w - w'|^2 over the domain, D_W in the theorem (Lemma 8 writes D_W^2 for it).
 
-    False as printed where iterates reach the boundary: its proof, and that of Theorem 8, use <g, P> >= |g|^2 for a
+    False as printed if iterates reach the boundary: its proof and that of Theorem 8 use <g, P> >= |g|^2 for a
     projected step P, where Ghadimi 2016 has <g, P> >= |P|^2. Counterexample: f(v) = v + 1 on [-1, 1], m = 1, from v =
-    -1: the gradient is 1 for ever, and every term goes to 0. It stands where the projection never acts. Both
-    theorems also need tau <= sqrt(T) (Lemma 10) and losses that are not negative.
+    -1: the gradient is always 1, but every term goes to 0. The theorem holds if the projection is never active. Both
+    theorems also need tau <= sqrt(T) (Lemma 10) and nonnegative losses.
     """
     s, away = setting, _away(mix)
     level, steps, tau, n = s.smoothness, s.num_steps, s.num_local_steps, s.num_clients
@@ -227,7 +231,7 @@ def personal_terms_nonconvex(setting: MixtureSetting, mix: float, squared_diamet
 
 
 def global_terms_of_all(setting: MixtureSetting) -> dict[str, float]:
-    """Terms of E[F(w)] - F* for strongly convex losses with all clients in every round: Theorem 4.
+    """Return the terms of E[F(w)] - F* for strongly convex losses with all clients in every round: Theorem 4.
 
     Departures from the paper: see `global_terms`.
     """
@@ -236,7 +240,7 @@ def global_terms_of_all(setting: MixtureSetting) -> dict[str, float]:
 
 
 def personal_terms_of_all(setting: MixtureSetting, mix: float) -> dict[str, float]:
-    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses with all clients in every round: Theorem 5."""
+    """Return the terms of E[f_i(v_i)] - f_i* for strongly convex losses with all clients: Theorem 5."""
     s, away = setting, _away(mix)
     mu, steps = s.strong_convexity, s.num_steps
     return {
@@ -249,21 +253,21 @@ def personal_terms_of_all(setting: MixtureSetting, mix: float) -> dict[str, floa
 
 
 def global_terms(setting: MixtureSetting) -> dict[str, float]:
-    """Terms of E[F(w)] - F* for strongly convex losses and sampled clients: Theorem 6, (24).
+    """Return the terms of E[F(w)] - F* for strongly convex losses and sampled clients: Theorem 6, (24).
 
-    Remark 5 draws O(sqrt(1/KT)) from it for tau = sqrt(T/K), which is true; the terms give O(1/KT).
+    Remark 5 derives O(sqrt(1/KT)) from it for tau = sqrt(T/K), which is true; the terms give O(1/KT).
 
-    Departures from the paper: `noise` is sigma^2 / (mu K T), where Theorems 4 and 6 print sigma^2 / (n T) and
-    sigma^2 / (K T). The last sum of their proofs, (1/S_T) sum_t p_t eta_t sigma^2 / K, has the 1/mu of eta_t, and no
-    constant replaces it: for one client with f = mu w^2 / 2 from w = 0, E[F] - F* is 0.82 sigma^2 / (mu T) after 10^5
-    steps.
+    Departures from the paper: `noise` is sigma^2 / (mu K T), where Theorems 4 and 6 print sigma^2 / (n T) and sigma^2 /
+    (K T). The last sum of their proofs, (1/S_T) sum_t p_t eta_t sigma^2 / K, contains the 1/mu of eta_t, and no
+    constant can replace it: for one client with f = mu w^2 / 2 from w = 0, E[F] - F* is 0.82 sigma^2 / (mu T) after
+    10^5 steps.
     """
     s = setting
     return _global_terms(s, 2 * s.total_diversity / s.cohort_size, s.cohort_size)
 
 
 def personal_terms_of_any_mix(setting: MixtureSetting, mix: float, gradient_bound: float) -> dict[str, float]:
-    """Terms of E[f_i(v_i)] - f_i* for strongly convex losses, sampled clients and any weight: Theorem 7, (33)."""
+    """Return the terms of E[f_i(v_i)] - f_i* for strongly convex losses and any weight: Theorem 7, (33)."""
     s, away = setting, _away(mix)
     mu, b, steps = s.strong_convexity, s.share, s.num_steps
     return {
@@ -275,9 +279,9 @@ def personal_terms_of_any_mix(setting: MixtureSetting, mix: float, gradient_boun
 
 
 def global_terms_nonconvex(setting: MixtureSetting) -> dict[str, float]:
-    """Terms of (1/T) sum_t |grad F(w(t))|^2 with full gradients of all clients: Theorem 8.
+    """Return the terms of (1/T) sum_t |grad F(w(t))|^2 with full gradients of all clients: Theorem 8.
 
-    False as printed where iterates reach the boundary of a bounded domain, see `personal_terms_nonconvex`.
+    False as printed if iterates reach the boundary of a bounded domain, see `personal_terms_nonconvex`.
     """
     s = setting
     drift = s.num_local_steps**2 * s.total_diversity / (s.num_clients * s.num_steps)
@@ -296,7 +300,7 @@ def _global_terms(s: MixtureSetting, spread: float, num: int) -> dict[str, float
 
 
 def _shared_terms(s: MixtureSetting, away: float, num: int, b: float) -> dict[str, float]:
-    """The terms of Theorems 5 and 7 that come from the shared model."""
+    """Return the terms of Theorems 5 and 7 that come from the shared model."""
     mu, kappa, steps, tau = s.strong_convexity, s.condition, s.num_steps, s.num_local_steps
     spread = s.total_diversity / num
     own = kappa**2 * tau * (s.noise**2 + tau * (s.diversity + spread))
@@ -310,7 +314,7 @@ def _shared_terms(s: MixtureSetting, away: float, num: int, b: float) -> dict[st
 
 
 def _away(mix: float) -> float:
-    """`(1 - m)^2`, how much of the shared model counts."""
+    """Return `(1 - m)^2`, the weight of the shared model's terms."""
     _check_mix(mix)
     return (1 - mix) ** 2
 

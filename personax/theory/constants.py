@@ -1,6 +1,6 @@
-"""Noise and smoothness of a federation's losses: the constants of the papers' assumptions, over a stated region.
+"""Noise and smoothness of a federation's losses: the constants of the papers' assumptions, over a given region.
 
-`loss` is a task's, `batches` are samples of all clients (`sample_clients`), whose means stand for the f_i.
+`loss` belongs to a task; `batches` are samples of all clients (`sample_clients`), whose mean losses represent the f_i.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from personax.values import require_count
 
 
 class Noise(NamedTuple):
-    """How single examples deviate from their client's mean: root of the second moment, and the fourth moment.
+    """Deviations of single examples from their client's mean: the root of the second moment, and the fourth moment.
 
     >>> import jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -50,9 +50,10 @@ def gradient_bound(loss: LossFn, region: Region, batches: Batch) -> Measured:
 
 
 def smoothness(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> Measured:
-    """`L = max_i max_w |Hess f_i(w)|`, the largest eigenvalue in size: Fallah (9), (17a), gMeta (12), PersA-FL (12).
+    """`L = max_i max_w |Hess f_i(w)|`, the largest absolute eigenvalue: Fallah (9), (17a), gMeta (12), PersA-FL (12).
 
-    By `num_steps` Lanczos steps on Hessian-vector products. Departures from the paper: over the region's models.
+    Computed by `num_steps` Lanczos steps on Hessian-vector products. Departures from the paper: over the region's
+    models.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -66,7 +67,7 @@ def smoothness(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_
 
 
 def strong_convexity(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> Measured:
-    """`mu = min_i min_w` of the smallest eigenvalue of Hess f_i(w): APFL Theorem 2; negative where f_i is not convex.
+    """`mu = min_i min_w` of the smallest eigenvalue of Hess f_i(w): APFL Theorem 2; negative if some f_i is not convex.
 
     Departures from the paper: over the region's models.
 
@@ -87,8 +88,8 @@ def hessian_lipschitz(
 ) -> Measured:
     """`rho = max_i max_w |D^3 f_i(w)|`: Fallah (10), gMeta (13), PersA-FL (17).
 
-    On a convex region the Lipschitz constant of the Hessian is the largest norm of its derivative, which is the
-    largest |D^3 f_i(w)[v, v, v]| over unit v; searched for by power iteration from `num_starts` random starts.
+    On a convex region, the Lipschitz constant of the Hessian is the largest norm of its derivative, which is the
+    largest |D^3 f_i(w)[v, v, v]| over unit v. It is found by power iteration from `num_starts` random starts.
     Departures from the paper: over the region's models, and a lower estimate at each.
 
     >>> import jax, jax.numpy as jnp, personax as px
@@ -109,8 +110,8 @@ def gradient_noise(loss: LossFn, region: Region, batches: Batch) -> Noise:
 
         sqrt(E |grad l(w; z) - grad f_i(w)|^2),     E |grad l(w; z) - grad f_i(w)|^4
 
-    over a client's examples z: Fallah (11), gMeta (14), (16), PersA-FL (14). What gMeta calls a kurtosis is this
-    fourth moment, not divided by sigma_G^4. Departures from the paper: over the region's models; means over the given
+    over a client's examples z: Fallah (11), gMeta (14), (16), PersA-FL (14). gMeta's kurtosis is this fourth moment,
+    not divided by sigma_G^4. Departures from the paper: over the region's models; means over the given
     samples (divided by their number), with the standard errors of such means.
 
     >>> import jax.numpy as jnp, personax as px
@@ -123,9 +124,9 @@ def gradient_noise(loss: LossFn, region: Region, batches: Batch) -> Noise:
 
 
 def hessian_noise(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> Noise:
-    """`sigma_H` and `kappa_H`: `gradient_noise` of Hessians, in the spectral norm, by Lanczos.
+    """`sigma_H` and `kappa_H`: the same as `gradient_noise` for Hessians, in the spectral norm, by Lanczos.
 
-    Fallah (12), gMeta (15), (17), PersA-FL (18). It costs a pass over a client's samples for each sample and step.
+    Fallah (12), gMeta (15), (17), PersA-FL (18). Costs one pass over a client's samples for each sample and step.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -139,7 +140,7 @@ def hessian_noise(loss: LossFn, region: Region, batches: Batch, *, key: Array, n
 
 
 def measure(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> dict[str, Measured]:
-    """Every constant of `Constants`, measured; `constants_of` makes the value that the bounds take.
+    """Measure every constant of `Constants`; `constants_of` converts the result for the bounds.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -167,7 +168,7 @@ def measure(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_ste
 
 
 def constants_of(measured: dict[str, Measured]) -> Constants:
-    """The measured values without their errors.
+    """Return the measured values without their errors.
 
     >>> import personax as px
     >>> measured = {"smoothness": px.theory.Measured(2.0, 0.0, client=0, model=0, region="one model")}
@@ -245,6 +246,6 @@ def _moments(deviations: Array, weight: Array) -> _Moments:
 def _noise(found: _Moments, region: Region) -> Noise:
     second, fourth, second_error, fourth_error = map(np.asarray, found)
     deviation = np.sqrt(second)
-    # The error of a root, to first order; without noise there is none.
+    # The error of a root, to first order; it is zero without noise.
     error = np.divide(second_error, 2 * deviation, out=np.zeros_like(deviation), where=deviation > 0)
     return Noise(largest(deviation, error, region.description), largest(fourth, fourth_error, region.description))

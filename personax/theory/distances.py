@@ -1,7 +1,7 @@
 """Distances between each client's data and the average client's: total variation, L1 and 1-Wasserstein.
 
-The average p = (1/n) sum_i p_i counts every client the same, as Fallah section 4.1 and APFL section 2 have it, and not
-every sample.
+The average p = (1/n) sum_i p_i weights all clients equally, as in Fallah section 4.1 and APFL section 2, and not all
+samples.
 """
 
 import math
@@ -19,7 +19,7 @@ from personax.values import require, require_count, require_nonnegative
 
 
 def label_distributions(federation: Federation) -> np.ndarray:
-    """How each client's labels are distributed, [clients, classes].
+    """Return the label distribution of each client, [clients, classes].
 
     >>> import numpy as np, personax as px
     >>> fed = px.Federation.from_clients([(np.zeros((2, 1)), np.array([0, 1])), (np.zeros((2, 1)), np.array([1, 1]))])
@@ -28,18 +28,18 @@ def label_distributions(federation: Federation) -> np.ndarray:
     """
     if not np.issubdtype(federation.y.dtype, np.integer):
         raise ValueError(
-            f"Label distributions need whole-number labels, got {federation.y.dtype}. Use `cell_distributions(...)`."
+            f"Label distributions need integer labels (got {federation.y.dtype}). Use `cell_distributions(...)`."
         )
     per_sample = int(np.prod(federation.y.shape[1:]))
     return _shares(federation.y.reshape(-1), np.asarray(federation.offsets) * per_sample)
 
 
 def cell_distributions(federation: Federation, num_bins: int, *, with_labels: bool = True) -> np.ndarray:
-    """How each client's samples are distributed over the cells of a grid, [clients, occupied cells].
+    """Return the distribution of each client's samples over the cells of a grid, [clients, occupied cells].
 
-    Every feature's range over all clients is cut into `num_bins` equal parts; labels, or real targets cut likewise,
-    are one more coordinate. The distance over cells is a lower bound of the one over the features themselves. With
-    many features each sample has a cell of its own and every distance is near its largest: reduce the features first.
+    Each feature's range over all clients is cut into `num_bins` equal parts; labels, or real targets cut likewise, are
+    an additional coordinate. The distance over cells is a lower bound on the distance over the features. With many
+    features, each sample has its own cell and every distance is close to its maximum: reduce the features first.
 
     >>> import personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [1.0]], [0, 0]), ([[1.0], [1.0]], [0, 0])])
@@ -79,10 +79,11 @@ def l1_distance(distributions: np.ndarray) -> np.ndarray:
 
 
 def points(federation: Federation, *, label_cost: float = 0.0) -> np.ndarray:
-    """Samples as points whose Euclidean distance is the metric d of Fallah (15), [samples, coordinates].
+    """Convert samples to points whose Euclidean distance is the metric d of Fallah (15), [samples, coordinates].
 
-    Features are flattened, images in [0, 1]. Two different labels are `label_cost` apart; real targets are scaled by
-    it: d(z, z')^2 = |x - x'|^2 + label_cost^2 (1 where the labels differ, or |y - y'|^2). With 0 only features count.
+    Features are flattened, and images scaled to [0, 1]. Different labels are `label_cost` apart, and real targets are
+    scaled by it: d(z, z')^2 = |x - x'|^2 + label_cost^2 (1 if the labels differ, or |y - y'|^2). With 0, only features
+    count.
     """
     require_nonnegative("label_cost", label_cost)
     scale = 255.0 if federation.x.dtype == np.uint8 else 1.0
@@ -101,9 +102,9 @@ def wasserstein(
 ) -> np.ndarray:
     """`W_1(p_i, p)` of each client, exactly for the given samples: Fallah section 4.1, before (15).
 
-    At most `num_samples` of each client are used, drawn at random; distances between random subsets are on average
-    too large. With POT (`personax[theory]`) a network simplex solves it; without, SciPy's linear programming, which
-    takes far longer beyond a few hundred samples.
+    At most `num_samples` random samples of each client are used; distances between random subsets are too large on
+    average. With POT (`personax[theory]`) it is solved by a network simplex, otherwise by SciPy's linear programming,
+    which is far slower beyond a few hundred samples.
 
     >>> import personax as px
     >>> fed = px.Federation.from_clients([([[0.0]], [0]), ([[2.0]], [0])])
@@ -121,17 +122,17 @@ def sliced_wasserstein(
     num_samples: int | None = None,
     key: Array,
 ) -> np.ndarray:
-    """A lower bound of `W_1(p_i, p)` of each client from random one-dimensional projections, for many features.
+    """Return a lower bound on `W_1(p_i, p)` of each client from random projections, for many features.
 
-    The mean over directions u of W_1 between the projections u . z, divided by E|u_1|: no plan of transport can cost
-    less, and for distributions that are shifts of each other it is W_1 itself.
+    It is the mean over directions u of W_1 between the projections u . z, divided by E|u_1|: no transport plan can cost
+    less, and for shifted copies of a distribution it equals W_1.
 
     >>> import jax, personax as px
     >>> fed = px.Federation.from_clients([([[0.0]], [0]), ([[2.0]], [0])])
     >>> px.theory.sliced_wasserstein(fed, key=jax.random.key(0)).round(6).tolist()
     [1.0, 1.0]
     """
-    from scipy.stats import wasserstein_distance  # half a second to import
+    from scipy.stats import wasserstein_distance  # takes half a second to import
 
     require_count("num_directions", num_directions)
     coordinates = points(federation, label_cost=label_cost)
@@ -147,7 +148,7 @@ def sliced_wasserstein(
 
 
 def mean_projection(dimension: int) -> float:
-    """`E|u_1|` of a direction u uniform on the unit sphere: Gamma(d / 2) / (sqrt(pi) Gamma((d + 1) / 2)).
+    """Return `E|u_1|` for u uniform on the unit sphere: Gamma(d / 2) / (sqrt(pi) Gamma((d + 1) / 2)).
 
     >>> round(mean_projection(1), 6), round(mean_projection(2), 6)
     (1.0, 0.63662)
@@ -155,18 +156,20 @@ def mean_projection(dimension: int) -> float:
     return math.exp(math.lgamma(dimension / 2) - math.lgamma((dimension + 1) / 2)) / math.sqrt(math.pi)
 
 
-Distance = Callable[[np.ndarray, np.ndarray, np.ndarray], float]  # of points, from weighted points
+Distance = Callable[[np.ndarray, np.ndarray, np.ndarray], float]  # between points and weighted points
 
 
 def _against_average(
     federation: Federation, coordinates: np.ndarray, num_samples: int | None, key: Array | None, distance: Distance
 ) -> np.ndarray:
-    """A distance of each client's points from those of the average client."""
+    """Compute the distance between each client's points and the average client's."""
     require_count("num_samples", num_samples)
     parts = [coordinates[start:end] for start, end in pairwise(np.asarray(federation.offsets))]
     if num_samples is not None and max(map(len, parts)) > num_samples:
         if key is None:
-            raise ValueError(f"Drawing {num_samples} samples of each client needs a `key`. Without a number all count.")
+            raise ValueError(
+                f"Drawing {num_samples} samples of each client needs a `key`. Omit the number to use all samples."
+            )
         drawn = host_generator(key, HostStream.SUBSETS)
         parts = [part[drawn.permutation(len(part))[:num_samples]] for part in parts]
     everyone = np.concatenate(parts)
@@ -190,7 +193,7 @@ def _solver() -> Distance:
 
 
 def _shares(outcomes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The share of each outcome among each client's, [clients, outcomes]."""
+    """Return the share of each outcome for each client, [clients, outcomes]."""
     found = label_counts(outcomes, offsets)
     table = np.zeros((len(offsets) - 1, len(found.classes)))
     table[found.client, found.label] = found.num
@@ -198,7 +201,7 @@ def _shares(outcomes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _bins(columns: np.ndarray, num_bins: int) -> np.ndarray:
-    """Which of `num_bins` equal parts of its column's range each entry lies in."""
+    """Return the bin of each entry among `num_bins` equal parts of its column's range."""
     low, high = columns.min(axis=0), columns.max(axis=0)
     width = np.where(high > low, high - low, 1)
     return np.minimum((num_bins * (columns - low) / width).astype(np.int64), num_bins - 1)

@@ -12,11 +12,11 @@ from personax.client.sampling import BatchSizes
 from personax.theory.quantities import Constants, EstimatorError, NotCovered, require_small_adapt_lr
 from personax.values import require, require_count, require_nonnegative, require_positive
 
-_ANY_STEP = "The lemmas of gMeta (`theory.gmeta`) hold for any."
+_ANY_STEP = "The lemmas of gMeta (`theory.gmeta`) hold for any adaptation step."
 
 
 def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
-    """`L_F = 4 L + alpha rho B`: Lemma 4.2. Loose: `gmeta.meta_smoothness` has L (1 + alpha L)^2 for the 4 L.
+    """`L_F = 4 L + alpha rho B`: Lemma 4.2. Loose: `gmeta.meta_smoothness` has L (1 + alpha L)^2 instead of 4 L.
 
     >>> import personax as px
     >>> px.theory.fallah.meta_smoothness(px.theory.Constants(gradient_bound=1.0, smoothness=2.0), adapt_lr=0.1)
@@ -28,15 +28,15 @@ def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
 
 
 def exact_error(constants: Constants, adapt_lr: float, sizes: BatchSizes) -> EstimatorError:
-    """Lemma 4.3, for (8) with exact Hessian products:
+    """The error of (8) with exact Hessian products: Lemma 4.3.
 
         bias         2 alpha L sigma_G / sqrt(D)
         mean square  12 [B^2 + sigma_G^2 (1/D' + (alpha L)^2/D)] [1 + sigma_H^2 alpha^2/(4 D'')] - 12 B^2
 
-    Its proof's (30b), E|mean of D'' Hessians - Hess f|^2 <= sigma_H^2/D'', is true in the Frobenius norm and false in
-    the spectral norm: of Hessians drawn from I, -I, diag(1, -1), diag(-1, 1) the mean of two has 3/4 where (30b) has
-    1/2. The lemma stands, because the Hessians are only ever applied to vectors that they are independent of, and for
-    those it holds. The bias is loose in D: measured it falls as 1/D where f is smooth, the bound as 1/sqrt(D).
+    In its proof, (30b), E|mean of D'' Hessians - Hess f|^2 <= sigma_H^2/D'', is true in the Frobenius norm but false in
+    the spectral norm: for Hessians drawn from I, -I, diag(1, -1), diag(-1, 1), the mean of two has 3/4 where (30b) has
+    1/2. The lemma still holds, because the Hessians are applied only to vectors that are independent of them. The bias
+    is loose in D: measured, it falls as 1/D if f is smooth, whereas the bound falls as 1/sqrt(D).
     """
     _check(constants, adapt_lr)
     c = constants
@@ -49,12 +49,12 @@ def exact_error(constants: Constants, adapt_lr: float, sizes: BatchSizes) -> Est
 
 
 def first_order_error(constants: Constants, adapt_lr: float, sizes: BatchSizes) -> EstimatorError:
-    """Lemma H.1, for (112), which drops the Hessian:
+    """The error of (112), which drops the Hessian: Lemma H.1.
 
         bias         alpha L (sigma_G / sqrt(D) + B)
         mean square  2 sigma_G^2 (1/D' + (alpha L)^2/D) + 2 (alpha L B)^2
 
-    Both have a part that no batch size removes.
+    Both have a part that remains for any batch size.
     """
     _check(constants, adapt_lr)
     c = constants
@@ -65,14 +65,14 @@ def first_order_error(constants: Constants, adapt_lr: float, sizes: BatchSizes) 
 
 
 def hessian_free_error(constants: Constants, adapt_lr: float, sizes: BatchSizes, radius: float) -> EstimatorError:
-    """Lemma H.2, for (120) with the difference (121) of radius delta:
+    """The error of (120) with the difference (121) of radius delta: Lemma H.2.
 
         bias         alpha (2 L sigma_G / sqrt(D) + L sigma_G / sqrt(D') + rho delta B^2)
         mean square  6 sigma_G^2 (2 (alpha L)^2/D + 2/D' + alpha^2/(2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4
 
-    Loose in delta, both ways: the truth falls as delta^2 where the third derivative is Lipschitz, and (119)'s error is
-    rho delta |v|^2 / 2, half of what is printed; and as delta goes to 0 the bound goes to infinity but the truth does
-    not, because both ends of the difference see the same batch.
+    Loose in delta in both directions: the true error falls as delta^2 if the third derivative is Lipschitz, and the
+    error of (119) is rho delta |v|^2 / 2, half of the printed one; and as delta goes to 0, the bound goes to infinity
+    but the true error does not, because both ends of the difference use the same batch.
     """
     _check(constants, adapt_lr)
     require_positive("radius", radius)
@@ -88,8 +88,8 @@ def hessian_free_error(constants: Constants, adapt_lr: float, sizes: BatchSizes,
 def meta_spread(constants: Constants, adapt_lr: float) -> float:
     """`gamma_F` with gamma_F^2 = 3 B^2 alpha^2 gamma_H^2 + 192 gamma_G^2: Lemma 4.4.
 
-    Loose: `gmeta.meta_spread` shows gamma_F <= (1 + alpha L)^2 gamma_G + alpha B gamma_H, at most 4 gamma_G where
-    this has 13.9 gamma_G.
+    Loose: `gmeta.meta_spread` shows gamma_F <= (1 + alpha L)^2 gamma_G + alpha B gamma_H, whose first term is at most
+    4 gamma_G; here it is 13.9 gamma_G.
     """
     _check(constants, adapt_lr)
     c = constants
@@ -99,8 +99,8 @@ def meta_spread(constants: Constants, adapt_lr: float) -> float:
 def spread_from_total_variation(bound: float, distances: np.ndarray) -> float:
     """`gamma = 2 b sqrt((1/n) sum_i |p_i - p|_TV^2)`: (14a).
 
-    gamma_G where `bound` is B, the largest gradient of a single loss l(w; z), and gamma_H where it is L, the largest
-    Hessian of one (`by_example` measures them). The distances are over all of z = (x, y), not over labels alone.
+    Returns gamma_G if `bound` is B, the largest gradient of a single loss l(w; z), and gamma_H if it is L, the largest
+    Hessian of one (`by_example` measures them). The distances are over z = (x, y), not over labels alone.
     """
     require_nonnegative("bound", bound)
     return 2 * bound * _root_mean_square(distances)
@@ -109,8 +109,8 @@ def spread_from_total_variation(bound: float, distances: np.ndarray) -> float:
 def spread_from_wasserstein(lipschitz: float, distances: np.ndarray) -> float:
     """`gamma = l sqrt((1/n) sum_i W_1(p_i, p)^2)`: (16).
 
-    gamma_G where `lipschitz` is L_Z, gamma_H where it is rho_Z: (15), by how much the gradient, or the Hessian, of a
-    single loss changes with its sample, in the metric of the distances.
+    Returns gamma_G if `lipschitz` is L_Z and gamma_H if it is rho_Z: the Lipschitz constants (15) of a single loss's
+    gradient or Hessian in its sample, in the metric of the distances.
     """
     require_nonnegative("lipschitz", lipschitz)
     return lipschitz * _root_mean_square(distances)
@@ -135,26 +135,26 @@ class RoundTraining:
 
     @property
     def sampling_share(self) -> float:
-        """`(1 - r) / (r (n - 1))`: what sampling a cohort without replacement leaves of a variance, (93)."""
+        """Return `(1 - r) / (r (n - 1))`, the share of a variance that remains when sampling a cohort: (93)."""
         others = self.num_clients - self.cohort_size
         return 0.0 if others == 0 else others / (self.cohort_size * (self.num_clients - 1))
 
 
 def largest_adapt_lr(smoothness: float) -> float:
-    """`1 / L`, which Lemmas 4.2 to 4.4 allow for the adaptation step."""
+    """Return `1 / L`, the largest adaptation step of Lemmas 4.2 to 4.4."""
     require_positive("smoothness", smoothness)
     return 1 / smoothness
 
 
 def largest_local_lr(meta_smoothness: float, num_local_steps: int) -> float:
-    """`1 / (10 tau L_F)`, which Theorem 4.5 and gMeta Theorem 8 allow for a local step."""
+    """Return `1 / (10 tau L_F)`, the largest local step of Theorem 4.5 and gMeta Theorem 8."""
     require_positive("meta_smoothness", meta_smoothness)
     require_count("num_local_steps", num_local_steps)
     return 1 / (10 * num_local_steps * meta_smoothness)
 
 
 class Drift(NamedTuple):
-    """Bounds of E|w_i - w| and E|w_i - w|^2, in the mean over clients; w is the mean of their iterates w_i."""
+    """Bounds on E|w_i - w| and E|w_i - w|^2, averaged over clients; w is the mean of their iterates w_i."""
 
     first: float
     second: float
@@ -168,7 +168,7 @@ def client_drift(
     meta_spread: float,
     split: float | None = None,
 ) -> Drift:
-    """The distance between clients that start together after `step` local steps t, for any beta: Proposition F.1.
+    """Bound the distance between clients after `step` local steps t from one start, for any beta: Proposition F.1.
 
         first   2 beta t (1 + 2 beta L_F)^(t-1) (sigma_F + gamma_F)
         second  4 beta^2 (1 + 1/phi) t (1 + phi + 16 (1 + 1/phi) beta^2 L_F^2)^(t-1) (2 sigma_F^2 + gamma_F^2)
@@ -191,7 +191,7 @@ def client_drift(
 def client_drift_of_small_steps(
     training: RoundTraining, step: int, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
 ) -> Drift:
-    """`4 beta t (sigma_F + gamma_F)` and `35 beta^2 t tau (2 sigma_F^2 + gamma_F^2)`: Corollary F.2, (58).
+    """Return `4 beta t (sigma_F + gamma_F)` and `35 beta^2 t tau (2 sigma_F^2 + gamma_F^2)`: Corollary F.2, (58).
 
     For t <= tau and beta <= 1 / (10 tau L_F). Departures from the paper: none.
     """
@@ -205,12 +205,12 @@ def client_drift_of_small_steps(
 
 
 def training_for(accuracy: float, cohort_size: int, num_clients: int) -> RoundTraining:
-    """`tau = epsilon^(-1/2)`, `K = epsilon^(-3/2)` and `beta = epsilon`, rounded up: Corollary 4.6, gMeta Remark 9.
+    """Return `tau = epsilon^(-1/2)`, `K = epsilon^(-3/2)`, `beta = epsilon`, rounded up: Corollary 4.6, gMeta Remark 9.
 
-    What remains of E|grad F|^2 besides the bias is O(epsilon) with all clients in every round, `stationarity_bound`.
+    Apart from the bias, E|grad F|^2 is then O(epsilon) with all clients in every round (`stationarity_bound`).
 
-    Departures from the paper: with sampled clients it is O(sqrt(epsilon)), where both papers have O(epsilon) there,
-    too: the counterexample of `noise_floor` keeps about beta tau / 2 = sqrt(epsilon) / 2.
+    Departures from the paper: with sampled clients it is O(sqrt(epsilon)), where both papers have O(epsilon):
+    the counterexample of `noise_floor` keeps about beta tau / 2 = sqrt(epsilon) / 2.
     """
     require(lambda v: (v > 0) & (v < 1), "accuracy", accuracy, "lie strictly between 0 and 1")
     tau, rounds = (int(np.ceil(accuracy**power * (1 - 1e-9))) for power in (-0.5, -1.5))
@@ -220,23 +220,23 @@ def training_for(accuracy: float, cohort_size: int, num_clients: int) -> RoundTr
 def noise_floor(
     training: RoundTraining, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
 ) -> float:
-    """`sigma_T^2`, the part of (111) that more rounds do not remove: (108), corrected.
+    """Return `sigma_T^2`, the part of (111) that does not fall with more rounds: (108), corrected.
 
         280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2) + beta L_F (2 sigma_F^2 + q gamma_F^2) + m_F^2
         + 1.2 q beta L_F gamma_F sqrt(35 tau (tau - 1) (2 sigma_F^2 + gamma_F^2)),     q = (1 - r) / (r (n - 1)).
 
-    m_F is the estimator's bias, so that m_F^2 = 4 alpha^2 L^2 sigma_G^2 / D for Lemma 4.3, and other estimators fit
-    in as appendix H says.
+    m_F is the estimator's bias: m_F^2 = 4 alpha^2 L^2 sigma_G^2 / D for Lemma 4.3, and other estimators are used in the
+    same way (appendix H).
 
-    Departures from the paper: the last term, which (108) lacks. (99) and (105) treat the mean iterate of a cohort as
-    independent of who is in the cohort, which it is at t = 0 only. Counterexample, with every assumption of Theorem
-    4.5: two clients, one of them a round, f_i(w) = sqrt(1 + w^2) + w and - w, exact gradients, w_0 = 0, so that F(w_0)
-    = F*. B = 2, L = gamma_G = 1, gamma_H = 0. In the long run E|grad F|^2 is about beta tau F''(0) F_i'(0)^2 / 2; (111)
-    has 4 beta L_F gamma_F^2 (1 + 280 beta L_F tau (tau - 1)), which is too small at tau = 20000, beta = 5e-13 for
-    alpha = 0.01 and 0.1 with the paper's L_F and gamma_F. The ratio grows with tau where beta tau^2 stays the same, so
-    that no constant factor helps. Hence with sampled clients beta tau must be O(epsilon), which takes K =
-    O(epsilon^(-2)) rounds: Corollary 4.6 and gMeta Remark 9 leave O(sqrt(epsilon)), see `training_for`. With all
-    clients in every round (q = 0) or one local step the theorem stands as printed.
+    Departures from the paper: the last term, which is missing in (108). (99) and (105) treat the mean iterate of a
+    cohort as independent of the cohort, which is true only at t = 0. Counterexample, with every assumption of Theorem
+    4.5: two clients, one per round, f_i(w) = sqrt(1 + w^2) + w and - w, exact gradients, w_0 = 0, so that F(w_0) = F*.
+    B = 2, L = gamma_G = 1, gamma_H = 0. In the long run E|grad F|^2 is about beta tau F''(0) F_i'(0)^2 / 2; (111) has 4
+    beta L_F gamma_F^2 (1 + 280 beta L_F tau (tau - 1)), which is too small at tau = 20000, beta = 5e-13 for alpha =
+    0.01 and 0.1 with the paper's L_F and gamma_F. The ratio grows with tau at constant beta tau^2, so no constant
+    factor helps. Hence with sampled clients beta tau must be O(epsilon), which takes K = O(epsilon^(-2)) rounds:
+    Corollary 4.6 and gMeta Remark 9 leave O(sqrt(epsilon)), see `training_for`. With all clients in every round (q = 0)
+    or one local step, the theorem holds as printed.
 
     Proof: write S for the cohort's mean gradient minus grad F, both at the mean iterate w of all clients, and v for
     the cohort's. Given the iterates S has mean 0 and mean square at most q gamma_F^2, and E<grad F(v), S> =
@@ -253,11 +253,11 @@ def noise_floor(
 def stationarity_bound(
     training: RoundTraining, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
 ) -> float:
-    """The mean over rounds and local steps of E|grad F|^2 at the cohort's mean iterate: (111).
+    """Bound the mean over rounds and local steps of E|grad F|^2 at the cohort's mean iterate: (111).
 
         4 (F(w_0) - F*) / (beta tau K) + 4 sigma_T^2
 
-    `initial_gap` is F(w_0) - F*. By Remark 4.7 it bounds the randomly chosen iterates as well. It holds for any F_i
+    `initial_gap` is F(w_0) - F*. By Remark 4.7 it also bounds the randomly chosen iterates. It holds for any F_i
     that are `meta_smoothness`-smooth with spread `meta_spread` and any estimator with these errors: gMeta Theorem 8
     with `gmeta`'s, where the paper gives only the order. Departures from the paper: `noise_floor`.
     """
@@ -270,9 +270,9 @@ def stationarity_bound(
 def stationarity_terms(
     training: RoundTraining, initial_gap: float, meta_smoothness: float, estimator: EstimatorError, meta_spread: float
 ) -> dict[str, float]:
-    """The terms of Theorem 4.5 and gMeta (30), which are given up to a constant factor (but the first, which has it).
+    """Return the terms of Theorem 4.5 and gMeta (30), up to constant factors except for the first.
 
-    Departures from the paper: `sampling_drift`, of the order that `noise_floor` adds.
+    Departures from the paper: `sampling_drift`, the order of the term that `noise_floor` adds.
     """
     _check_local_lr(training, meta_smoothness)
     t, share = training, training.sampling_share

@@ -2,7 +2,7 @@
 
 Batches by role, with one size or one for each step: D_{i,0..nu-1} is `adapt`, D_{i,nu} is `outer`, D'_{i,0..nu-1} is
 `curvature`.
-The convergence of Theorem 8 is that of Fallah (111) with these numbers: `fallah.stationarity_bound`.
+Theorem 8 is Fallah (111) with these numbers: use `fallah.stationarity_bound`.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from personax.values import require_count, require_nonnegative, require_positive
 def meta_smoothness(constants: Constants, adapt_lr: float, num_adapt_steps: int) -> float:
     """`L_F = L (1 + aL)^(2 nu) + B a rho (1 + aL)^(nu - 1) sum_{l < nu} (1 + aL)^l`: Lemma 4, (19), a = adapt_lr.
 
-    For one step L (1 + aL)^2 + a rho B, PersA-FL Lemma 1; with aL = 1 Fallah's Lemma 4.2.
+    For one step it is L (1 + aL)^2 + a rho B, PersA-FL Lemma 1; with aL = 1 it is Fallah's Lemma 4.2.
 
     >>> import personax as px
     >>> px.theory.gmeta.meta_smoothness(px.theory.Constants(smoothness=2.0), adapt_lr=0.1, num_adapt_steps=2)
@@ -33,7 +33,7 @@ def meta_smoothness(constants: Constants, adapt_lr: float, num_adapt_steps: int)
 
 
 class IterateError(NamedTuple):
-    """Bounds of E|w~_l - w_l|, of its square and of its fourth power: h, h' and h'' of Lemma 5."""
+    """Bounds on the mean of |w~_l - w_l|, its square and its fourth power: h, h' and h'' of Lemma 5."""
 
     first: float
     second: float
@@ -41,26 +41,26 @@ class IterateError(NamedTuple):
 
 
 def iterate_error(constants: Constants, adapt_lr: float, num_adapt_steps: int, sizes: BatchSizes) -> IterateError:
-    """How far `num_adapt_steps` stochastic adaptation steps end from exact ones: Lemma 5, (20)-(22).
+    """Bound the distance between stochastic and exact adaptation after `num_adapt_steps` steps: Lemma 5, (20)-(22).
 
         h_l   = (1 + aL) h_{l-1} + a sigma_G / sqrt(D)                     h_1   = a sigma_G / sqrt(D)
         h'_l  = 2 (1 + a^2 L^2) h'_{l-1} + 2 a^2 sigma_G^2 / D             h'_1  = a^2 sigma_G^2 / D
         h''_l = 8 (1 + 8 a^4 L^4) h''_{l-1} + 64 a^4 m_4(D)                h''_1 = a^4 m_4(D)
 
-    where D is the size of batch l - 1 and m_4 is `mean_of_fourth`; (77), (82), (86), whose solutions (20)-(22) are. The
-    paper calls w~_l unbiased; it is so for l = 1 only.
+    where D is the size of batch l - 1 and m_4 is `mean_of_fourth`: (77), (82) and (86), whose solutions are (20)-(22).
+    The paper calls w~_l unbiased, which is true only for l = 1.
     """
     return _iterate_errors(constants, adapt_lr, num_adapt_steps, sizes)[-1]
 
 
 def _iterate_errors(constants: Constants, adapt_lr: float, nu: int, sizes: BatchSizes) -> list[IterateError]:
-    """The errors of w_0, ..., w_nu."""
+    """Return the errors of w_0, ..., w_nu."""
     _check(adapt_lr, nu)
     c, steps, sigma = constants, adapt_lr * constants.smoothness, adapt_lr * constants.gradient_noise
     found = [IterateError(0.0, 0.0, 0.0)]
     for step, size in enumerate(sizes.each("adapt", nu)):
         h, fourth = found[-1], adapt_lr**4 * mean_of_fourth(c.gradient_noise, c.gradient_kurtosis, size)
-        # The first step starts without an error, which leaves out the factors that adding two costs.
+        # The first step starts without an error, so the factors for adding two errors do not apply.
         twice, eight = (1, 1) if step == 0 else (2, 64)
         error = IterateError(
             (1 + steps) * h.first + sigma / np.sqrt(size),
@@ -72,25 +72,25 @@ def _iterate_errors(constants: Constants, adapt_lr: float, nu: int, sizes: Batch
 
 
 def mean_of_fourth(noise: float, kurtosis: float, size: int) -> float:
-    """`E|mean of D deviations|^4 <= (kappa + 3 (D - 1) sigma^4) / D^3`: Lemma 12, (68).
+    """Bound `E|mean of D deviations|^4 <= (kappa + 3 (D - 1) sigma^4) / D^3`: Lemma 12, (68).
 
-    True of vectors, and of matrices in the Frobenius norm. In the spectral norm, in which (17) is stated, (69) is
-    false: of Hessians I, -I, diag(1, -1), diag(-1, 1) the mean of two has 3/4 where (69) has 1/2.
+    True for vectors, and for matrices in the Frobenius norm. In the spectral norm, in which (17) is stated, (69) is
+    false: for Hessians I, -I, diag(1, -1), diag(-1, 1), the mean of two has 3/4 where (69) has 1/2.
     """
     return (kurtosis + 3 * (size - 1) * noise**4) / size**3
 
 
 def exact_error(constants: Constants, adapt_lr: float, num_adapt_steps: int, sizes: BatchSizes) -> EstimatorError:
-    """Lemma 6, (23)-(26), for (11) with exact Hessian products:
+    """The error of (11) with exact Hessian products: Lemma 6, (23)-(26).
 
         bias         (1 + aL)^nu (sigma_G / sqrt(D_nu) + L h_nu) + B a rho (1 + aL)^(nu-1) sum_{j=1}^{nu-1} h_j
                      + sqrt(d_nu (sigma_G^2 / D_nu + L^2 h'_nu))
         mean square  3 (1 + aL)^(2 nu) (sigma_G^2 / D_nu + L^2 h'_nu) + 3 B^2 d_nu
                      + 6 sqrt(2 d'_nu (m_4(D_nu) + L^4 h''_nu))
 
-    The paper states it for nu > 1; it holds for nu = 1 too, where `fallah.exact_error` is sharper. (24) is printed
-    without its expectation. Its proof uses (69), which is false in the spectral norm; the lemma stands, because the
-    Hessians are applied only to vectors independent of them (given the iterates), and for those d and d' hold.
+    The paper states it for nu > 1; it also holds for nu = 1, where `fallah.exact_error` is sharper. (24) is printed
+    without its expectation. Its proof uses (69), which is false in the spectral norm; the lemma still holds, because
+    the Hessians are applied only to vectors independent of them (given the iterates), for which d and d' hold.
     Loose: the bias does not contain sigma_G / sqrt(D_nu), because the outer batch is unbiased given the iterates.
     """
     c, a, nu = constants, adapt_lr, num_adapt_steps
@@ -105,13 +105,13 @@ def exact_error(constants: Constants, adapt_lr: float, num_adapt_steps: int, siz
 
 
 def first_order_error(constants: Constants, adapt_lr: float, num_adapt_steps: int, sizes: BatchSizes) -> EstimatorError:
-    """Lemma 10, (32)-(33), for (31), which drops the Hessians:
+    """The error of (31), which drops the Hessians: Lemma 10, (32)-(33).
 
         bias         sigma_G / sqrt(D_nu) + L h_nu + B ((1 + aL)^nu + 1)
         mean square  2 sigma_G^2 / D_nu + 2 L^2 h'_nu + 2 B^2 ((1 + aL)^nu + 1)^2
 
-    Loose where adapt_lr is small: |P g - g| <= ((1 + aL)^nu - 1) |g| for the product P of the nu factors, with a minus
-    where the paper has a plus. So the truth, like Fallah's Lemma H.1, vanishes with adapt_lr, and this does not.
+    Loose for small adapt_lr: |P g - g| <= ((1 + aL)^nu - 1) |g| for the product P of the nu factors, with a minus where
+    the paper has a plus. So the true error, like Fallah's Lemma H.1, vanishes with adapt_lr, but this bound does not.
     """
     c, h = constants, iterate_error(constants, adapt_lr, num_adapt_steps, sizes)
     outer_first, outer_second, _ = _outer(c, h, sizes.of("outer"))
@@ -122,7 +122,7 @@ def first_order_error(constants: Constants, adapt_lr: float, num_adapt_steps: in
 def hessian_free_error(
     constants: Constants, adapt_lr: float, num_adapt_steps: int, sizes: BatchSizes, radius: float
 ) -> EstimatorError:
-    """Lemma 11, (37)-(41), for (35)-(36) with differences of radius delta:
+    """The error of (35)-(36) with differences of radius delta: Lemma 11, (37)-(41).
 
         bias  p_nu + q_nu,     mean square  2 p'_nu + 2 q_nu^2
 
@@ -131,8 +131,8 @@ def hessian_free_error(
         q_nu = a rho delta B^2 sum_{l < nu} (1 + aL)^(nu + l - 1)
 
     from p_0 = sigma_G / sqrt(D_nu) + L h_nu and p'_0 = sigma_G^2 / D_nu + L^2 h'_nu. (37) and (38) print the difference
-    from grad F_i^HF; the proof bounds, and this bounds, the one from grad F_i. (163) uses its hypothesis on
-    |E[d~ - d]| as one on E|d~ - d|; read as the latter the induction holds. Loose in delta, as Fallah's Lemma H.2 is.
+    from grad F_i^HF; the proof, and this function, bound the one from grad F_i. (163) uses its hypothesis on
+    |E[d~ - d]| as one on E|d~ - d|; read as the latter, the induction holds. Loose in delta, like Fallah's Lemma H.2.
     """
     require_positive("radius", radius)
     c, a, nu = constants, adapt_lr, num_adapt_steps
@@ -149,15 +149,15 @@ def hessian_free_error(
 
 
 def meta_spread(constants: Constants, adapt_lr: float, num_adapt_steps: int) -> float:
-    """`gamma_F`, the root of (1/N) sum_i |grad F_i(w) - grad F(w)|^2: Lemma 7, corrected.
+    """Bound `gamma_F`, the root of (1/N) sum_i |grad F_i(w) - grad F(w)|^2: Lemma 7, corrected.
 
         (1 + aL)^(2 nu) gamma_G + a B (1 + aL)^(nu-1) (nu gamma_H + rho sum_{l < nu} d_l),
         d_l = gamma_G ((1 + aL)^l - 1) / L.
 
     Departures from the paper: (27) has gamma_F^2 = 15 B^2 g_nu + 6 gamma_G^2 (1 + aL)^(2 nu) (1 + a^2 L^2). Its proof
-    writes w_l for the iterates of every client and of the mean, which differ after the first step. Counter-example:
+    writes w_l for the iterates of every client and of the mean, which differ after the first step. Counterexample:
     f_i(w) = L cos(w) + b_i w with small b_i = -b, b, at w = 0 with aL = 1: gamma_G = b, gamma_H = 0 everywhere, and
-    grad F_i(0) is (1 + aL)^(2 nu) b_i but for O(b^3), so gamma_F^2 = 256 b^2 for two steps, where (27) has 192 b^2. For
+    grad F_i(0) is (1 + aL)^(2 nu) b_i up to O(b^3), so gamma_F^2 = 256 b^2 for two steps, where (27) has 192 b^2. For
     one step (27) holds.
 
     Proof of the above: let u_l be the path of f and w_l that of f_i, both from w. Their distance grows as
@@ -179,7 +179,7 @@ def meta_spread(constants: Constants, adapt_lr: float, num_adapt_steps: int) -> 
 def _hessian_product_errors(
     constants: Constants, adapt_lr: float, h: list[IterateError], sizes: BatchSizes
 ) -> tuple[float, float]:
-    """`d_nu` and `d'_nu`, (25)-(26): second and fourth moments of the error of the product of the nu factors."""
+    """Return `d_nu` and `d'_nu`, (25)-(26): second and fourth moments of the error of the product of the nu factors."""
     c, a, growth = constants, adapt_lr, 1 + adapt_lr * constants.smoothness
     second = fourth = 0.0
     for step, size in enumerate(sizes.each("curvature", len(h) - 1)):
@@ -196,7 +196,7 @@ def _hessian_product_errors(
 
 
 def _outer(constants: Constants, h: IterateError, size: int) -> tuple[float, float, float]:
-    """Moments of the error of the outer gradient, (95)-(97); the fourth without its factor 8."""
+    """Return the moments of the error of the outer gradient, (95)-(97), the fourth without its factor 8."""
     c = constants
     fourth = mean_of_fourth(c.gradient_noise, c.gradient_kurtosis, size) + c.smoothness**4 * h.fourth
     second = c.gradient_noise**2 / size + c.smoothness**2 * h.second

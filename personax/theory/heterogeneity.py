@@ -1,4 +1,4 @@
-"""How different the clients' losses are at a model, at their optima, and how rich a class of models is."""
+"""Differences between the clients' losses, at models and at optima, and the richness of a class of models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,8 +35,8 @@ def gradient_spread(loss: LossFn, region: Region, batches: Batch) -> Measured:
 def hessian_spread(loss: LossFn, region: Region, batches: Batch, *, key: Array, num_steps: int = 20) -> Measured:
     """`gamma_H`, the largest over models of sqrt((1/n) sum_i |Hess f_i(w) - Hess f(w)|^2), spectral norms.
 
-    Fallah (13), gMeta (18), PersA-FL (19). By Lanczos on differences of Hessian-vector products, each a pass over all
-    clients' samples. Departures from the paper: over the region's models.
+    Fallah (13), gMeta (18), PersA-FL (19). Computed by Lanczos on differences of Hessian-vector products, each of which
+    is a pass over all clients' samples. Departures from the paper: over the region's models.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -54,7 +54,7 @@ def hessian_spread(loss: LossFn, region: Region, batches: Batch, *, key: Array, 
 def gradient_diversity(loss: LossFn, region: Region, batches: Batch) -> np.ndarray:
     """`zeta_i = max_w |grad F(w) - grad f_i(w)|^2` of each client; their sum is APFL's zeta: Definition 2.
 
-    It is a squared norm, where gamma_G is not. Departures from the paper: over the region's models.
+    Unlike gamma_G, it is a squared norm. Departures from the paper: over the region's models.
 
     >>> import jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -66,10 +66,10 @@ def gradient_diversity(loss: LossFn, region: Region, batches: Batch) -> np.ndarr
 
 
 class Optima(NamedTuple):
-    """The minimiser of the mean loss, those of the clients' losses (leaves [clients, ...]), and how exact they are.
+    """The minimizers of the mean loss and of the clients' losses (leaves [clients, ...]), and their precision.
 
-    `gradient_norms` has the mean's first, then the clients'. With a mu-strongly convex loss a model is within
-    gradient norm / mu of its minimiser.
+    `gradient_norms` has the mean's first, then the clients'. If the loss is mu-strongly convex, a model is within
+    gradient norm / mu of the minimizer.
 
     >>> import jax.numpy as jnp, numpy as np, personax as px
     >>> optima = px.theory.Optima(jnp.array([3.0]), jnp.array([[1.0], [5.0]]), np.zeros(3))
@@ -83,9 +83,9 @@ class Optima(NamedTuple):
 
 
 def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: float = 1e-8) -> Optima:
-    """`w* = argmin F` and `v_i* = argmin f_i`, APFL Definition 3, by L-BFGS from `params`.
+    """Find `w* = argmin F` and `v_i* = argmin f_i`, APFL Definition 3, by L-BFGS from `params`.
 
-    For losses with one minimiser each, as logistic regression has with `l2 > 0`.
+    The losses must have unique minimizers, as logistic regression has with `l2 > 0`.
 
     >>> import jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -94,7 +94,7 @@ def find_optima(loss: LossFn, params: Params, batches: Batch, *, tolerance: floa
     >>> optima.shared.round(6).tolist(), optima.alone.round(6).tolist()
     ([3.0], [[1.0], [5.0]])
     """
-    from scipy.optimize import minimize  # a quarter of a second to import
+    from scipy.optimize import minimize  # takes a quarter of a second to import
 
     require_positive("tolerance", tolerance)
     flat, restore = ravel_pytree(params)
@@ -129,7 +129,7 @@ def optimal_gap(optima: Optima) -> np.ndarray:
 def disagreement(outputs: np.ndarray) -> float:
     """`lambda_H(S) = max_{h, h'} (1/|S|) sum_x |h(x) - h'(x)|` over finitely many models: APFL Definition 1.
 
-    `outputs` are [models, samples]. For a richer class the given models give a lower bound.
+    `outputs` are [models, samples]. For a richer class, the given models yield a lower bound.
 
     >>> disagreement(np.array([[0.0, 0.0], [1.0, 3.0], [1.0, -1.0]]))
     2.0
@@ -140,7 +140,7 @@ def disagreement(outputs: np.ndarray) -> float:
 
 
 class Between(NamedTuple):
-    """A number that is known to lie between two.
+    """A number that is known to lie between two bounds.
 
     >>> import jax, numpy as np, personax as px
     >>> found = px.theory.linear_disagreement(np.array([[1.0], [-1.0]]), radius=2.0, key=jax.random.key(0))
@@ -156,9 +156,9 @@ def linear_disagreement(x: np.ndarray, radius: float, *, num_starts: int = 16, k
     """`lambda_H(S)` of linear models h(x) = w . x with |w| <= radius: APFL Definition 1.
 
     It is 2 radius max_{|u| = 1} (1/m) sum_j |u . x_j|, a maximum over signs s of |sum_j s_j x_j|, which is hard to
-    compute exactly. The lower end is the best of `num_starts` ascents u <- sum_j sign(u . x_j) x_j; the upper end
-    replaces the mean of sizes by the root of the mean of squares: 2 radius sqrt(largest eigenvalue of X^T X / m).
-    With one feature they agree where all |x_j| are equal.
+    compute exactly. The lower bound is the best of `num_starts` ascents u <- sum_j sign(u . x_j) x_j; the upper bound
+    replaces the mean of absolute values by the root mean square: 2 radius sqrt(largest eigenvalue of X^T X / m).
+    With one feature, they agree if all |x_j| are equal.
 
     >>> import jax, numpy as np, personax as px
     >>> px.theory.linear_disagreement(np.array([[1.0], [-1.0]]), radius=2.0, key=jax.random.key(0))

@@ -1,7 +1,7 @@
 """Bounds of PersA-FL 2023 (asynchronous: FedAsync, PersA-FL-MAML, PersA-FL-ME) as functions of its constants.
 
 All batches have at least `batch_size` samples, b in the paper. The theorems set the server step to 1 and the local step
-to 1 / (Q sqrt(L T)), with Q local steps a visit, T server updates and L the smoothness of the objective.
+to 1 / (Q sqrt(L T)), with Q local steps per visit, T server updates and L the smoothness of the objective.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
 
 
 def meta_error(constants: Constants, adapt_lr: float, batch_size: int) -> EstimatorError:
-    """Lemma 2, (22)-(23), for (9), for any adapt_lr:
+    """The error of (9) for any adapt_lr: Lemma 2, (22)-(23).
 
     bias         alpha L (1 + alpha L) sigma_g / sqrt(b)
     mean square  3 (1 + alpha L)^2 sigma_g^2 s + 3 alpha^2 G^2 sigma_h^2 / b + 3 alpha^2 sigma_g^2 sigma_h^2 s / b,
@@ -61,31 +61,31 @@ def meta_gradient_bound(constants: Constants, adapt_lr: float) -> float:
 def moreau_smoothness(constants: Constants, strength: float) -> float:
     """`lambda L / (lambda - L)`, (C13), for lambda > L.
 
-    Lemma 5 states the larger lambda / (kappa - 1) for lambda >= kappa L; with kappa = lambda / L they agree.
+    Lemma 5 states the larger lambda / (kappa - 1) for lambda >= kappa L; they agree for kappa = lambda / L.
     """
     _check_strength(strength, constants.smoothness)
     return strength * constants.smoothness / (strength - constants.smoothness)
 
 
 def moreau_error(constants: Constants, strength: float, tolerance: float, batch_size: int) -> EstimatorError:
-    """Lemma 6, corrected, for (10) with the inner problem solved to a gradient norm nu = `tolerance`:
+    """The error of (10) with the inner problem solved to a gradient norm nu = `tolerance`: Lemma 6, corrected.
 
         bias         lambda / (lambda - L) (nu + sigma_g / sqrt(b))
         mean square  2 lambda^2 / (lambda - L)^2 (nu^2 + sigma_g^2 / b)
 
-    L must be the smoothness of the loss of every batch, where Assumption 2 has only that of f_i: where a batch's loss
-    curves down by more than lambda its inner problem has no solution.
+    L must be the smoothness of the loss of every batch, where Assumption 2 has only that of f_i: if a batch's loss has
+    negative curvature beyond lambda, its inner problem has no solution.
 
     Departures from the paper: (26) has the bias without sigma_g / sqrt(b). (C21) replaces the batch's gradient at theta
-    by the mean one, but theta was computed from that batch; and (C23) bounds the norm of a mean of differences of
-    gradients by that of differences of points. Counterexample, with bounded variance: one client, batches of one of
+    by the mean one, but theta was computed from that batch; and (C23) bounds the norm of a mean of gradient differences
+    by that of differences of points. Counterexample, with bounded variance: one client, batches of one of
     two equally likely losses with the gradients c(w) + 1 and 3 c(w) - 3, where c clips w to [-1, 1]; lambda = 21 and
-    nu = 0. At w = 7/15 the mean estimate is 0 and the gradient -7/115, while (26) says that there is no bias. Hence
-    Theorem 3 depends on the batch size, as pFedMe's rate does. Loose in b: measured the bias falls as 1/b, the bound
-    as 1/sqrt(b).
+    nu = 0. At w = 7/15 the mean estimate is 0 and the gradient -7/115, whereas (26) claims that there is no bias. Hence
+    Theorem 3 depends on the batch size, as pFedMe's rate does. Loose in b: measured, the bias falls as 1/b, whereas the
+    bound falls as 1/sqrt(b).
 
     Proof: the inner problem is (lambda - L)-strongly convex, and its gradient at the exact theta is that batch's noise
-    there, of which theta is independent; at the found one it is at most nu. So the two are at most
+    there, which is independent of theta; at the approximate theta it is at most nu. So the two are at most
     (nu + noise) / (lambda - L) apart, and lambda times that is the error.
     """
     _check_strength(strength, constants.smoothness)
@@ -96,13 +96,14 @@ def moreau_error(constants: Constants, strength: float, tolerance: float, batch_
 
 
 def num_prox_steps(constants: Constants, strength: float, tolerance: float, initial_norm: float) -> int:
-    """The number of steps of size `1 / (lambda + L)` that bring the inner gradient norm to nu = `tolerance`: section 3.
+    """Return the number of steps of size `1 / (lambda + L)` that reduce the inner gradient norm to nu: section 3.
 
         log(g / nu) / log((lambda + L) / (2 L)), rounded up
 
-    with g = `initial_norm`, that of the batch's gradient at w; the paper: O((lambda + L) / (lambda - L) log(1 / nu)).
+    with nu = `tolerance` and g = `initial_norm`, the norm of the batch's gradient at w. The paper states
+    O((lambda + L) / (lambda - L) log(1 / nu)).
     Each step multiplies the gradient by I minus its size times a Hessian between lambda - L and lambda + L, hence its
-    norm by at most 2 L / (lambda + L); attained where the loss curves down by L.
+    norm by at most 2 L / (lambda + L), which is attained at a curvature of -L.
     """
     _check_strength(strength, constants.smoothness)
     require_positive("tolerance", tolerance)
@@ -118,11 +119,12 @@ def num_prox_steps(constants: Constants, strength: float, tolerance: float, init
 def moreau_spread(constants: Constants, strength: float) -> float:
     """`gamma_c` with gamma_c^2 = 16 lambda^2 gamma_g^2 / (lambda^2 - 48 L^2), lambda >= 7 L: Lemma 7, (28).
 
-    Loose: `sharp_moreau_spread`. The text says that it turns into gamma_g^2 as lambda grows; that is 16 gamma_g^2.
+    Loose: `sharp_moreau_spread`. The paper claims that it converges to gamma_g^2 as lambda grows; the limit is 16
+    gamma_g^2.
     """
     least = 7 * constants.smoothness
     enough = lambda v: v >= least * (1 - 1e-9)
-    hint = "For any above `smoothness` use `sharp_moreau_spread(...)`."
+    hint = "For any strength above the smoothness use `sharp_moreau_spread(...)`."
     require(enough, "strength", strength, f"be at least 7 times the smoothness, {least:.4g}", hint, error=NotCovered)
     share = 16 / (1 - 48 * (constants.smoothness / strength) ** 2)
     return float(np.sqrt(share)) * constants.gradient_spread
@@ -161,19 +163,19 @@ def local_lr(training: ArrivalTraining, smoothness: float) -> float:
 
 
 def least_num_updates(smoothness: float, num_local_steps: int, staleness: int) -> float:
-    """`160 L (Q + 7) (tau + 1)^3`, from which number of server updates on Theorem 1 holds."""
+    """Return `160 L (Q + 7) (tau + 1)^3`, the least number of server updates for which Theorem 1 holds."""
     return 160 * smoothness * (num_local_steps + 7) * (staleness + 1) ** 3
 
 
 def largest_staleness(smoothness: float, num_local_steps: int, num_updates: int) -> int:
-    """The largest staleness for which Theorem 1 covers a run of so many server updates; -1 where none is."""
+    """Return the largest staleness for which Theorem 1 covers a run with this many server updates, or -1."""
     require_positive("smoothness", smoothness)
     ratio = num_updates / least_num_updates(smoothness, num_local_steps, 0)
     return int(np.floor(np.cbrt(ratio) + 1e-12)) - 1
 
 
 def fedasync_bound(training: ArrivalTraining, initial_gap: float, constants: Constants, batch_size: int) -> float:
-    """The mean over server updates of E|grad f(w^t)|^2: Theorem 1, with s = sigma_g^2 / b + gamma_g^2:
+    """Bound the mean over server updates of E|grad f(w^t)|^2: Theorem 1, with s = sigma_g^2 / b + gamma_g^2:
 
         4 sqrt(L) (f(w^0) - f*) / sqrt(T) + 8 sqrt(L) s / sqrt(T) + 80 L (1 + Q) (tau^2 + 1) s / T
 
@@ -189,12 +191,12 @@ def fedasync_bound(training: ArrivalTraining, initial_gap: float, constants: Con
 def persafl_meta_bound(
     training: ArrivalTraining, initial_gap: float, constants: Constants, adapt_lr: float, batch_size: int
 ) -> float:
-    """The mean over server updates of E|grad F^(b)(w^t)|^2: Theorem 2, for T >= 64 L_b:
+    """Bound the mean over server updates of E|grad F^(b)(w^t)|^2: Theorem 2, for T >= 64 L_b:
 
         4 sqrt(L_b) (F(w^0) - f*) / sqrt(T) + 8 sqrt(L_b) (sigma_b^2 + gamma_b^2) / sqrt(T)
         + 20 Q L_b (G_b^2 + sigma_b^2) (tau^2 + 1) / T + 4 Q mu_b^2
 
-    with mu_b the bias (22), so that the last term is 4 Q alpha^2 L^2 (1 + alpha L)^2 sigma_g^2 / b.
+    where mu_b is the bias (22), so the last term is 4 Q alpha^2 L^2 (1 + alpha L)^2 sigma_g^2 / b.
     """
     level = meta_smoothness(constants, adapt_lr)
     error, spread = meta_error(constants, adapt_lr, batch_size), meta_spread(constants, adapt_lr)
@@ -213,16 +215,16 @@ def persafl_moreau_bound(
     tolerance: float,
     batch_size: int,
 ) -> float:
-    """The mean over server updates of E|grad F^(c)(w^t)|^2: Theorem 3, corrected:
+    """Bound the mean over server updates of E|grad F^(c)(w^t)|^2: Theorem 3, corrected:
 
         4 sqrt(L_c) (F(w^0) - f*) / sqrt(T) + 8 sqrt(L_c) s / sqrt(T) + 144 L_c (1 + Q) (tau^2 + 1) s / T + 4 Q mu_c^2,
         s = sigma_c^2 + gamma_c^2, for T >= 288 L_c (Q + 7) (tau + 1)^3 and lambda >= 7 L.
 
-    Departures from the paper: mu_c has the noise that Lemma 6 lacks (`moreau_error`). Counterexample: the client of
-    `moreau_error` from w^0 = 7/15, Q = 1, no staleness: the printed bound goes to 0 as T grows, but the mean of w^t
-    stays where the mean estimate vanishes, and E|grad F|^2 is at least (7/115)^2 for ever. Further, the first term is
-    printed with w^t for w^0, the third with gamma_g for the gamma_c that (C62) has, and the condition with
-    (tau + 1)^2, with which the proof does not go through: (C61) needs tau (tau + 1)^2 to be small against T.
+    Departures from the paper: mu_c includes the noise that Lemma 6 omits (`moreau_error`). Counterexample: the client
+    of `moreau_error` from w^0 = 7/15, Q = 1, no staleness: the printed bound goes to 0 as T grows, but the mean of w^t
+    stays where the mean estimate vanishes, and E|grad F|^2 remains at least (7/115)^2. Moreover, the first term is
+    printed with w^t instead of w^0, the third with gamma_g instead of the gamma_c of (C62), and the condition with (tau
+    + 1)^2, for which the proof fails: (C61) needs tau (tau + 1)^2 to be small compared with T.
     """
     level = moreau_smoothness(constants, strength)
     error = moreau_error(constants, strength, tolerance, batch_size)
@@ -244,9 +246,9 @@ class Budget(NamedTuple):
 def meta_budget(
     accuracy: float, initial_gap: float, constants: Constants, adapt_lr: float, num_local_steps: int, staleness: int
 ) -> Budget:
-    """`T = O(epsilon^(-2))` and `b = O(1 / epsilon)`, with which Theorem 2 has at most epsilon: Corollary 1.
+    """Return T = O(epsilon^(-2)) and b = O(1 / epsilon), for which Theorem 2 is at most epsilon: Corollary 1.
 
-    Half of epsilon goes to the bias, 4 Q mu_b^2. Departures from the paper: the constants, which it leaves open.
+    Half of epsilon is the bias, 4 Q mu_b^2. Departures from the paper: the constants, which it leaves open.
     """
     require_positive("accuracy", accuracy)
     level, bias = meta_smoothness(constants, adapt_lr), meta_error(constants, adapt_lr, 1).bias
@@ -262,12 +264,12 @@ def meta_budget(
 def moreau_budget(
     accuracy: float, initial_gap: float, constants: Constants, strength: float, num_local_steps: int, staleness: int
 ) -> Budget:
-    """`T = O(epsilon^(-2))`, `nu = O(epsilon^(1/2))` and `b = O(1 / epsilon)`: Corollary 3, corrected.
+    """Return T = O(epsilon^(-2)), nu = O(epsilon^(1/2)) and b = O(1 / epsilon): Corollary 3, corrected.
 
-    With these the corrected Theorem 3 has at most epsilon, half of which is 4 Q mu_c^2, and half of mu_c nu's.
+    For these, the corrected Theorem 3 is at most epsilon, half of which is 4 Q mu_c^2; half of mu_c is due to nu.
 
-    Departures from the paper: the batch size, which it says the accuracy does not depend on; the noise that Lemma 6
-    lacks needs it, as in pFedMe. And the constants, which it leaves open.
+    Departures from the paper: the batch size, on which the paper claims that the accuracy does not depend; the noise
+    that Lemma 6 omits requires it, as in pFedMe. Also the constants, which the paper leaves open.
     """
     require_positive("accuracy", accuracy)
     level, factor = moreau_smoothness(constants, strength), strength / (strength - constants.smoothness)
@@ -282,7 +284,7 @@ def moreau_budget(
 
 
 def _num_updates(first: float, stale: float, most: float) -> float:
-    """The T with `first / sqrt(T) + stale / T = most`."""
+    """Solve `first / sqrt(T) + stale / T = most` for T."""
     root = (first + np.sqrt(first**2 + 4 * stale * most)) / (2 * most)
     return float(root**2)
 
@@ -306,11 +308,11 @@ def _staleness_term(training: ArrivalTraining, smoothness: float, factor: float,
 
 def _check_num_updates(training: ArrivalTraining, least: float) -> None:
     enough = lambda v: v >= least * (1 - 1e-9)
-    hint = "The bound holds for long runs only: use more updates, fewer local steps or less staleness."
+    hint = "The bound holds only for long runs: use more updates, fewer local steps or less staleness."
     require(enough, "num_updates", training.num_updates, f"be at least {least:.6g}", hint, error=NotCovered)
 
 
 def _check_strength(strength: float, smoothness: float) -> None:
     above = lambda v: v > smoothness
-    hint = "Below it the envelope need not have one inner solution."
+    hint = "Below it, the inner problem of the envelope may have no unique solution."
     require(above, "strength", strength, f"be above the smoothness, {smoothness:.4g}", hint, error=NotCovered)

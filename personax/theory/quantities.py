@@ -1,4 +1,4 @@
-"""What is measured and what a bound takes and gives: numbers with their error, place and region."""
+"""The inputs and outputs of measurements and bounds: numbers with their error, location and region."""
 
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -21,11 +21,11 @@ class NotCovered(ValueError):
 
 
 class Measured(NamedTuple):
-    """The largest value of a quantity over a region, how far it may be off, and where it was found.
+    """The largest value of a quantity over a region, its error, and where it was found.
 
     `error` is the standard error of a mean over examples, or the residual of an eigenvalue; 0 for exact arithmetic.
-    `client` is a position, None for a quantity of all clients together; `model` is a position in the region. A
-    maximum over finitely many models is a lower estimate of the one over everything around them.
+    `client` is a position, or None for a quantity of all clients together; `model` is a position in the region. A
+    maximum over finitely many models is a lower estimate of the maximum over their surroundings.
 
     >>> import personax as px
     >>> print(px.theory.Measured(0.25, 0.01, client=3, model=0, region="one model"))
@@ -39,13 +39,13 @@ class Measured(NamedTuple):
     region: str
 
     def __str__(self) -> str:
-        """The number for people, with its error and region."""
+        """Format the number with its error and region."""
         where = "" if self.client is None else f"client {self.client}, "
         return f"{self.value:.4g} ± {self.error:.2g} ({where}model {self.model} of {self.region})"
 
 
 def largest(values: np.ndarray, errors: np.ndarray, region: str, *, over_clients: bool = True) -> Measured:
-    """The largest entry of a table [models, clients], or [models] for quantities of all clients together."""
+    """Return the largest entry of a table [models, clients], or [models] for quantities of all clients together."""
     table, error = np.asarray(values, float), np.asarray(errors, float)
     where = np.unravel_index(int(np.argmax(table)), table.shape)
     client = int(where[1]) if over_clients else None
@@ -54,7 +54,7 @@ def largest(values: np.ndarray, errors: np.ndarray, region: str, *, over_clients
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the papers' assumptions, each 0 where a bound does not need it.
+    """The constants of the papers' assumptions; those that a bound does not need may be 0.
 
     | field | symbol |
     |---|---|
@@ -87,9 +87,9 @@ class Constants:
 
 
 class EstimatorError(NamedTuple):
-    """Bounds of an estimator of a gradient: of the norm of its bias, and of its mean squared error.
+    """Bounds on a gradient estimator: on the norm of its bias and on its mean squared error.
 
-    The papers call the second a variance; it is E|estimate - gradient|^2, with the bias in it.
+    The papers call the second a variance; it is E|estimate - gradient|^2, which includes the bias.
 
     >>> import personax as px
     >>> constants = px.theory.Constants(gradient_bound=1.0, smoothness=1.0, gradient_noise=0.5)

@@ -1,4 +1,4 @@
-"""Where constants are measured: which models, and which samples stand for each client's loss."""
+"""The models at which constants are measured, and the samples that represent each client's loss."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,10 +15,10 @@ from personax.values import require_count, require_positive
 
 
 class Region(NamedTuple):
-    """Models at which a constant is measured, along the leading axis of every leaf, and the region in words.
+    """The models at which a constant is measured, along the leading axis of every leaf, and their description.
 
-    The papers' constants are suprema over all of space, where many do not exist: the gradient of a quadratic is not
-    bounded. Here they are maxima over stated models.
+    The papers' constants are suprema over the whole space, where many do not exist: the gradient of a quadratic is
+    unbounded. Here they are maxima over the given models.
 
     >>> import jax.numpy as jnp, personax as px
     >>> px.theory.Region({"w": jnp.zeros((3, 2))}, "three models").num_models
@@ -30,12 +30,12 @@ class Region(NamedTuple):
 
     @property
     def num_models(self) -> int:
-        """The number of models."""
+        """Return the number of models."""
         return len(jax.tree.leaves(self.models)[0])
 
 
 def at(params: Params) -> Region:
-    """One model.
+    """Return the region of a single model.
 
     >>> import jax.numpy as jnp, personax as px
     >>> px.theory.at({"w": jnp.zeros(2)}).num_models
@@ -45,26 +45,26 @@ def at(params: Params) -> Region:
 
 
 def path(models: Sequence[Params]) -> Region:
-    """Models of a run, in its order.
+    """Return the region of the models of a run, in order.
 
     >>> import jax.numpy as jnp, personax as px
     >>> px.theory.path([jnp.zeros(2), jnp.ones(2)]).description
     'a path of 2 models'
     """
     if not len(models):
-        raise ValueError("A path needs at least one model, got none.")
+        raise ValueError("A path needs at least one model.")
     return Region(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models), f"a path of {len(models)} models")
 
 
 def ball(center: Params, radius: float, num_models: int, *, key: Array) -> Region:
-    """The center and `num_models - 1` models drawn uniformly from the ball around it.
+    """Return the region of the center and `num_models - 1` models drawn uniformly from the ball around it.
 
     >>> import jax, jax.numpy as jnp, personax as px
     >>> region = px.theory.ball(jnp.zeros(2), radius=0.5, num_models=3, key=jax.random.key(0))
     >>> bool((jnp.linalg.norm(region.models, axis=1) <= 0.5).all())
     True
     """
-    require_positive("radius", radius, "For the center alone use `at(params)`.")
+    require_positive("radius", radius, "For the center alone, use `at(params)`.")
     require_count("num_models", num_models)
     flat, restore = ravel_pytree(center)
     direction_key, radius_key = jax.random.split(key)
@@ -76,10 +76,10 @@ def ball(center: Params, radius: float, num_models: int, *, key: Array) -> Regio
 
 
 def sample_clients(federation: Federation, num_samples: int | None = None, *, key: Array | None = None) -> Batch:
-    """Training samples that stand for each client's loss f_i: leaves [clients, samples, ...].
+    """Return training samples that represent each client's loss f_i: leaves [clients, samples, ...].
 
-    All of a client's samples, or `num_samples` of them drawn without replacement where it has more. Clients with
-    fewer than others get filler of weight 0.
+    Uses all of a client's samples, or `num_samples` drawn without replacement if it has more. Clients with fewer
+    samples than others are padded with samples of weight 0.
 
     >>> import jax, numpy as np, personax as px
     >>> fed = px.Federation.from_clients([(np.zeros((5, 1)), np.zeros(5, int)), (np.zeros((2, 1)), np.zeros(2, int))])
@@ -89,7 +89,9 @@ def sample_clients(federation: Federation, num_samples: int | None = None, *, ke
     require_count("num_samples", num_samples)
     counts = np.asarray(federation.counts)
     if num_samples is not None and counts.max() > num_samples and key is None:
-        raise ValueError(f"Drawing {num_samples} samples of each client needs a `key`. Without a number all are taken.")
+        raise ValueError(
+            f"Drawing {num_samples} samples of each client needs a `key`. Omit the number to use all samples."
+        )
     width = int(counts.max()) if num_samples is None else min(num_samples, int(counts.max()))
     rows, weight = np.zeros((len(counts), width), np.int64), np.zeros((len(counts), width))
     for i, (start, count) in enumerate(zip(federation.offsets[:-1], counts, strict=True)):
@@ -104,7 +106,7 @@ def sample_clients(federation: Federation, num_samples: int | None = None, *, ke
 
 
 def by_example(batches: Batch) -> Batch:
-    """Every sample as a client of its own: constants of single losses l(w; z), which Fallah (14) and (15) ask for.
+    """Make every sample a client, for the constants of single losses l(w; z) in Fallah (14) and (15).
 
     >>> import numpy as np, personax as px
     >>> fed = px.Federation.from_clients([(np.zeros((3, 1)), np.zeros(3, int)), (np.zeros((2, 1)), np.zeros(2, int))])

@@ -1,4 +1,4 @@
-"""How far a model is from a stationary point of the clients' mean objective: the quantity of every theorem."""
+"""The distance from stationarity of the clients' mean objective, which the convergence theorems bound."""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from personax.typing import Array, Batch, LossFn, Params
 
 
 class Stationarity(NamedTuple):
-    """`|grad F(w)|^2` with F = (1/n) sum_i F_i, and (1/n) sum_i |grad F_i(w) - grad F(w)|^2.
+    """The values `|grad F(w)|^2`, with F = (1/n) sum_i F_i, and `(1/n) sum_i |grad F_i(w) - grad F(w)|^2`.
 
     >>> import jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -31,12 +31,12 @@ class Stationarity(NamedTuple):
 def client_gradients(
     objective: Objective, loss: LossFn, params: Params, batches: Batch, *, as_trained: bool = False
 ) -> Params:
-    """`grad F_i(w)` of each client, leaves [clients, ...]: exact, on all the given samples.
+    """Compute `grad F_i(w)` of each client, leaves [clients, ...], exactly on the given samples.
 
-    For `Meta` it is Fallah (5), gMeta (8), PersA-FL (5), with exact Hessians whatever the objective trains with; for
-    `Moreau` PersA-FL (7), as exact as its inner steps are: give it a small `tolerance`, of which lambda / (lambda - L)
-    may be left as an error (PersA-FL (26)); for `Erm` grad f_i. Departures from the paper: none. With `as_trained`,
-    the Hessians of `Meta` are applied as the objective does: what its bias is measured by.
+    For `Meta`, this is Fallah (5), gMeta (8) and PersA-FL (5), always with exact Hessians. For `Moreau`, it is PersA-FL
+    (7), as exact as its inner steps: use a small `tolerance`, which leaves an error of up to lambda / (lambda - L)
+    times it (PersA-FL (26)). For `Erm`, it is grad f_i. Departures from the paper: none. With `as_trained`, `Meta`
+    applies Hessians as it does in training, which measures its bias.
 
     >>> import jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -47,18 +47,19 @@ def client_gradients(
     tracked = objective.tracked()
     if tracked is None:
         raise ValueError(
-            f"`objective` must have clients that minimize one function, such as Erm, Meta or Moreau (got {objective}). "
-            "Others have no stationary point."
+            f"Clients of `objective` must minimize a single function, as with Erm, Meta or Moreau (got {objective}). "
+            "Other objectives have no stationary point."
         )
     return _client_gradients(loss, objective if as_trained else tracked, params, batches)
 
 
 def stationarity(objective: Objective, loss: LossFn, params: Params, batches: Batch) -> Stationarity:
-    """The squared norm that Fallah Theorem 4.5, gMeta Theorem 8 and PersA-FL Theorems 1 to 3 bound.
+    """Return the squared norm that Fallah Theorem 4.5, gMeta Theorem 8 and PersA-FL Theorems 1 to 3 bound.
 
-    At a server's model, or at Fallah's randomly chosen iterate of Remark 4.7, which `simulate(...,
-    tracker=RandomIterate())` leaves in `result.tracked`. The second number is what Lemmas 4.4 and 7 (gMeta), 3 and 7
-    (PersA-FL) bound. As a metric of a run: `observe=lambda snapshot: stationarity(..., snapshot.params, ...)`.
+    Evaluate it at the server's model, or at the randomly chosen iterate of Fallah's Remark 4.7, which `simulate(...,
+    tracker=RandomIterate())` returns in `result.tracked`. The second number is bounded by Lemmas 4.4 (Fallah), 7
+    (gMeta), and 3 and 7 (PersA-FL). To record it during a run, use `observe=lambda snapshot: stationarity(...,
+    snapshot.params, ...)`.
 
     >>> import jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])
@@ -70,7 +71,7 @@ def stationarity(objective: Objective, loss: LossFn, params: Params, batches: Ba
 
 
 def stationarity_along(objective: Objective, loss: LossFn, region: Region, batches: Batch) -> Stationarity:
-    """`stationarity` at each model of a region, for instance the `path` of a run.
+    """Compute `stationarity` at each model of a region, such as the `path` of a run.
 
     >>> import jax.numpy as jnp, personax as px
     >>> fed = px.Federation.from_clients([([[0.0], [2.0]], [0, 1]), ([[4.0], [6.0]], [0, 1])])

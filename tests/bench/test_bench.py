@@ -130,7 +130,7 @@ def test_a_row_is_measured_beside_a_peer_and_a_peer_that_cannot_run(tmp_path, mo
     assert first.seconds_per_round == 3.0 and "not the same work" in first.note and first.ratio is not None
     assert {one.name: one.note for one in others} == {
         "bad": "ended: there is no camel",
-        "gone": "its script gone.py is in the repository alone",
+        "gone": "its script gone.py is available only in the repository",
     }
 
 
@@ -205,7 +205,7 @@ def test_a_record_as_lines_and_as_a_page():
     made = record("growth-steps")
     told = row_words(made.rows[0])
     assert "10.0" in told and "torch 100 ms, 10.0 x; pfl: not installed" in told
-    assert "first round after 4.0 s, after 2.0 s" in summary(made)
+    assert "first round after 4.0 s, or after 2.0 s" in summary(made)
     page = markdown.page({"here": made})
     assert "| mnist-fo-784-100-10 | 10.0 | 100 | 10,000 | 1.00 | 10% |" in page
     assert "26.0 times as long" in page and "1500 rounds take 15.0 s" in page and "1.00 times as fast in waves" in page

@@ -38,7 +38,7 @@ def personax(*words):
 
 @pytest.fixture(autouse=True, scope="module")
 def untouched():
-    """What the command line changes for its whole process stays in these tests."""
+    """Undo process-wide changes of the command line after each test."""
     handler, files = signal.getsignal(signal.SIGTERM), resource.getrlimit(resource.RLIMIT_NOFILE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))

@@ -57,7 +57,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def untouched():
-    """What the command line changes for its whole process stays in these tests."""
+    """Undo process-wide changes of the command line after each test."""
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLA_FLAGS", " ".join([os.environ["XLA_FLAGS"], *FLAGS]))
@@ -92,7 +92,7 @@ def test_a_failed_fetch_is_one_message(monkeypatch, place):
     ended = personax("data", "fetch", "mnist")
     assert ended.exit_code == 1 and ended.stdout == "" and isinstance(ended.exception, SystemExit)
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
-    assert lines[0] == "Error: Tiny could not be fetched. Tried:" and str(place) in lines[-1]
+    assert lines[0] == "Error: Cannot download Tiny. Tried:" and str(place) in lines[-1]
 
 
 def test_a_folder_that_is_a_file_is_one_message(monkeypatch, place):
@@ -208,7 +208,8 @@ def test_compare_shows_the_table_and_where_the_rest_is(done):
     assert set(explain_scores(described)) <= set(lines)
     assert verdict(folder.root) in lines and " has the highest mean accuracy, " in verdict(folder.root)
     assert (
-        "> local, > global: clients that are better off than with local training, with FedAvg's model." in ended.stdout
+        "> local, > global: share of clients that are better off than with local training or with FedAvg's model."
+        in ended.stdout
     )
     assert "NOTE: two seeds are too few for an interval" in ended.stdout and record.seeds == [0, 1]
     assert lines[-1] == f"The results are in {folder.root}, the report in {folder.report}"
@@ -414,7 +415,7 @@ def test_predictions_of_a_run_and_of_a_file(done, place):
     for algorithm in ("FedAvg", "ARUBA"):
         ended = personax("predict", str(done[0].root), "--data", "new.csv", "--algorithm", algorithm)
         assert ended.exit_code == 0, ended.stderr
-        assert ended.stdout.splitlines()[0].startswith(f"{algorithm} of patients: the shared model as it is")
+        assert ended.stdout.splitlines()[0].startswith(f"{algorithm} of patients: the shared model, unchanged")
         assert ended.stdout.splitlines()[1] == "5 predictions are in predictions.csv, in the order of new.csv"
         assert "ignored 1 column that the model does not use: 'state'" in " ".join(ended.stderr.split())
         of_run = (place / "predictions.csv").read_text()
@@ -429,7 +430,7 @@ def test_predictions_of_a_run_and_of_a_file(done, place):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("compare", "no.toml"), "Error: There is no file no.toml. Write a starter with `personax init no.toml`."),
+        (("compare", "no.toml"), "Error: File not found: no.toml. Write a starter with `personax init no.toml`."),
         (("compare", "{small}", "--set", "seeds"), "Error: An override must look like `schedule.num_rounds=100`, got"),
         (("compare", "{small}", "--set", "sceds=3"), "Error: `the file` has no setting `sceds`. Did you mean `seeds`?"),
         (
@@ -440,10 +441,10 @@ def test_predictions_of_a_run_and_of_a_file(done, place):
         (("compare", "{small}", "--set", "model.kind=cnn2"), "Error: The model and its parameters must take"),
         (
             ("compare", "{small}", "--tune", "--set", "tune.mix=[0.1]"),
-            "Error: `tune.mix` is an option of none of FedAvg, ARUBA, Local. Remove it.",
+            "Error: None of FedAvg, ARUBA, Local has the option `tune.mix`. Remove it.",
         ),
-        (("compare", "{small}", "--out", "{done}"), "Error: {done} has a run already. Continue it with"),
-        (("compare", "{small}", "--tune", "--out", "{done}"), "Error: {done} has a run already."),
+        (("compare", "{small}", "--out", "{done}"), "Error: {done} already has a run. Resume it with"),
+        (("compare", "{small}", "--tune", "--out", "{done}"), "Error: {done} already has a run."),
         (("run", "{small}"), "has 2 algorithms. Choose one with --algorithm: FedAvg, ARUBA."),
         (("run", "{small}", "--algorithm", "FedAv"), "has no algorithm `FedAv`. Did you mean `FedAvg`?"),
         (
@@ -451,8 +452,8 @@ def test_predictions_of_a_run_and_of_a_file(done, place):
             "Error: FedAvg diverged at round 1 (p",
         ),
         (("resume", "nowhere"), "Error: nowhere is not a run folder: it has no config.toml."),
-        (("report", "nowhere"), "Error: nowhere has no results.json."),
-        (("cite", "nowhere"), "Error: nowhere has no results.json."),
+        (("report", "nowhere"), "Error: No results.json in nowhere."),
+        (("cite", "nowhere"), "Error: No results.json in nowhere."),
         (("personalize", "nowhere", "--data", "x.csv"), "Error: "),
         (("personalize", "{done}", "--data", "x.csv"), "Error: File not found: x.csv."),
         (("personalize", "{done}", "--data", "x.csv", "--algorithm", "X"), "Error: `the run` has no algorithm `X`."),
@@ -461,7 +462,7 @@ def test_predictions_of_a_run_and_of_a_file(done, place):
         (("predict", "{done}", "--data", "x.csv", "--out", "x.csv"), "Error: The predictions would replace the data"),
         (
             ("predict", "{done}", "--data", "x.csv", "--out", "x.txt"),
-            "Error: Predictions are written as .csv or .parquet",
+            "Error: Predictions must be written as .csv or .parquet",
         ),
         (
             ("predict", "{done}", "--data", "x.csv", "--client", "p9"),

@@ -237,7 +237,7 @@ def test_all_orders_of_few_samples_are_equally_likely(count):
 
 
 def neighbours(count, num):
-    """How often each pair of different samples comes at the first two places of an epoch."""
+    """Count how often each pair of different samples is at the first two positions of an epoch."""
     left, right = orders_of(count, num)[:, :2].T
     pairs = np.bincount(count * left + right, minlength=count**2).reshape(count, count)
     return pairs[~np.eye(count, dtype=bool)]

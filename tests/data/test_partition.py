@@ -234,7 +234,7 @@ def test_a_partition_is_its_clients():
     assert partition.client(2).tolist() == [2, 9]
     text = "Partition: three clients\n  3 clients, 3 samples, 0 to 2 each\n  note: The second has none."
     assert str(partition) == text
-    with pytest.raises(IndexError, match=r"must lie in 0\.\.2, got -1"):
+    with pytest.raises(IndexError, match=r"must be between 0 and 2, got -1"):
         partition.client(-1)
 
 
@@ -575,7 +575,7 @@ def test_many_clients_are_quick():
     [
         (lambda: iid(range(0), 1, key=KEY), "`number of labels` must be a whole number of at least 1, got 0"),
         (lambda: iid(range(5), 0, key=KEY), "`num_clients` must be a whole number of at least 1, got 0"),
-        (lambda: iid(range(5), 6, key=KEY), r"at least 6 clients x 1 = 6 samples, got 5\. Lower `num_clients`"),
+        (lambda: iid(range(5), 6, key=KEY), r"at least 6 clients x 1 = 6 samples, got 5\. Reduce `num_clients`"),
         (lambda: iid(range(5), 2, num_per_client=3, key=KEY), "at least 2 clients x 3 = 6 samples, got 5"),
         (
             lambda: iid(range(5), 2, num_per_client=0, key=KEY),
@@ -593,7 +593,7 @@ def test_many_clients_are_quick():
         ),
         (
             lambda: classes_per_client(LABELS, 10, 6, num_per_client=30, key=KEY),
-            r"Class 0 must have 10 x 5 = 50 samples \(clients x samples\), got 40\. Lower `num_clients`",
+            r"Class 0 must have 10 x 5 = 50 samples \(clients x samples\), got 40\. Reduce `num_clients`",
         ),
         (
             lambda: classes_per_client([3, 7, 7, 7, 7], 1, 2, num_per_client=5, key=KEY),
@@ -606,44 +606,44 @@ def test_many_clients_are_quick():
         ),
         (
             lambda: dirichlet(LABELS, 3, 1e-9, num_per_client=100, key=KEY),
-            r"client 0 drew 100 of class \d, which has \d\d samples.*`num_per_client` \(100\); at most 40 always fits",
+            r"client 0 drew 100 of class \d, which has \d\d samples.*`num_per_client` \(100\); up to 40 always works",
         ),
         (lambda: dirichlet_by_class(LABELS, 3, -1.0, key=KEY), "`concentration` must be positive, got -1.0"),
         (lambda: dirichlet_by_class(LABELS, 50, 1.0, least=7, key=KEY), "50 clients x 7 = 350 samples, got 307"),
         (lambda: dirichlet_by_class(LABELS, 3, 1.0, least=-1, key=KEY), "`least` must be a whole number of at least 0"),
         (
             lambda: dirichlet_by_class(LABELS, 12, 1e-6, key=KEY),
-            "at least 2 of the 307 samples, got at most 0 for the smallest of 12 in 1000 draws. Raise `concentration`",
+            "at least 2 of the 307 samples, got at most 0 for the smallest of 12 in 1000 draws. Increase",
         ),
         (lambda: fallah_halves(LABELS, 1, 6, key=KEY), "`num_clients` must be a whole number of at least 2, got 1"),
         (lambda: fallah_halves(LABELS, 4, 1, key=KEY), "`num_each` must be a whole number of at least 2, got 1"),
-        (lambda: fallah_halves([0, 1, 2], 4, 2, key=KEY), "an even number of classes, to halve them, got 3"),
+        (lambda: fallah_halves([0, 1, 2], 4, 2, key=KEY), "an even number of classes, got 3"),
         (
             lambda: fallah_halves(pool(CIFAR), 50, 196, key=KEY),
-            r"Class 0 must have 5 x 98 \+ 25 x 196 = 5390 samples \(clients x samples\), got 5000\. Lower `num_each`",
+            r"Class 0 must have 5 x 98 \+ 25 x 196 = 5390 samples \(clients x samples\), got 5000\. Reduce `num_each`",
         ),
         (
             lambda: fallah_halves(pool((5000,) * 5 + (1000,) * 5), 50, 180, key=KEY),
             "Class 5 must have 5 x 360 = 1800 samples .*, got 1000",
         ),
-        (lambda: natural([]), "`client_ids` must be a row of whole numbers or strings, one for each sample, got"),
-        (lambda: natural([0.5, 1.0]), "`client_ids` must be a row of whole numbers or strings.*got float64"),
-        (lambda: natural(np.array(["a", None], object)), "`client_ids` must be a row of whole numbers or strings"),
+        (lambda: natural([]), "`client_ids` must be a row of integers or strings, one for each sample, got"),
+        (lambda: natural([0.5, 1.0]), "`client_ids` must be a row of integers or strings.*got float64"),
+        (lambda: natural(np.array(["a", None], object)), "`client_ids` must be a row of integers or strings"),
         (lambda: natural(np.zeros((2, 2), int)), r"`client_ids` must be a row.*got int64 of shape \(2, 2\)"),
         (
             lambda: Partition(np.arange(4), np.array([0, 2, 3, 4])).split(key=KEY),
-            r"at least 1 \+ 1 samples.*got 1 for client 1 and fewer than 2 for 2 of 3 clients",
+            r"at least 2 samples.*got 1 for client 1 and fewer than 2 for 2 of 3 clients",
         ),
         (
             lambda: iid(range(9), 3, key=KEY).split(1.0, key=KEY),
-            "`share` must lie between 0 and 1, both excluded, got 1.0",
+            "`share` must be strictly between 0 and 1, got 1.0",
         ),
-        (lambda: iid(range(9), 3, key=KEY).split(0, key=KEY), "`share` must lie between 0 and 1, both excluded, got 0"),
+        (lambda: iid(range(9), 3, key=KEY).split(0, key=KEY), "`share` must be strictly between 0 and 1, got 0"),
         (lambda: Partition(np.arange(4), np.array([0, 3])), r"`offsets` must run from 0 to the 4 rows.*got \[0 3\]"),
         (lambda: Partition(np.arange(0), np.array([0])), "`offsets` must run from 0 to the 0 rows"),
         (lambda: Partition(np.arange(4), np.array([0, 3, 2, 4])), "`offsets` must not decrease"),
         (lambda: Partition(np.array([0, -2]), np.array([0, 2])), "`rows` must not be negative, got -2 at 1"),
-        (lambda: Partition(np.array([0.0]), np.array([0, 1])), "`rows` must be a row of whole numbers, got float64"),
+        (lambda: Partition(np.array([0.0]), np.array([0, 1])), "`rows` must be a row of integers, got float64"),
     ],
 )
 def test_impossible_requests_are_refused_with_the_arithmetic(make, match):
@@ -664,11 +664,11 @@ def test_impossible_requests_are_refused_with_the_arithmetic(make, match):
 @pytest.mark.parametrize(
     ("labels", "match"),
     [
-        ([], "`labels` must have an entry for each sample, got none"),
-        ([0.0, 1.0], r"`labels` must be a row of whole numbers, got float64 of shape \(2,\)"),
-        ([True, False], "`labels` must be a row of whole numbers, got bool"),
-        (["a", "b"], "`labels` must be a row of whole numbers"),
-        ([[0, 1], [1, 0]], r"`labels` must be a row of whole numbers, got int64 of shape \(2, 2\)"),
+        ([], "`labels` is empty. Give one entry per sample."),
+        ([0.0, 1.0], r"`labels` must be a row of integers, got float64 of shape \(2,\)"),
+        ([True, False], "`labels` must be a row of integers, got bool"),
+        (["a", "b"], "`labels` must be a row of integers"),
+        ([[0, 1], [1, 0]], r"`labels` must be a row of integers, got int64 of shape \(2, 2\)"),
         ([0, 1, -1], "`labels` must not be negative, got -1 at 2"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which model is scored, on which data, after which adaptation."""
+"""Tests of the scored model, the data and the adaptation of an evaluation."""
 
 import itertools
 from functools import partial
@@ -242,7 +242,7 @@ def test_fallahs_protocol_adapts_on_the_scored_data_and_says_so():
     adapted = [closed_forms.quadratic(*fed.client_test(i)).descend(w, 0.2, 1) for i in (0, 2, 3)]
     found = personax.evaluate(algorithm, TASK, fed, result, scoring, key=KEY)
     np.testing.assert_allclose(found.metrics["loss"][[0, 2, 3]], losses(fed.select([0, 2, 3]), adapted), rtol=1e-9)
-    assert "adapted on the data that is scored" in str(found) and scoring.flag
+    assert "adapted on the scored data" in str(found) and scoring.flag
     assert not personax.Scoring().flag and "NOTE" not in personax.Scoring().describe()
 
 
@@ -305,8 +305,8 @@ def test_a_key_for_each_seed_or_one_for_all():
     [
         (lambda: personax.Scoring("mine"), "`model` must be one of 'global', 'localized'"),
         (lambda: personax.Scoring(num_steps=-1), "`num_steps` must be a whole number of at least 0, got -1"),
-        (lambda: personax.Scoring("global", adapt_on="test"), "`adapt_on` is for models that are adapted"),
-        (lambda: personax.Scoring("personal", clients="held_out"), "keep no 'personal' model. Score one"),
+        (lambda: personax.Scoring("global", adapt_on="test"), "`adapt_on` applies only to adapted models"),
+        (lambda: personax.Scoring("personal", clients="held_out"), "have no 'personal' model. Score an"),
         (lambda: personax.Scoring(weighting="size"), "`weighting` must be one of 'uniform', 'samples'"),
     ],
 )
@@ -341,7 +341,7 @@ def test_a_run_is_scored_on_the_clients_that_it_trained():
     algorithm = personax.apfl(lr=0.1, mix=0.4, **LOCAL)
     fed, result = setting(algorithm)
     for model in ("personal", "recomputed", "localized"):
-        with pytest.raises(ValueError, match="Score it on the federation that it was trained on"):
+        with pytest.raises(ValueError, match="Score the run on the federation that it was trained on"):
             score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Scoring(model))
     shared = score(algorithm, fed.select([3, 2, 1, 0]), result, personax.Scoring("global"))
     np.testing.assert_allclose(shared[::-1], score(algorithm, fed, result, personax.Scoring("global")), rtol=1e-12)
@@ -352,28 +352,28 @@ def test_labels_of_newcomers_are_checked_before_anything_runs():
     good, bad = (np.ones((4, 2)), np.array([0, 1, 0, 1])), (np.ones((4, 2)), np.array([0, 7, 0, 1]))
     fed = personax.Federation.from_clients([good, bad], test=[good, good]).hold_out([1])
     algorithm, schedule = personax.fedavg(lr=0.1, **LOCAL), personax.rounds(1, 1, key=KEY)
-    with pytest.raises(ValueError, match=r"client 1: the training labels must lie in 0\.\.1, got 7"):
+    with pytest.raises(ValueError, match=r"client 1: the training labels must be in 0\.\.1, got 7"):
         personax.simulate(algorithm, task, fed, schedule, key=KEY)
     params = task.model.init(KEY, jnp.ones((1, 2)))
-    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.1, got 7"):
+    with pytest.raises(ValueError, match=r"labels must be in 0\.\.1, got 7"):
         personax.personalize(algorithm, task, params, bad, personax.Scoring(), key=KEY)
 
 
 def test_what_cannot_be_evaluated_says_so():
     algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
-    with pytest.raises(ValueError, match="keeps no 'personal' model"):
+    with pytest.raises(ValueError, match="has no 'personal' model"):
         score(algorithm, fed, result, personax.Scoring("personal"))
-    with pytest.raises(ValueError, match="holds no clients out"):
+    with pytest.raises(ValueError, match="has no held-out clients"):
         score(algorithm, fed, result, personax.Scoring(clients="held_out"))
     with pytest.raises(ValueError, match="Only 'adapted' or 'recomputed' models"):
         personax.adaptation_curve(algorithm, TASK, fed, result, personax.Scoring("global"), key=KEY)
-    with pytest.raises(ValueError, match="got a scoring of the shared model as it is"):
+    with pytest.raises(ValueError, match="got the shared model, unchanged"):
         personax.personalize(algorithm, TASK, result.params, fed.client(0), personax.Scoring("global"), key=KEY)
     bare = personax.Federation.from_clients(closed_forms.clients())
     with pytest.raises(ValueError, match="no test data"):
         score(algorithm, bare, result, personax.Scoring("global"))
-    for key, message in ((0, "must be a JAX key"), (jax.random.split(KEY, 2), "one for each of the run's seeds")):
+    for key, message in ((0, "must be a JAX key"), (jax.random.split(KEY, 2), "one per seed of the run")):
         with pytest.raises(ValueError, match=message):
             personax.evaluate(algorithm, TASK, fed, result, personax.Scoring(), key=key)
 
@@ -405,8 +405,8 @@ def test_a_client_alone_is_one_client_with_a_model_that_it_keeps():
     fed, result = setting(algorithm)
     start = Start(result.params, (), (), 0)
     score_one = partial(evaluate_client, algorithm, TASK, update=0, key=KEY)
-    with pytest.raises(ValueError, match=r"must be of one client, got 4\. Score several with `evaluate`"):
+    with pytest.raises(ValueError, match=r"must have one client, got 4\. Score several with `evaluate`"):
         score_one(fed, start, personax.Scoring("global"))
     data = personax.Federation.from_clients([fed.client(0)], [fed.client_test(0)])
-    with pytest.raises(ValueError, match="keeps no 'personal' model"):
+    with pytest.raises(ValueError, match="has no 'personal' model"):
         score_one(data, start, personax.Scoring("personal"))

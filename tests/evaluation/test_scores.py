@@ -107,11 +107,13 @@ def test_the_ends_of_an_interval_may_be_zero():
 def test_a_comparison_names_its_baselines():
     found = {"alone": evaluation(ACCURACY, model="personal"), "FedAvg": evaluation(ACCURACY - 0.1, model="global")}
     for wrong in ({"local": "Local", "shared": "FedAvg"}, {"local": "alone", "shared": "Local"}):
-        with pytest.raises(ValueError, match=r"names no evaluation: 'Local'. The evaluations are alone, FedAvg"):
+        with pytest.raises(ValueError, match=r"Unknown evaluation 'Local' in `.*`\. The evaluations are alone, FedAvg"):
             Comparison(found, **wrong)
-    with pytest.raises(ValueError, match="`local` must name a score of the 'personal' model; 'FedAvg' is of 'global'"):
+    with pytest.raises(
+        ValueError, match="`local` must name a score of the 'personal' model, but 'FedAvg' scores 'global'"
+    ):
         Comparison(found, local="FedAvg", shared="FedAvg")
-    with pytest.raises(ValueError, match="no metric 'acc'; there are accuracy"):
+    with pytest.raises(ValueError, match="no metric 'acc'; The metrics are accuracy"):
         Comparison(found, local="alone", shared="FedAvg").table("acc")
 
 
@@ -139,7 +141,7 @@ def test_a_comparison_says_what_each_row_measured():
     np.testing.assert_allclose((last.over_local.mean, last.over_global.mean), (0.1, 0.2), rtol=1e-9)
     assert (last.better_than_local, last.better_than_global) == (1.0, 1.0) and last.flag
     table = comparison.table()
-    assert "Fallah (!)" in table and "FedAvg: the shared model as it is" in table
+    assert "Fallah (!)" in table and "FedAvg: the shared model, unchanged" in table
     assert f"{100 * ACCURACY.mean():.1f} ± " in table
 
 
@@ -152,16 +154,16 @@ def test_an_interval_of_two_seeds_comes_with_a_note(num_seeds, notes):
     table = Comparison(found, local=None, shared="a").table()
     assert table.count("NOTE: two seeds are too few for an interval") == notes
     assert ("± half of the 95 % interval over seeds" in table) == (num_seeds > 1)
-    assert "a, b: the shared model as it is" in table
+    assert "a, b: the shared model, unchanged" in table
 
 
 def test_columns_without_a_baseline_are_not_explained():
     alone = Comparison({"a": evaluation(model="global")}, local=None, shared=None).table()
-    assert "worst, best: mean of the tenth" in alone and "> local" not in alone.splitlines()[-2]
+    assert "worst, best: mean over the worst and the best tenth" in alone and "> local" not in alone.splitlines()[-2]
 
 
 def test_a_metric_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="no metric 'acc'; there are accuracy"):
+    with pytest.raises(ValueError, match="no metric 'acc'; The metrics are accuracy"):
         evaluation().mean("acc")
 
 

@@ -1,4 +1,4 @@
-"""What a scoring says of its model."""
+"""Tests of the properties and descriptions of scorings."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def without_kind(table):
 
 
 def algorithm_of(recipe, **options):
-    """What a table of TOML builds."""
+    """Build the value of a TOML table."""
     table = tomllib.loads(tomli_w.dumps({"recipe": recipe, **options}))
     entry = resolve(parse({"algorithms": {"A": table}}), baselines=False).algorithms["A"]
     return make_training("A", entry).algorithm
@@ -166,7 +166,7 @@ def test_baselines_without_shared_options_descend_as_the_first_algorithm_does():
 
 def test_baselines_need_a_step_size():
     config = parse({"algorithms": {"A": {"recipe": "aruba", "num_steps": 1}}})
-    with refused("The comparison needs `local_only`, and no `lr` is given for it. Set `local"):
+    with refused("The comparison needs `local_only`, which has no `lr`. Set `local.lr`."):
         resolve(config, baselines=True)
 
 
@@ -244,7 +244,7 @@ def test_an_algorithm_that_cannot_be_built_says_where_and_why(entry, said):
     [
         ({"local": {"learning_rate": 1}}, "`local` has no setting `learning_rate`."),
         ({"local": {"lrs": 1}}, "`local` has no setting `lrs`. Did you mean `lr`?"),
-        ({"seeds": [1, 2, 1]}, r"`seeds` must all be different, got [1, 2, 1]."),
+        ({"seeds": [1, 2, 1]}, r"`seeds` must be different, got [1, 2, 1]."),
     ],
 )
 def test_what_resolving_refuses(sections, said):
@@ -254,7 +254,7 @@ def test_what_resolving_refuses(sections, said):
 
 def test_scores_of_one_name_are_refused():
     given = {name: {"recipe": "fedavg", "scores": {"same": {"model": "global"}}} for name in "AB"}
-    with refused("Each score needs a name of its own, got `same` more than once. Rename one."):
+    with refused("Duplicate score name `same`. Rename one."):
         resolved(given)
 
 
@@ -267,24 +267,24 @@ SYNC, ASYNC = {"recipe": "fedavg"}, {"recipe": "fedasync"}
         (
             SYNC,
             {"schedule": {"cohort_size": 6}},
-            "`schedule.cohort_size` must be at most the 5 clients that train",
+            "`schedule.cohort_size` must be at most the 5 training clients",
         ),
-        (ASYNC, {}, 'Asynchronous algorithms need delays, got none. Set `schedule.delays = "persafl"`.'),
-        (SYNC, {"split": {"num_held_out": 5}}, "`split.num_held_out` must leave some of the 5 clients, got 5."),
-        ({**SYNC, "scores": {"S": {"clients": "held_out"}}}, {}, "`algorithms.A.scores.S` is of held-out clients and"),
+        (ASYNC, {}, 'Asynchronous algorithms need delays. Set `schedule.delays = "persafl"`.'),
+        (SYNC, {"split": {"num_held_out": 5}}, "`split.num_held_out` must be below the 5 clients, got 5."),
+        ({**SYNC, "scores": {"S": {"clients": "held_out"}}}, {}, "`algorithms.A.scores.S` scores held-out clients"),
         ({**SYNC, "scores": {"S": {"model": "personal"}}}, {}, "`algorithms.A.scores.S` has no model `personal`."),
         (
             {**ASYNC, "scores": {"S": {"model": "global", "clients": "cohort"}}},
             {"schedule": {"delays": "persafl", "cohort_size": 2}},
-            "`algorithms.A.scores.S` is of a cohort, and an asynchronous server has none.",
+            "`algorithms.A.scores.S` scores a cohort, but an asynchronous server has none.",
         ),
         ({**SYNC, "query_share": 0.5}, {}, "`query_share` reserves a part of the data for the outer batches"),
         (SYNC, {"model": {"kind": "cnn2"}}, "The model and its parameters must take the clients' data"),
-        (SYNC, {"data": {"kind": "digits"}}, "`digits` has to be divided among clients. Add a `[partition]`."),
+        (SYNC, {"data": {"kind": "digits"}}, "`digits` data must be divided among clients. Add `[partition]`."),
         (
             SYNC,
             {"partition": {"kind": "iid", "num_clients": 3}},
-            "`synthetic` data comes divided among clients.",
+            "`synthetic` data is already divided among clients.",
         ),
     ],
 )
@@ -439,7 +439,7 @@ def test_newcomers_are_apart_from_the_clients_that_train():
 def test_digits_have_no_published_test_set_to_cut():
     cut = {"kind": "fallah_halves", "num_clients": 4, "num_each": 10, "test_each": 5}
     config = config_of({"A": SYNC}, data={"kind": "digits"}, partition=cut)
-    with refused("has no published test set for `partition.test_each`. Leave it out."):
+    with refused("has no published test set for `partition.test_each`. Omit it."):
         make_federation(config)
 
 
@@ -523,7 +523,7 @@ def test_the_task_is_what_the_labels_suggest_or_what_is_asked_for():
     assert outputs_of(config, federation_of(np.ones((4, 3)))) == ("regression", 3)
     asked = config_of({"A": SYNC}, task={"kind": "regression"})
     assert outputs_of(asked, federation_of([0, 1])) == ("regression", 1)
-    with refused("Classification needs whole-number labels, got float64. Use `regression`."):
+    with refused("Classification needs integer labels, got float64. Use `regression`."):
         outputs_of(config_of({"A": SYNC}, task={"kind": "classification"}), real)
 
 

@@ -1,4 +1,4 @@
-"""What was saved comes back bit for bit, or else the one before it, or an error: never other numbers."""
+"""A checkpoint is restored bit for bit, or else the previous one, or an error is raised: never other numbers."""
 
 import dataclasses
 import json
@@ -204,7 +204,7 @@ def test_a_checkpoint_can_be_saved_again(tmp_path):
 def test_a_good_newer_checkpoint_is_not_overtaken_and_a_damaged_one_is_replaced(tmp_path):
     for number in (1, 5):
         save(tmp_path, number, state(number), {})
-    with pytest.raises(ValueError, match=r"`number` must be at least 5, .*, got 3\. Continue from that one"):
+    with pytest.raises(ValueError, match=r"`number` must be at least 5, .*, got 3\. Resume from that checkpoint"):
         save(tmp_path, 3, state(3), {})
     assert names(tmp_path) == pair_of(1, 5)
     (tmp_path / "00000005.safetensors").unlink()
@@ -336,7 +336,7 @@ def assert_falls_back(folder, file):
     assert_same_bits(found.tree, state(1))
     assert found.number == 1
     (message,) = messages
-    assert file in message and message.endswith("Checkpoint 1 is used instead.")
+    assert file in message and message.endswith("Using checkpoint 1 instead.")
 
 
 @pytest.mark.parametrize("file", pair_of(2))
@@ -367,7 +367,7 @@ def test_files_of_another_checkpoint_lead_to_the_one_before(two, tmp_path):
         assert_falls_back(folder, file)
     for file in pair_of(2):
         shutil.copy(two / file, tmp_path / file.replace("2", "9"))
-    with pytest.raises(ValueError, match=r"00000009\.json is damaged: it is not what was written there"):
+    with pytest.raises(ValueError, match=r"00000009\.json is damaged: its digest does not match"):
         load(tmp_path, state(0))
 
 
@@ -389,7 +389,7 @@ def test_arrays_that_are_missing_lead_to_the_checkpoint_before(two, tmp_path):
     shutil.copytree(two, folder)
     (folder / "00000002.safetensors").unlink()
     assert_falls_back(folder, "00000002.safetensors is missing")
-    with pytest.warns(UserWarning, match=r"00000002\.safetensors is missing\. Checkpoint 1 is used instead"):
+    with pytest.warns(UserWarning, match=r"00000002\.safetensors is missing\. Using checkpoint 1 instead"):
         load(folder, state(0))
 
 
@@ -399,7 +399,7 @@ def test_if_all_are_damaged_the_error_names_them(two, tmp_path):
     (folder / "00000001.json").write_bytes(b"{")
     (folder / "00000002.safetensors").write_bytes(b"short")
     message = (
-        r"got 2 damaged: .*00000002\.safetensors .* had \d+\. .*00000001\.json .* written there\. Restore the files"
+        r"All 2 checkpoints in .* are damaged: .*00000002\.safetensors .* instead of \d+\. .*00000001\.json is damaged"
     )
     with pytest.raises(ValueError, match=message):
         load(folder, state(0), no_warning)
@@ -436,7 +436,7 @@ OTHER = {
 def test_a_template_of_another_run_is_refused(two, kind):
     template, message = OTHER[kind]
     for made in (template, jax.eval_shape(lambda: template)):
-        with pytest.raises(ValueError, match=rf"00000002\.json: leaf .*{message}.*another configuration"):
+        with pytest.raises(ValueError, match=rf"00000002\.json: leaf .*{message}.*different configuration"):
             load(two, made, no_warning)
 
 
@@ -456,8 +456,8 @@ class Same:
         ({"key": KEY}, {}, r"Leaf \['key'\] must be .*, got key<fry>\. Save random keys as `jax.random.key_data"),
         (["text"], {}, r"Leaf \[0\] must be an array of numbers or bools, got str"),
         ([np.zeros(2, complex)], {}, r"Leaf \[0\] must be an array of numbers or bools, got complex128"),
-        ({Same(): 1, Same(): 2}, {}, r"Leaves must have different names, got '\[same\]' twice"),
-        ((), {"array": np.zeros(2)}, r"`about` must hold what JSON can, got: .*ndarray"),
+        ({Same(): 1, Same(): 2}, {}, r"Duplicate leaf name '\[same\]'"),
+        ((), {"array": np.zeros(2)}, r"`about` must be JSON-serializable: .*ndarray"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path, tree, about, message):
@@ -500,9 +500,9 @@ def test_trees_other_than_dictionaries_are_named_by_their_keys(tmp_path):
 @pytest.mark.parametrize(
     ("params", "about", "message"),
     [
-        ({"a.b": np.ones(1)}, {}, r"without dots.*, got \['a\.b'\]"),
-        ({"__metadata__": np.ones(1)}, {}, r"not `__metadata__`, got"),
-        ([{Same(): np.ones(1), Same(): np.ones(1)}], {}, r"different names, got '0\.same' twice"),
+        ({"a.b": np.ones(1)}, {}, r"must not contain dots.*, got \['a\.b'\]"),
+        ({"__metadata__": np.ones(1)}, {}, r"or be `__metadata__`, got"),
+        ([{Same(): np.ones(1), Same(): np.ones(1)}], {}, r"Duplicate leaf name '0\.same'"),
         ({"a": KEY}, {}, r"Parameter a must be an array of numbers or bools, got key<fry>"),
         ({}, {"seed": 3}, r"`about` must map strings to strings, got 'seed': 3"),
     ],
@@ -520,7 +520,7 @@ def test_files_that_are_no_models_are_refused(tmp_path):
     whole = (tmp_path / "model").read_bytes()
     for wrong in (b"", b"PK\3\4", whole[:-1], whole[:20]):
         (tmp_path / "model").write_bytes(wrong)
-        with pytest.raises(ValueError, match="model must be a safetensors file, got: "):
+        with pytest.raises(ValueError, match="model is not a safetensors file: "):
             read_model(tmp_path / "model")
 
 

@@ -231,11 +231,11 @@ def test_check_names_takes_what_is_known():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"seeds = ", "is not TOML: Invalid value"),
-        (b"[data]\n[data]\n", "is not TOML: Cannot declare"),
-        (b"name = '\xff'", "is not TOML: 'utf-8' codec"),
-        (b"seeds = 1" + b"0" * 5000, "is not TOML: Exceeds the limit"),
-        (b"seeds = " + b"[" * 3000, "is not TOML: "),
+        (b"seeds = ", "is not valid TOML: Invalid value"),
+        (b"[data]\n[data]\n", "is not valid TOML: Cannot declare"),
+        (b"name = '\xff'", "is not valid TOML: 'utf-8' codec"),
+        (b"seeds = 1" + b"0" * 5000, "is not valid TOML: Exceeds the limit"),
+        (b"seeds = " + b"[" * 3000, "is not valid TOML: "),
         (b"", "`algorithms`: dictionary should have"),
     ],
     ids=["unfinished", "twice", "not UTF-8", "too large a number", "nested too deep", "empty"],
@@ -250,7 +250,7 @@ def test_a_file_that_is_not_toml(tmp_path, content, said):
 
 def test_a_file_that_is_not_there(tmp_path):
     path = tmp_path / "no.toml"
-    with refused(f"There is no file {path}. Write a starter with `personax init {path}`."):
+    with refused(f"File not found: {path}. Write a starter with `personax init {path}`."):
         load(path)
 
 
@@ -422,7 +422,7 @@ def scores(number):
 
 
 def is_small(config: Config) -> bool:
-    """Whether a federation and schedules of this configuration take no time."""
+    """Return True if the federation and schedules of a configuration are quick to build."""
     sizes = [config.schedule.num_rounds, len(config.seed_list) * 30, *getattr(config.model, "widths", [])]
     sizes += [item for part in (config.data, config.partition) for item in vars(part or config.split).values()]
     small = all(size <= 300 for size in sizes if isinstance(size, int))

@@ -87,7 +87,7 @@ def test_a_bound_is_told_where_a_theorem_covers_the_run_and_else_why_not(whole, 
     bounds = {one.name: one.bound for one in record.algorithms}
     assert bounds["APFL"] is None and not bounds["FedAvg"].values
     assert "`local_lr` must be at most 1 / (10 tau L_F)" in bounds["FedAvg"].words
-    assert "a server step of 1" in bounds["PersA-FL"].words  # it is 0.2
+    assert "a server step size of 1" in bounds["PersA-FL"].words  # it is 0.2
     folder, small = done(tmp_path / "small", lr=1e-3)
     bound = next(one.bound for one in small.algorithms if one.name == "FedAvg")
     assert bound.rounds == [1, 2, 3, 4] and bound.values == sorted(bound.values, reverse=True)
@@ -123,7 +123,7 @@ def test_only_a_run_that_no_theorem_covers_goes_without_a_bound():
     bound = lambda rounds, **server: Convergence(plan, px.fedavg(lr=1e-3, num_steps=2, **server)).bound(
         schedule, end, rounds
     )
-    assert bound([4]).values and "a server step of 1" in bound([4], server=px.synchronous(lr=0.5)).words
+    assert bound([4]).values and "a server step size of 1" in bound([4], server=px.synchronous(lr=0.5)).words
     with pytest.raises(ValueError, match="`num_rounds` must be a whole number of at least 1, got 0") as caught:
         bound([0])
     assert not isinstance(caught.value, px.theory.NotCovered)

@@ -91,7 +91,7 @@ def patient(tmp_path):
 
 
 def read(path):
-    """What personalization reads: a fifth of the samples is kept apart."""
+    """Return the samples that personalization reads: a fifth is held out."""
     return read_client(path, client="patient", label="state").split_tests(0.2, key=KEY)
 
 
@@ -180,9 +180,7 @@ def trainings_of(folder):
 def test_the_best_score_by_which_newcomers_adapt_is_chosen(folder, means, chosen):
     changes = {score: {"mean": interval(mean)} for score, mean in means.items()}
     assert choose(with_rows(folder, **changes), trainings_of(folder)) == chosen
-    flagged = with_rows(
-        folder, **{**changes, chosen[1]: {"mean": interval(1.0), "flag": "adapted on the data that is scored"}}
-    )
+    flagged = with_rows(folder, **{**changes, chosen[1]: {"mean": interval(1.0), "flag": "adapted on the scored data"}})
     assert choose(flagged, trainings_of(folder))[1] not in ("FedAvg", chosen[1])
     lowest = min((mean, score) for score, mean in means.items() if score != "FedAvg" and mean == mean)[1]
     assert choose(with_rows(folder, "error", **changes), trainings_of(folder))[1] == lowest  # of errors
@@ -193,7 +191,7 @@ def test_an_algorithm_that_is_asked_for_adapts_by_its_own_best_score_or_by_steps
     assert choose(with_rows(folder, **changes), trainings_of(folder), "FedAvg") == ("FedAvg", "poor")
     none_able = with_rows(folder, **{score: {"flag": "x"} for score in changes})
     assert choose(none_able, trainings_of(folder), "FedAvg") == ("FedAvg", None)
-    with refused("patients has no algorithm that adapts to newcomers. Name one with --algorithm."):
+    with refused("No algorithm of patients adapts to newcomers. Name one with --algorithm."):
         choose(none_able, trainings_of(folder))
 
 
@@ -230,7 +228,7 @@ def test_other_kinds_of_files(folder, patient, tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "new.parquet")
     for name in ("new.npz", "new.parquet"):
         assert personalize_newcomer(folder, tmp_path / name, "FedAvg", notify=notes.append).after == wanted.after
-    assert notes == ["new.npz: its columns have no names and are taken in the order 'a', 'b', 'c'."]
+    assert notes == ["new.npz: columns without names are read in the order 'a', 'b', 'c'."]
 
 
 def written(tmp_path, rows, header="patient,a,b,c,state"):
@@ -253,7 +251,7 @@ def written(tmp_path, rows, header="patient,a,b,c,state"):
             "patient,a,b,c,state",
             "odd.csv: unknown label 'dead' in row ",
         ),
-        (rows_of("x", 1, 1), "patient,a,b,c,state", "at least 1 + 1 samples"),
+        (rows_of("x", 1, 1), "patient,a,b,c,state", "at least 2 samples"),
     ],
     ids=[
         "two clients",
@@ -298,7 +296,7 @@ def test_an_algorithm_or_a_file_that_is_not_there(folder, patient, tmp_path):
         personalize_newcomer(folder, patient, "FedAv")
     with refused("File not found: ", kind=OSError):
         personalize_newcomer(folder, tmp_path / "none.csv", "FedAvg")
-    with refused("has no results.json", kind=ValueError):
+    with refused("No results.json in", kind=ValueError):
         personalize_newcomer(unfinished(folder, tmp_path / "run"), patient, "FedAvg")
 
 
@@ -322,6 +320,6 @@ def test_numbers_become_what_the_model_was_trained_on(tmp_path):
     for wrong in (x + 0.5, x - 1.0, x + 250.0):
         np.savez(path, x=wrong, label=np.arange(6) % 2)
         with refused(
-            "new.npz: the model was trained on bytes, whole numbers from 0 to 255, got others.", kind=ValueError
+            "new.npz: the model was trained on bytes (integers from 0 to 255), got other values.", kind=ValueError
         ):
             read_newcomer(path, config, schema_of((4,), "uint8"), 0, silent)

@@ -96,14 +96,14 @@ def test_other_files_are_errors(tmp_path):
     with pytest.raises(ConfigError, match="File not found"):
         pretrained(mlp((7,), 10), tmp_path / "none.safetensors")
     (tmp_path / "text.safetensors").write_text("not tensors")
-    with pytest.raises(ConfigError, match="must be a safetensors file"):
+    with pytest.raises(ConfigError, match="is not a safetensors file"):
         pretrained(mlp((7,), 10), tmp_path / "text.safetensors").init(jax.random.key(0), X)
     path = write(tmp_path / "base.safetensors", base_params())
     with pytest.raises(ConfigError, match="its SHA-256 is"):
         pretrained(mlp((7,), 10), path, "00")
     model = pretrained(mlp((7,), 10), path)
     write(path, base_params(seed=4))
-    with pytest.raises(Exception, match="has changed since this model was made"):
+    with pytest.raises(Exception, match="has changed since this model was created"):
         model.init(jax.random.key(0), X)
 
 

@@ -402,7 +402,7 @@ def test_running_the_written_configuration_again_gives_the_same_numbers(whole, t
 
 
 def test_a_folder_that_has_a_run_is_refused(whole):
-    with refused(f"{whole.root} has a run already. Continue it with `personax resume {whole.root}`", kind=ValueError):
+    with refused(f"{whole.root} already has a run. Resume it with `personax resume {whole.root}`", kind=ValueError):
         start(tiny(), whole.root)
 
 
@@ -549,7 +549,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(tmp_path, whole):
     folder = interrupted(tmp_path / "run", Stop(3), checkpoint_seconds=0.0)
     for path in folder.checkpoints("FedAvg").glob("*.json"):
         path.write_text("{}")
-    with refused("at least one must be whole, got 2 damaged", "empty the folder and start again", kind=ValueError):
+    with refused("All 2 checkpoints", "empty the folder and start over", kind=ValueError):
         execute(folder)
 
 
@@ -640,18 +640,16 @@ def test_the_best_is_a_number_where_there_is_one():
 
 
 def test_results_that_cannot_be_read_are_errors(tmp_path, whole):
-    with refused(
-        "has no results.json. Give the folder of a finished run, or finish it: personax resume", kind=ValueError
-    ):
+    with refused("Give the folder of a finished run, or finish it: personax resume", kind=ValueError):
         read_results(tmp_path)
     content = json_of(whole.results)
     old = {"schema_version": 1, "personax": "0.1.0"}
     (tmp_path / "results.json").write_text(json.dumps({**content, **old}))
-    with refused("was written by personax 0.1.0", "Run it again, or install personax 0.1.0.", kind=ValueError):
+    with refused("was written by personax 0.1.0", "Rerun the experiment, or install personax 0.1.0.", kind=ValueError):
         read_results(tmp_path)
     for change in ({"schema_version": 99}, {"extra": 1}, {"seeds": "x"}):
         (tmp_path / "results.json").write_text(json.dumps({**content, **change}))
-        with refused("is not what a run writes", *change, kind=ValueError):
+        with refused("Invalid results in", *change, kind=ValueError):
             read_results(tmp_path)
 
 

@@ -250,7 +250,7 @@ def test_an_asynchronous_run_is_continued_from_a_state_on_the_way(tmp_path, dela
     watch = Stop()
     execute(folder, watch)
     if delays == DELAYS["log-normal"]:  # a client that is away for long starts from a model that the short run dropped
-        assert watch.begun[0][2] == 0 and "is trained from the beginning" in watch.said[0]
+        assert watch.begun[0][2] == 0 and "from the beginning" in watch.said[0]
     else:
         assert watch.begun[0][2] > 0 and watch.said == []
     assert folder.model("PersA-FL").read_bytes() == longer.model("PersA-FL").read_bytes()
@@ -259,7 +259,7 @@ def test_an_asynchronous_run_is_continued_from_a_state_on_the_way(tmp_path, dela
 
 def test_a_run_may_not_become_shorter(folder):
     edit(folder, set_rounds(3))
-    words = "`schedule.num_rounds` was 4 and is 3: a run may become longer and not shorter (for FedAvg, APFL, PersA-FL)"
+    words = "`schedule.num_rounds` was 4 and is 3: a run can be extended but not shortened (for FedAvg, APFL, PersA-FL)"
     with refused(words, "--fresh all"):
         execute(folder)
     edit(folder, set_rounds(6))
@@ -285,7 +285,7 @@ def test_a_schedule_that_depends_on_its_length_is_not_continued(folder, monkeypa
 
     monkeypatch.setattr(runs, "make_schedules", shifted)
     edit(folder, set_rounds(5))
-    with refused("`FedAvg` was trained for 4 rounds, and the schedule of a longer run does not begin with them"):
+    with refused("`FedAvg` was trained for 4 rounds, but the schedule of the longer run starts differently"):
         execute(folder)
 
 
@@ -323,7 +323,9 @@ def test_a_damaged_file_is_rebuilt_from_the_checkpoint(folder, template, what, h
     assert watch.begun == [("APFL", 4, 4)] and watch.num_advances == 0
     assert bytes_of(folder) == bytes_of(template)
     if (what, harm) != ("part", "gone"):  # as if the run had been interrupted
-        assert len(watch.said) == 1 and str(path) in watch.said[0] and "rebuilt from the checkpoint" in watch.said[0]
+        assert (
+            len(watch.said) == 1 and str(path) in watch.said[0] and "Rebuilding it from the checkpoint" in watch.said[0]
+        )
 
 
 @pytest.mark.parametrize("change", [b"", b"{", b'{"schema_version": 3}'])
@@ -333,7 +335,7 @@ def test_damaged_results_are_rebuilt_from_the_parts(folder, template, change):
     folder.metrics.write_bytes(b"nothing")
     watch = Stop()
     execute(folder, watch)
-    assert not watch.begun and "results.json is damaged. It is rebuilt" in watch.said[0]
+    assert not watch.begun and "results.json is damaged. Rebuilding it" in watch.said[0]
     assert bytes_of(folder) == bytes_of(template)
 
 
@@ -361,7 +363,7 @@ def test_results_that_cannot_be_rebuilt_are_reported(folder, template):
     for path in folder.checkpoints("APFL").iterdir():
         path.unlink()
     folder.model("APFL").unlink()
-    words = f"APFL` are lost. Restore the file from a copy, or train again: personax resume {folder.root} --fresh APFL"
+    words = f"APFL` are lost. Restore the file from a copy, or retrain: personax resume {folder.root} --fresh APFL"
     with refused(f"{folder.model('APFL')} is missing.", words, kind=ValueError):
         execute(folder)
     execute(folder, fresh=["APFL"])
@@ -374,7 +376,9 @@ def test_states_that_are_all_damaged_are_reported(tmp_path):
         execute(folder, Stop(3), checkpoint_seconds=0.0)
     for path in folder.checkpoints("FedAvg").glob("*.safetensors"):
         path.write_bytes(b"")
-    with refused("2 damaged", f"To train it again: personax resume {folder.root} --fresh FedAvg", kind=ValueError):
+    with refused(
+        "All 2 checkpoints", f"To retrain it, run: personax resume {folder.root} --fresh FedAvg", kind=ValueError
+    ):
         execute(folder)
 
 

@@ -157,7 +157,7 @@ def test_runs_of_a_search_together_are_those_one_by_one(data):
 
 
 def test_when_all_options_diverge_an_algorithm_keeps_its_own_unless_that_is_an_error(data):
-    config, problem = config_of(data, {"lr": [HUGE, HUGE / 2]}), "`A` diverged with every choice of options."
+    config, problem = config_of(data, {"lr": [HUGE, HUGE / 2]}), "`A` diverged with all options."
     heard = []
     chosen, found = tune(config, heard.append)
     (tuned,) = found.algorithms
@@ -193,7 +193,7 @@ def test_an_algorithm_takes_the_options_that_are_its_own(data):
 @pytest.mark.parametrize(
     ("tuned", "said"),
     [
-        ({"mix": [0.5]}, "`tune.mix` is an option of none of A. Remove it."),
+        ({"mix": [0.5]}, "None of A has the option `tune.mix`. Remove it."),
         ({"lr": [0.1, -0.1]}, "`algorithms.A`: `lr` must be positive, got -0.1."),
         ({"lr": [0.1, "x"]}, "`algorithms.A.lr` must be a number, got 'x'."),
         ({"num_epochs": [1]}, "`algorithms.A`: Give either `num_steps` or `num_epochs`"),
@@ -234,7 +234,7 @@ FOUND = TuningRecord(
             search="grid",
             num_combinations=2,
             metric="accuracy",
-            words="the shared model as it is",
+            words="the shared model, unchanged",
             before={"lr": 0.1},
             chosen={"lr": 0.3},
             trials=[TrialRecord({"lr": 0.1}, 0.5, [0.4, 0.6], 1.2), TrialRecord({"lr": 0.3}, None, [], None)],
@@ -343,7 +343,7 @@ def test_the_search_is_extended_until_the_best_is_inside_or_a_warning_is_printed
     (short,) = tune(with_tune(config, num_extensions=0), told.append)[1].algorithms
     assert short.chosen["lr"] == 3e-4 and len(short.trials) == 3
     assert short.warnings == [
-        "A: the best `lr`, 0.0003, is the largest that was tried. A larger one may be better: add some to `[tune]`."
+        "A: the best `lr`, 0.0003, is the largest value tried. A larger one may be better: add some to `[tune]`."
     ]
     assert told[-1] == f"Warning: {short.warnings[0]}"
     (longer,) = tune(with_tune(config, num_extensions=9))[1].algorithms
@@ -401,7 +401,7 @@ def test_a_recipe_that_states_nothing_cannot_be_tuned_without_lists(data):
     config = config_of(data, {})
     recipe = {"kind": "import", "path": "tests.experiment.test_tuning:plain"}
     entries = {"A": AlgorithmSection(recipe, {"lr": 0.1}, {"A": {"model": "global"}})}
-    with refused("There is nothing to tune: the recipes do not state what to vary. Add lists to `[tune]`"):
+    with refused("There is nothing to tune: the recipes do not declare any options to vary. Add lists to `[tune]`"):
         tune(dataclasses.replace(config, algorithms=entries))
     both = {**config.algorithms, "B": dataclasses.replace(entries["A"], scores={"B": {"model": "global"}})}
     chosen, found = tune(dataclasses.replace(config, algorithms=both))

@@ -198,7 +198,7 @@ class Run:
         return trees["params"]
 
     def personal(self, name):
-        """What a client keeps to itself, from its own disk."""
+        """Read a client's private state from its own disk."""
         (place,) = (self.deployment.folder / "nodes" / name).glob(f"{self.run}/state")
         return place
 

@@ -32,7 +32,7 @@ class Info:
 
 
 class Loopback:
-    """What a grid is to the driver; each node answers in a thread of its own, by a worker or as a test says."""
+    """A grid for the driver; each node answers in its own thread, with a worker or as a test specifies."""
 
     def __init__(self, folder):
         self.nodes, self.replies, self.asked, self.keys = {}, {}, [], {}
@@ -70,7 +70,7 @@ class Loopback:
 
 @pytest.fixture(autouse=True, scope="module")
 def identity():
-    """Which run a message is of: Flower sets this in the processes that it starts."""
+    """Set the run of a message, as Flower does in the processes that it starts."""
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1

@@ -38,7 +38,7 @@ def finished(deployment):
 
 
 def replayed(run, outcomes=("applied",)):
-    """What the simulator makes of a run's journal."""
+    """Replay a run's journal in the simulator."""
     lines = [{**line, "outcome": "applied"} for line in run.uploads if line["outcome"] in outcomes]
     schedule = journal_schedule(lines, list(NAMES))
     return simulate(run.recipe.algorithm, run.recipe.task, FEDERATION, schedule, key=run.recipe.key)

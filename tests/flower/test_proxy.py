@@ -46,7 +46,7 @@ class Proxied(Deployment):
         return path
 
     def status(self, port, path, method="POST"):
-        """What a stranger gets who has the authority's certificate and no key."""
+        """Connect as a stranger with the authority's certificate but without a key."""
         context = ssl.create_default_context(cafile=str(self.certified / "ca.pem"))
         connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
         try:

@@ -166,7 +166,7 @@ def test_what_a_power_cut_took_is_lost_and_told(saved, tmp_path, caplog):
 
 @pytest.mark.parametrize("rest", [b"", bytes(300) + b"\n", b"[]\n"])
 def test_a_state_of_lines_that_are_lost_does_not_count(rest, tmp_path, caplog):
-    """Where they were, a power cut may leave zeros."""
+    """A power failure may leave zeros in their place."""
     book = make_book(tmp_path)
     book.join("anna")
     for update in range(2):

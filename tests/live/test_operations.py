@@ -1,4 +1,4 @@
-"""What an operator can do: return to a saved state, exclude a client, read the audit log."""
+"""Tests of operator commands: return to a saved state, exclude a client, read the audit log."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a sample is, through `serve` and `join` as processes: classes and columns by name, and a common scaling."""
+"""Tests of schemas through `serve` and `join` processes: classes and columns by name, and a common scaling."""
 
 import contextlib
 import json
@@ -280,7 +280,7 @@ def test_what_a_server_announces_is_checked(tmp_path):
     for given, said in (
         ({}, "needs a `shape` or the names of its columns"),
         ({"shape": [3], "features": ["a"]}, "cannot have 1 named columns"),
-        ({"features": ["a", "a"]}, "'a' more than once"),
+        ({"features": ["a", "a"]}, "Duplicate name 'a'"),
         ({"shape": [3], "classes": ["x", "y"], "num_outputs": 3}, "3 outputs need 3 `classes`, got 2"),
         ({"shape": [3], "type": "uint8", "standardize": True}, "uint8 are images"),
     ):

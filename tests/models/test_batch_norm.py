@@ -211,11 +211,11 @@ def test_networks_whose_statistics_cannot_be_followed_are_refused():
     turned = px.from_flax(Turned())
     with pytest.raises(ValueError, match=r"must see the batch as its leading axis, got \(5, 7\) for a batch of 7"):
         turned.train(turned.init(KEY, X), X, jnp.ones(7), KEY)
-    with pytest.raises(ValueError, match=r"statistics of batch normalization, got \['memory'\]. Keep no other state"):
+    with pytest.raises(ValueError, match=r"statistics of batch normalization, got \['memory'\]. Remove other state"):
         px.from_flax(Sowing()).init(KEY, X)
-    with pytest.raises(ValueError, match=r"one `axis_name`, got \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"the same `axis_name`, got \['a', 'b'\]"):
         px.from_equinox(TwoAxes)
-    with pytest.raises(TypeError, match=r"got tuple. For a module with state return the module alone"):
+    with pytest.raises(TypeError, match=r"got tuple. For a module with state, return only the module"):
         px.from_equinox(eqx.nn.make_with_state(Equinox))
 
 

@@ -77,13 +77,13 @@ class Browser:
             time.sleep(0.02)
 
     def ask(self, expression):
-        """What an expression is on the page."""
+        """Evaluate an expression on the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def complaints(self, page="report.html"):
-        """What it logged, and what it asked for beside the page itself."""
+        """Return the page's log messages and its requests besides the page itself."""
         bad = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Page.javascriptDialogOpening")
         told = [str(event["params"])[:300] for event in self.events if event["method"] in bad]
         asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]

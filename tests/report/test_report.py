@@ -108,8 +108,8 @@ def test_the_table_marks_baselines_the_best_score_and_warnings(page):
         "FedAvg baseline: the global model",
     ]
     assert [name for name, kind in rows.items() if "best" in kind] == ["APFL highest mean"]
-    flagged = [name for name in rows if "adapted on the data that is scored" in name]
-    assert flagged == ["Per-FedAvg, paper's step ⚠ adapted on the data that is scored"]
+    flagged = [name for name in rows if "adapted on the scored data" in name]
+    assert flagged == ["Per-FedAvg, paper's step ⚠ adapted on the scored data"]
     changes = {cells[0].split(" ")[0]: cells[5:7] for _, cells in rows_of(page)}
     assert "▼ worse" in changes["local"][1] and "▲ better" in changes["APFL"][0] and "▲ better" in changes["APFL"][1]
 
@@ -207,7 +207,7 @@ def test_what_a_run_has_is_drawn_and_nothing_else(page, minimal, regression):
             assert sum(bars["y"]) == pytest.approx(100, abs=1e-2)
     for told in (
         "62 classes: 0: 4.1%",
-        "the shared model as it is",
+        "the shared model, unchanged",
         "16.5 s",
         "1.24 GB",
         "num_clients = 120",
@@ -314,10 +314,10 @@ def test_many_scores_and_clients_fit_a_megabyte_and_a_half(tmp_path):
 @pytest.mark.parametrize(
     "damage, told",
     [
-        (lambda f: shutil.rmtree(f), "has no results.json. Give the folder of a finished run"),
+        (lambda f: shutil.rmtree(f), r"No results.json in .*\. Give the folder of a finished run"),
         (
             lambda f: (f / "results.json").write_text('{"name": 3'),
-            "results.json is not what a run writes.*Run it again",
+            "Invalid results in .*results.json.*Rerun",
         ),
         (lambda f: (f / "clients.parquet").unlink(), "File not found: .*clients.parquet. .* personax resume"),
         (lambda f: (f / "config.toml").unlink(), "File not found: .*config.toml. .* personax resume"),

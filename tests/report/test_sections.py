@@ -29,7 +29,7 @@ TUNED = {
         TRIAL | {"options": {"lr": 0.01, "objective.strength": 1.0}, "score": 0.91},
         TRIAL | {"options": {"lr": 0.3, "objective.strength": 1.0}, "score": None, "of_seeds": []},
     ],
-    "warnings": ["lr = 0.01 is the smallest value that was tried."],
+    "warnings": ["lr = 0.01 is the smallest value tried."],
 }
 TUNING = {"share": 0.2, "seed": 7, "seeds": [0, 1, 2], "algorithms": [TUNED]}
 

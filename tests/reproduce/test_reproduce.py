@@ -212,12 +212,12 @@ def test_the_record_is_read_back_and_shown(done, tmp_path):
         "training loss",
         "data:image/svg+xml;base64,",
         "one beats the other",
-        "adapted on the data that is scored",
+        "adapted on the scored data",
         "None.",
     ):
         assert words in text
     page = section(record).replace("\N{NO-BREAK SPACE}", " ")
-    assert "| FedAvg | 50.00 ± 0.50 |" in page and "all: adapted on the data that is scored" in page
+    assert "| FedAvg | 50.00 ± 0.50 |" in page and "all: adapted on the scored data" in page
     assert "![a test](tiny.svg)" in page and "float32 matrix products" in page
 
 

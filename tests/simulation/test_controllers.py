@@ -241,7 +241,7 @@ def test_one_of_several_ends_and_the_last_selects():
     [
         (
             lambda: px.controlled(EarlyStopping(), FEDAVG, TASK, FED, key=KEY),
-            "may look at validation data alone, got Federation",
+            "may use only validation data, got Federation",
         ),
         (lambda: px.controlled(Target(0.5), FEDAVG, TASK, key=KEY), "validation data alone, got none"),
         (lambda: px.controlled(Oort(), FEDAVG, TASK, key=KEY), "training losses. Give the federation"),

@@ -1,4 +1,4 @@
-"""What a compiled run needs of the device's memory, and how many clients it trains at once."""
+"""Tests of a compiled run's device memory, and of the number of clients that it trains at once."""
 
 import dataclasses
 

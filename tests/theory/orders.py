@@ -157,7 +157,7 @@ def floor_by_adapt_lr(keeps_hessian):
 
 
 def excess_by_staleness():
-    """What staleness adds to E|grad f|^2 in the long run: w <- w - lr w(tau updates ago) + lr noise."""
+    """The increase of E|grad f|^2 from staleness in the long run: w <- w - lr w(tau updates ago) + lr noise."""
     lr, delays = 1e-3, np.array([1, 2, 4, 8, 16])
 
     def variance(delay):
@@ -176,7 +176,7 @@ def excess_by_staleness():
 
 
 def floor_by_local_steps():
-    """What client sampling leaves in the long run, against local steps; (108) as printed has the power 0."""
+    """The long-run error from client sampling, by local steps; (108) as printed has the power 0."""
     steps, lr = np.array([16, 32, 64, 128]), 1e-6
     trainings = [fallah.RoundTraining(lr, int(n), 1, 1, 2) for n in steps]
     bound = [fallah.noise_floor(training, 1.0, EstimatorError(0.0, 0.0), 1.0) for training in trainings]
@@ -184,7 +184,7 @@ def floor_by_local_steps():
 
 
 def floor_by_accuracy():
-    """What Corollary 4.6's choice leaves where one of two clients trains a round; as printed the power is 1."""
+    """The error left by Corollary 4.6's choice if one of two clients trains per round; as printed the power is 1."""
     accuracies = np.array([1e-8, 1e-10, 1e-12])
     trainings = [fallah.training_for(accuracy, 1, 2) for accuracy in accuracies]
     bound = [fallah.noise_floor(training, 1.0, EstimatorError(0.0, 0.0), 1.0) for training in trainings]

@@ -129,7 +129,7 @@ def asynchronous_stationarity(clients, training, local_lr):
 
 
 class Case(NamedTuple):
-    """What a theorem bounds, exactly, and its bound."""
+    """The exact value of the quantity that a theorem bounds, and the bound."""
 
     found: float
     bound: float

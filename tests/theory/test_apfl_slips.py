@@ -1,4 +1,4 @@
-"""Where APFL fails as printed, and where its proofs do."""
+"""Counterexamples to APFL's theorems as printed, and to steps of its proofs."""
 
 from dataclasses import replace
 

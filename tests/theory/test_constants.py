@@ -266,7 +266,7 @@ def test_regions_are_stated_and_balls_are_full():
     # uniform in the ball: a share r^7 of it within r
     np.testing.assert_allclose((radii[1:] < 0.5 * 0.5 ** (1 / 7)).mean(), 0.5, atol=0.1)
     assert theory.at(center).num_models == 1
-    with pytest.raises(ValueError, match="at least one model, got none"):
+    with pytest.raises(ValueError, match="at least one model"):
         theory.path([])
     with pytest.raises(ValueError, match=r"`radius` must be positive, got 0.*at"):
         theory.ball(center, 0, 2, key=KEY)
@@ -346,7 +346,7 @@ def test_stationarity_of_moreau_and_of_plain_averaging():
 
 def test_objectives_without_a_function_of_the_shared_model_are_refused():
     with pytest.raises(
-        ValueError, match="`objective` must have clients that minimize one function, such as Erm, Meta or Moreau"
+        ValueError, match="Clients of `objective` must minimize a single function, as with Erm, Meta or Moreau"
     ):
         theory.stationarity(Mixture(0.5), square_loss, {"w": jnp.asarray(WS[0])}, SQUARES)
 

@@ -40,7 +40,7 @@ def test_several_labels_a_sample_all_count():
 
 
 def test_labels_must_be_labels():
-    with pytest.raises(ValueError, match=r"whole-number labels, got float64. Use `cell_distributions"):
+    with pytest.raises(ValueError, match=r"integer labels .got float64.. Use `cell_distributions"):
         theory.label_distributions(closed_forms.federation()[0])
     with pytest.raises(ValueError, match="rows that are probabilities"):
         theory.total_variation(np.array([[0.5, 0.2]]))

@@ -1,4 +1,4 @@
-"""Where the papers fail as printed: each counterexample breaks the printed form, and not the corrected one.
+"""Counterexamples to the papers as printed: each breaks the printed form, but not the corrected one.
 
 Beside them, bounds that are attained: no constant of theirs can be smaller.
 """
@@ -40,7 +40,7 @@ EXACTLY = EstimatorError(0.0, 0.0)
 
 
 def of_theorem_4_5(adapt_lr, num_steps, lr):
-    """What two clients, one a round, leave in the long run, and what (111) allows: as printed, and corrected."""
+    """The long-run error of two clients, one per round, and the limits of (111) as printed and corrected."""
     given = (ROOT_CONSTANTS, adapt_lr)
     lemmas = (fallah.meta_smoothness(*given), EXACTLY, fallah.meta_spread(*given))
     training = fallah.RoundTraining(lr, num_steps, 10**9, cohort_size=1, num_clients=2)
@@ -57,7 +57,7 @@ def test_fallahs_theorem_4_5_forgets_that_the_mean_iterate_depends_on_the_cohort
 
 
 def test_no_constant_factor_saves_theorem_4_5():
-    """Where beta tau^2 stays the same the printed bound falls as beta, and the truth as beta tau."""
+    """At constant beta tau^2, the printed bound falls as beta, and the true value as beta tau."""
     ratios = [truth / printed for truth, printed, _ in (of_theorem_4_5(0.1, tau, 2e-4 / tau**2) for tau in (50, 400))]
     assert ratios[1] / ratios[0] == pytest.approx(8, rel=0.03)
 

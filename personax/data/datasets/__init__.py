@@ -1,8 +1,8 @@
-"""Data: pools of samples to divide among clients, and federations that come divided.
+"""Data sets: pools of samples to divide among clients, and federations that are already divided.
 
 `digits`, `mnist`, `cifar10` and `read_pool` are pools.
 `synthetic`, `femnist`, `read_leaf` and `read_table` are federations.
-`fetch` gets a pool from the network, once; `write_stand_in` invents writers where FEMNIST is not at hand.
+`fetch` downloads a pool once; `write_stand_in` simulates writers if FEMNIST is not available.
 """
 
 from personax.data.datasets.cifar10 import cifar10

@@ -1,4 +1,4 @@
-"""Columns of samples as they come out of a file, before they are given to clients."""
+"""Columns of samples read from a file, before they are assigned to clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _SLICE, _WIDEST = 1 << 16, 1 << 24
 
 
 class Words(NamedTuple):
-    """A column of strings: for each row the number of its string among the different ones in sorted order."""
+    """A column of strings: for each row, the index of its string among the sorted distinct strings."""
 
     codes: np.ndarray
     names: list[str]
@@ -23,9 +23,9 @@ Column = np.ndarray | Words
 
 @dataclass
 class Columns:
-    """Samples and whose they are. `xs` is training and test samples, or all in one where `is_test` tells them apart.
+    """Samples and their clients. `xs` has training and test samples, or all in one array with the mask `is_test`.
 
-    `features` are the names of the columns of a flat sample, in order; () where they have none.
+    `features` are the names of the columns of a flat sample, in order; () if they have none.
     """
 
     xs: list[np.ndarray]
@@ -37,13 +37,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns that are features: those of `include` in its order (None: all others), without those of `exclude`."""
+    """The selection of feature columns: those of `include` in order (None: all others), without those of `exclude`."""
 
     include: Sequence[str] | None = None
     exclude: Sequence[str] = ()
 
     def of(self, names: Sequence[str], where: str) -> list[str]:
-        """The chosen ones of a file's columns."""
+        """Select from a file's columns."""
         for role, chosen in (("include", self.include or ()), ("exclude", self.exclude)):
             for name in chosen:
                 require_column("a feature column", role, name, names, where)
@@ -51,8 +51,8 @@ class Choice:
 
 
 def words(strings: Any) -> Words:
-    """A column of strings, in a NumPy or Arrow array, as numbers."""
-    import pyarrow as pa  # takes a while to load
+    """Encode a column of strings, given as a NumPy or Arrow array, as numbers."""
+    import pyarrow as pa  # slow to import
 
     found = (strings if isinstance(strings, pa.Array) else pa.array(strings, pa.large_string())).dictionary_encode()
     names = found.dictionary.to_pylist()
@@ -63,11 +63,11 @@ def words(strings: Any) -> Words:
 
 
 def require_column(kind: str, role: str, name: str, there: Sequence[str], where: str) -> None:
-    """Raise a ValueError that names the columns that are there and the nearest one, unless `name` is among them."""
+    """Raise a ValueError with the existing columns and the closest match, unless `name` is among them."""
     if name in there:
         return
     rest = f" and {len(there) - 10} more" if len(there) > 10 else ""
-    pooled = " For data that are not divided among clients use `read_pool`." if role == "client" else ""
+    pooled = " For data without clients, use `read_pool`." if role == "client" else ""
     raise ValueError(
         f"{where} must have {kind} {name!r}, got {', '.join(map(repr, there[:10])) or 'none'}{rest}."
         f"{did_you_mean(name, there)} Name it with `{role}=...`.{pooled}"
@@ -75,7 +75,7 @@ def require_column(kind: str, role: str, name: str, there: Sequence[str], where:
 
 
 def numbered_classes(y: np.ndarray) -> Words | None:
-    """Integer labels as the numbers of consecutive classes, which keep their names; None where they already are."""
+    """Encode integer labels as consecutive classes that keep their names; None if they already are consecutive."""
     values = _distinct(y)
     if np.array_equal(values, np.arange(len(values))):
         return None
@@ -86,7 +86,7 @@ def numbered_classes(y: np.ndarray) -> Words | None:
 
 
 def _distinct(y: np.ndarray) -> np.ndarray:
-    """The different labels in order; in slices and without sorting where their range allows it."""
+    """Return the distinct labels in order, in slices and without sorting if their range allows it."""
     least, most = int(y.min()), int(y.max())
     if most - least >= _WIDEST:
         return np.unique(y)
@@ -97,9 +97,11 @@ def _distinct(y: np.ndarray) -> np.ndarray:
 
 
 def which_are_tests(split: Words, name: str, where: str) -> np.ndarray | None:
-    """Which rows are test samples; None where none is."""
+    """Return the mask of test samples; None if there are none."""
     others = sorted(set(split.names) - {"train", "test"})
     if others or "train" not in split.names:
         got = ", ".join(map(repr, others[:5] or split.names))
-        raise ValueError(f"{where}: the column {name!r} must say 'train' or 'test', and 'train' somewhere, got {got}.")
+        raise ValueError(
+            f"{where}: the column {name!r} must contain 'train' or 'test', and at least one 'train', got {got}."
+        )
     return split.codes == split.names.index("test") if "test" in split.names else None

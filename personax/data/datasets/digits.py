@@ -1,4 +1,4 @@
-"""Handwritten digits that come with the package."""
+"""Handwritten digits, included in the package."""
 
 from importlib.resources import files
 
@@ -10,11 +10,11 @@ from personax.values import DATASETS
 
 @DATASETS.register(summary="1,797 digits, 8x8", source="Alpaydin 1998, test part", citations=("alpaydin1998",))
 def digits() -> Pool:
-    """1797 handwritten digits by 13 people, 8x8 bytes: a dataset that needs no network.
+    """Digits: 1797 handwritten digits by 13 people, 8x8 bytes, which need no download.
 
     The test part of Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits, UCI Machine Learning
-    Repository (CC BY 4.0). A pixel there counts the ink v = 0..16 of a 4x4 block; here it is 255/16 v, rounded,
-    because images in bytes are read as numbers from 0 to 1.
+    Repository (CC BY 4.0). The original pixels count the ink v = 0..16 of a 4x4 block; here they are
+    255/16 v, rounded, because images in bytes are read as numbers from 0 to 1.
 
     >>> print(digits())  # doctest: +ELLIPSIS
     Digits: 1,797 samples of shape (8, 8), uint8, 10 classes. Alpaydin and Kaynak 1998, ...

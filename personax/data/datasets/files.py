@@ -1,4 +1,4 @@
-"""Files of samples, with a client column or to be divided."""
+"""Readers of files of samples, with or without a client column."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,22 +27,22 @@ def read_table(
     include: tuple[str, ...] | None = None,
     exclude: tuple[str, ...] | None = None,
 ) -> Federation:
-    """A federation from one file: `.csv`, `.parquet`, or `.npz`; rows in any order.
+    """Read a federation from a `.csv`, `.parquet` or `.npz` file, with rows in any order.
 
-    A `.csv` or `.parquet` file has a column of client ids (whole numbers or strings), a column of labels, and features
-    in all other columns: float32, or uint8 where all of them are, which models read as images in [0, 1]. An `.npz` file
-    has the arrays `x`, `y` (or the one that `label` names) and `client`, and for test data `test_x`, `test_y` and
-    `test_client`; its types are kept, but float64 becomes float32.
+    A `.csv` or `.parquet` file has a column of client ids (integers or strings), a column of labels, and features in
+    all other columns: float32, or uint8 if all of them are, which models read as images in [0, 1]. An `.npz` file has
+    the arrays `x`, `y` (or the one that `label` names) and `client`, and for test data `test_x`, `test_y` and
+    `test_client`; its types are kept, except that float64 becomes float32.
 
-    Labels that are whole numbers or strings are classes, numbered 0, 1, ... in sorted order; other numbers are targets
-    of a regression, in float32. The federation's `schema` has the names of the classes and of the features. For whole
-    numbers as targets use `as_targets`.
+    Labels that are integers or strings are classes, numbered 0, 1, ... in sorted order; other numbers are regression
+    targets in float32. The federation's `schema` has the names of the classes and features. For integer targets, use
+    `as_targets`.
 
     Args:
         path: the file.
-        client: the column of client ids; None where all samples are of one client.
+        client: the column of client ids; None if all samples belong to one client.
         label: the column of labels.
-        split: a column that says "train" or "test".
+        split: a column with "train" or "test" in each row.
         shape: the shape of a sample, for example (28, 28); None keeps a row of features.
         include: the columns that are features, in this order; None takes all others.
         exclude: columns that are not features, such as names or row numbers.
@@ -69,7 +69,7 @@ def read_pool(
     include: tuple[str, ...] | None = None,
     exclude: tuple[str, ...] | None = None,
 ) -> Pool:
-    """A pool from one file without clients, for a partition to divide; otherwise as `read_table`.
+    """Read a pool from a file without clients, to be divided by a partition; otherwise like `read_table`.
 
     Args:
         path: the file.
@@ -99,10 +99,10 @@ def read_client(
     schema: Schema | None = None,
     notify: Notify = lambda text: None,
 ) -> Federation:
-    """The one client whose samples a file holds; the client column may be missing.
+    """Read a file that holds the samples of one client; the client column is optional.
 
-    With the `schema` of a model only its columns are read; `notify` is called with the others. `Federation.conform`
-    then numbers the classes and scales the samples as the model needs them.
+    With the `schema` of a model, only its columns are read, and `notify` is called with a message about the others.
+    `Federation.conform` then encodes the classes and scales the samples for the model.
 
     >>> import personax as px
     >>> import csv
@@ -120,8 +120,8 @@ def read_client(
     found = read_table(path, client=own, label=label, shape=shape, include=include)
     if found.num_clients > 1:
         raise ValueError(
-            f"{path.name} must hold the samples of one client, got {found.num_clients} in the column {client!r}. "
-            "Write a file for each."
+            f"{path.name} must hold the samples of one client, got {found.num_clients} in column {client!r}. "
+            "Write one file per client."
         )
     return found
 
@@ -132,16 +132,16 @@ def _columns(path: Path, client: str | None, label: str, split: str | None, choi
         raise ValueError(f"`client`, `label` and `split` must be different columns, got {', '.join(named)}.")
     require_file(path)
     if path.suffix != ".npz":
-        from personax.data.datasets.tables import read_columns  # Arrow takes a while to load
+        from personax.data.datasets.tables import read_columns  # Arrow is slow to import
 
         return read_columns(path, client, label, split, choice)
     if choice != Choice():
-        raise ValueError(f"{path.name}: columns of an .npz file have no names to `include` or `exclude`. Remove those.")
+        raise ValueError(f"{path.name}: columns of an .npz file have no names. Remove `include` and `exclude`.")
     return read_arrays(path, client, label, split)
 
 
 def require_file(path: Path) -> None:
-    """Raise unless there is a file at a path whose suffix is one that can be read."""
+    """Raise an error unless a path is an existing file with a supported suffix."""
     if path.suffix not in _SUFFIXES:
         raise ValueError(f"`path` must end in one of {', '.join(_SUFFIXES)}, got {path.name!r}. Convert the file.")
     if not path.is_file():
@@ -149,7 +149,7 @@ def require_file(path: Path) -> None:
 
 
 def _names(path: Path) -> list[str]:
-    """The names of a file's columns; none where it cannot be read, which reading it then explains."""
+    """Return the names of a file's columns; none if it cannot be read, which a later read will report."""
     if path.suffix in (".csv", ".parquet") and path.is_file():
         from personax.data.datasets.tables import column_names
 
@@ -172,7 +172,7 @@ def _federation(columns: Columns, path: Path, shape: tuple[int, ...] | None) -> 
     targets = {"classes": classes, "target_shape": y.shape[1:]}
     schema = Schema(x.shape[1:], str(x.dtype), columns.features, **targets)
     del x, y
-    xs.clear()  # so that they are freed as soon as they are copied
+    xs.clear()  # free the arrays as soon as they are copied
     make = lambda name: Federation.from_columns(
         *train[:2],
         name(train[2]),
@@ -184,7 +184,7 @@ def _federation(columns: Columns, path: Path, shape: tuple[int, ...] | None) -> 
         return make(lambda codes: codes)
     try:
         return replace(make(lambda codes: codes), names=ids.names)
-    except ValueError:  # strings take long, but give an error that names the client
+    except ValueError:  # strings are slow, but give an error that names the client
         return make(np.array(ids.names).__getitem__)
 
 
@@ -205,7 +205,7 @@ def _labels(column: Column, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if column.dtype.kind not in "iufb":
         raise ValueError(f"{where}: labels must be numbers or strings, got {column.dtype}. Convert them.")
     if column.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # the federation names what is not finite
+        with np.errstate(over="ignore"):  # the federation reports nonfinite values
             return column.astype(np.float32), ()
     labels = column.astype(np.int32) if column.dtype.kind == "b" else column
     named = numbered_classes(labels) if len(labels) else None

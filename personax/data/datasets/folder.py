@@ -6,11 +6,9 @@ from personax.data.federation import Federation
 from personax.values import DATASETS
 
 
-@DATASETS.register(
-    "folder", summary="a federation that `Federation.save` wrote, read as it is needed", source="Your own"
-)
+@DATASETS.register("folder", summary="a federation written by `Federation.save`, read on demand", source="Your own")
 def open_folder(path: str | Path) -> Federation:
-    """Open the federation that `Federation.save` wrote: training, test and held-out data, read as it is needed.
+    """Open a federation written by `Federation.save`: training, test and held-out data are read on demand.
 
     >>> import numpy as np, personax as px
     >>> fed = px.Federation.from_clients([(np.zeros((2, 1)), np.array([0, 1]))])

@@ -1,4 +1,4 @@
-"""Samples without labels, as a trained model reads them: from arrays, data frames and files."""
+"""Inputs for trained models, read from arrays, data frames and files without labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from personax.data.schema import Notify, Schema, listed
 
 @runtime_checkable
 class ColumnTable(Protocol):
-    """A table of columns in memory: a data frame of pandas or Polars, or a table of Arrow."""
+    """A table in memory: a pandas or Polars data frame, or an Arrow table."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
 def read_inputs(given: Any, schema: Schema, notify: Notify = lambda text: None) -> np.ndarray:
-    """Return the inputs of samples as a schema describes them: columns in its order, its type, standardized.
+    """Convert samples to the inputs that a schema describes: its columns in order, its dtype, standardized.
 
     `given` is an array with samples along its first axis, a data frame of pandas or Polars, an Arrow table, or the path
     of a .csv, .parquet or .npz file (with an array `x`). Columns are matched by name, and those that the model does not
@@ -32,7 +32,7 @@ def read_inputs(given: Any, schema: Schema, notify: Notify = lambda text: None) 
     if isinstance(given, str | Path):
         x, names, where = _of_file(Path(given), schema, notify)
     elif isinstance(given, ColumnTable):
-        from personax.data.datasets.tables import table_features  # Arrow takes a while to load
+        from personax.data.datasets.tables import table_features  # Arrow is slow to import
 
         where, names = "The table", schema.features
         x = table_features(given, lambda there: _chosen(there, schema, where, notify), where)
@@ -43,12 +43,12 @@ def read_inputs(given: Any, schema: Schema, notify: Notify = lambda text: None) 
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         row, *place = np.argwhere(~np.isfinite(x))[0].tolist()
         column = schema.column(int(np.ravel_multi_index(place, x.shape[1:])) if place else 0)
-        raise ValueError(f"{where}: the number in row {row} (counted from 0), {column}, is not finite. Repair it.")
+        raise ValueError(f"{where}: nonfinite value in row {row} (counted from 0), {column}. Correct it.")
     return schema.inputs(x, Schema(x.shape[1:], str(x.dtype), names), where, notify)
 
 
 def _of_file(path: Path, schema: Schema, notify: Notify) -> tuple[np.ndarray, tuple[str, ...], str]:
-    """The samples of a file, the names of their columns where they have some, and the file's name."""
+    """Return the samples of a file, the names of their columns if any, and the file's name."""
     require_file(path)
     if path.suffix == ".npz":
         return read_array(path, "x"), (), path.name
@@ -58,23 +58,23 @@ def _of_file(path: Path, schema: Schema, notify: Notify) -> tuple[np.ndarray, tu
 
 
 def _chosen(there: Sequence[str], schema: Schema, where: str, notify: Notify) -> Sequence[str]:
-    """The columns to read: the model's by name, or all of them where it knows no names and their number fits."""
+    """Choose the columns to read: the model's by name, or all if it has no names and their number matches."""
     if schema.features:
         return schema.columns_in(there, where, notify)
     if len(there) != schema.num_inputs:
         raise ValueError(
-            f"{where} has {len(there)} columns, and the model takes {schema.num_inputs} numbers without names. "
-            f"The columns are {listed(there)}. Keep those of a sample, in the order of training."
+            f"{where} has {len(there)} columns, but the model takes {schema.num_inputs} inputs without names. "
+            f"The columns are {listed(there)}. Keep only the inputs, in the order of training."
         )
-    notify(f"{where}: the model knows no names of columns; they are taken in the order of the file.")
+    notify(f"{where}: the model has no column names, so columns are read in the order of the file.")
     return there
 
 
 def _of_array(given: Any, schema: Schema) -> np.ndarray:
     x = np.asarray(given)
     if x.dtype.kind not in "iufb":
-        raise ValueError(f"Samples are an array of numbers, a data frame or a path, got {type(given).__name__}.")
+        raise ValueError(f"Samples must be an array of numbers, a data frame or a path, got {type(given).__name__}.")
     if x.ndim == 0 or (x.ndim == 1 and schema.shape):
         shape = ", ".join(["samples", *map(str, schema.shape)])
-        raise ValueError(f"The array must have the shape ({shape}), got {x.shape}. For one sample use `x[None]`.")
+        raise ValueError(f"The array must have the shape ({shape}), got {x.shape}. For one sample, use `x[None]`.")
     return x

@@ -1,4 +1,4 @@
-"""LEAF's folders of JSON files."""
+"""Readers of LEAF's folders of JSON files."""
 
 import json
 import string
@@ -15,24 +15,24 @@ from personax.values import DATASETS
 
 Pair = tuple[np.ndarray, np.ndarray]
 Clients = dict[str, Pair]
-Convert = Callable[[np.ndarray, np.ndarray, str], Pair]  # x, y and whose they are, for errors
+Convert = Callable[[np.ndarray, np.ndarray, str], Pair]  # x, y, and their owner for error messages
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _KEYS = ("users", "num_samples", "user_data")
-_AGAIN = "The file is damaged: make it again with LEAF's preprocess.sh."
-_LAYOUT = "LEAF keeps its files in train/*.json and test/*.json, or all in one folder."
+_AGAIN = "The file is damaged: recreate it with LEAF's preprocess.sh."
+_LAYOUT = "LEAF stores its files in train/*.json and test/*.json, or all in one folder."
 
 
 @DATASETS.register(
     "leaf", summary="a folder of JSON files in the format of LEAF", source="Caldas 2018", citations=("caldas2018",)
 )
 def read_leaf(path: str | Path) -> Federation:
-    """A federation from a folder in the format of LEAF (Caldas et al. 2018), one client for each of its users.
+    """Read a federation from a folder in LEAF's format (Caldas et al. 2018), with one client per user.
 
-    The folder has `train/*.json` and `test/*.json`, directly or within `data`; or it has `*.json` files itself, which
-    give training data alone. Samples are numbers: whole ones become int32, others float32. Labels that are whole
-    numbers are classes, numbered 0, 1, ... in sorted order. Where there are test data, clients that lack training or
-    test samples are left out; the federation's `origin` says how many.
+    The folder has `train/*.json` and `test/*.json`, directly or within `data`; or it directly contains `*.json` files,
+    which are training data only. Samples are numbers: integers become int32, others float32. Integer labels are
+    classes, numbered 0, 1, ... in sorted order. If there are test data, clients without training or test samples are
+    left out; the federation's `origin` states how many.
 
     >>> import personax as px
     >>> import json
@@ -49,14 +49,14 @@ def read_leaf(path: str | Path) -> Federation:
 
 @DATASETS.register(summary="characters by writer", source="Caldas 2018", citations=("caldas2018",))
 def femnist(path: str | Path, *, digits_only: bool = False) -> Federation:
-    """FEMNIST, handwritten characters by writer (Caldas et al. 2018), from the folder that LEAF's scripts make.
+    """FEMNIST: handwritten characters by writer (Caldas et al. 2018), read from the folder that LEAF's scripts create.
 
     Images are (28, 28) bytes: LEAF divides them by 255, which is undone exactly. Labels are 0..9 for digits, 10..35
     for capitals and 36..61 for small letters.
 
     Args:
         path: the folder with `train` and `test`, see `read_leaf`.
-        digits_only: keep the digits alone (APFL appendix B.1); clients left without samples are left out.
+        digits_only: keep only the digits (APFL appendix B.1); clients without digits are left out.
 
     >>> import personax as px
     >>> import json
@@ -81,13 +81,13 @@ def femnist(path: str | Path, *, digits_only: bool = False) -> Federation:
 
 def _read(folder: Path, convert: Convert, origin: str, classes: tuple[str, ...]) -> Federation:
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} must be a folder, got none there. {_LAYOUT}")
+        raise FileNotFoundError(f"Folder not found: {folder}. {_LAYOUT}")
     for place in (folder, folder / "data"):
         if (place / "train").is_dir():
             train = _read_part(place / "train", convert)
             if not (place / "test").is_dir():
                 raise FileNotFoundError(
-                    f"{place} must have `test` too. For training data alone read {place / 'train'}."
+                    f"Folder not found: {place / 'test'}. For training data only, read {place / 'train'}."
                 )
             train, test, note = _join(train, _read_part(place / "test", convert), folder)
             return _federation(train, test, f"{origin}.{note}", classes)
@@ -95,7 +95,7 @@ def _read(folder: Path, convert: Convert, origin: str, classes: tuple[str, ...])
 
 
 def _federation(train: Clients, test: Clients, origin: str, classes: tuple[str, ...]) -> Federation:
-    """Clients of one type, with labels that number `classes`, or else the labels that there are."""
+    """Build a federation with one dtype, whose labels index `classes` or the labels that occur."""
     pairs = _alike([*train.values(), *test.values()])
     x, y = pairs[0]
     if not classes and y.dtype.kind == "i" and y.ndim == 1:
@@ -109,12 +109,12 @@ def _federation(train: Clients, test: Clients, origin: str, classes: tuple[str, 
 
 
 def _join(train: Clients, test: Clients, folder: Path) -> tuple[Clients, Clients, str]:
-    """The clients that have training and test samples, in one order, and how many others there were."""
+    """Return the clients with training and test samples, in one order, and a note on the number of others."""
     both = [user for user in train if user in test]
     if not both:
         raise ValueError(
-            f"{folder}: a client needs training and test samples, got {len(train)} users with the first, {len(test)} "
-            "others with the second. Split each user's samples: LEAF's preprocess.sh with `-t sample`."
+            f"{folder}: no user has both training and test samples ({len(train)} have training samples, {len(test)} "
+            "others test samples). Split each user's samples: run LEAF's preprocess.sh with `-t sample`."
         )
     left_out = len(train.keys() | test.keys()) - len(both)
     note = f" {left_out} clients without training or without test samples were left out." if left_out else ""
@@ -125,18 +125,18 @@ def _read_part(folder: Path, convert: Convert) -> Clients:
     clients: Clients = {}
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise FileNotFoundError(f"{folder} has no *.json files. {_LAYOUT}")
+        raise FileNotFoundError(f"No *.json files in {folder}. {_LAYOUT}")
     for file in files:
         content = _content(file)
         for user, num in zip(map(str, content["users"]), content["num_samples"], strict=True):
             whose = f"{file}, user {user!r}"
             if user in clients:
-                raise ValueError(f"{whose}: a user must be in one file of a folder, got it in two. Remove one.")
+                raise ValueError(f"{whose}: this user is in two files of the folder. Remove one.")
             x, y = convert(*_samples(content["user_data"].pop(user, None), num, whose), whose)
             if len(x):
                 clients[user] = (x, y)
     if not clients:
-        raise ValueError(f"{folder}: there must be samples, got none in {len(files)} files.")
+        raise ValueError(f"{folder}: no samples in {len(files)} files.")
     return clients
 
 
@@ -144,10 +144,10 @@ def _content(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON ({error}). Make it again with LEAF's preprocess.sh.") from error
+        raise ValueError(f"{file} is not JSON ({error}). Recreate it with LEAF's preprocess.sh.") from error
     missing = [key for key in _KEYS if not isinstance(content, dict) or key not in content]
     if missing:
-        raise ValueError(f"{file} must have {', '.join(_KEYS)}, got no {', '.join(missing)}. Is it a file of LEAF's?")
+        raise ValueError(f"Missing {', '.join(missing)} in {file}. A LEAF file has {', '.join(_KEYS)}.")
     _require_types(file, content)
     if len(content["users"]) != len(content["num_samples"]):
         raise ValueError(
@@ -158,10 +158,10 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _require_types(file: Path, content: dict[str, Any]) -> None:
-    """Raise an error that names the entry which is not what LEAF writes, such as `null`."""
+    """Raise an error that names an entry of the wrong type, such as `null`."""
     wanted: dict[str, tuple[type, str]] = {
         "users": (list, "a list of names"),
-        "num_samples": (list, "a list of whole numbers"),
+        "num_samples": (list, "a list of integers"),
     }
     wanted["user_data"] = (dict, "an object with an entry for each user")
     fits = {"users": lambda item: isinstance(item, str | int), "num_samples": lambda item: type(item) is int}
@@ -180,7 +180,7 @@ def _samples(data: Any, num: int, whose: str) -> Pair:
             raise ValueError(f"{whose}: `{letter}` must be a list, got {json.dumps(data[letter]):.60}. {_AGAIN}")
     if not len(data["x"]) == len(data["y"]) == num:
         raise ValueError(
-            f"{whose}: `num_samples` says {num}, got {len(data['x'])} of x and {len(data['y'])} of y. {_AGAIN}"
+            f"{whose}: `num_samples` is {num}, got {len(data['x'])} of x and {len(data['y'])} of y. {_AGAIN}"
         )
     try:
         return np.array(data["x"]), np.array(data["y"])
@@ -206,7 +206,7 @@ def _numbers(x: np.ndarray, y: np.ndarray, whose: str) -> Pair:
 
 
 def _alike(pairs: list[Pair]) -> list[Pair]:
-    """The pairs with one type for all x, and one for all y: a client may have whole numbers by chance."""
+    """Convert all x to one dtype and all y to one dtype: a client may have only integers by chance."""
     x_type, y_type = (_common([pair[i].dtype for pair in pairs]) for i in (0, 1))
     return [(x.astype(x_type, copy=False), y.astype(y_type, copy=False)) for x, y in pairs]
 
@@ -219,13 +219,13 @@ def _images(x: np.ndarray, whose: str) -> np.ndarray:
     if not len(x):
         return np.zeros((0, 28, 28), np.uint8)
     if x.dtype.kind not in "iuf" or x.shape[1:] != (784,):
-        raise ValueError(f"{whose}: an image of FEMNIST must have 784 numbers, got {x.dtype} of shape {x.shape[1:]}.")
+        raise ValueError(f"{whose}: a FEMNIST image must have 784 numbers, got {x.dtype} of shape {x.shape[1:]}.")
     if not (x.min() >= 0 and x.max() <= 1):
         raise ValueError(
             f"{whose}: the pixels must lie between 0 and 1, got {x.min():g} to {x.max():g}. "
-            "For other images use `read_leaf`."
+            "For other images, use `read_leaf`."
         )
     pixels = np.rint(x * 255)
     if np.abs(pixels - x * 255).max() > 0.01:
-        raise ValueError(f"{whose}: the pixels must be whole 255ths, got others. For other images use `read_leaf`.")
+        raise ValueError(f"{whose}: the pixels must be multiples of 1/255. For other images, use `read_leaf`.")
     return pixels.astype(np.uint8).reshape(-1, 28, 28)

@@ -10,7 +10,7 @@ from personax.values import DATASETS
 def mnist() -> Pool:
     """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28 bytes.
 
-    Reads what `fetch("mnist")`, or `personax data fetch mnist`, got.
+    Download it first with `fetch("mnist")` or `personax data fetch mnist`.
 
     LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition.
 

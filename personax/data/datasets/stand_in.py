@@ -1,4 +1,4 @@
-"""A stand-in for FEMNIST where the real one cannot be had: MNIST's digits, rewritten by invented writers."""
+"""A stand-in for FEMNIST if the real one is unavailable: MNIST's digits, rewritten by simulated writers."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from personax.keys import host_generator
 from personax.typing import Array
 from personax.values import require_count
 
-STAND_IN = "stand-in"  # begins the name of each of its writers
+STAND_IN = "stand-in"  # the prefix of its writers' names
 
 
 def write_stand_in(folder: str | Path, num_writers: int = 1000, *, key: Array | None = None) -> Path:
     """Write a folder in LEAF's format that `femnist` reads, and return it.
 
-    Each writer has a hand of its own: a slant, a rotation, a size and a pressure, the same for all its digits; about
-    30 samples, of classes in proportions of its own; a fifth of them for tests. No result on it is one on FEMNIST.
+    Each writer has an individual slant, rotation, size and pressure for all its digits, individual class proportions,
+    and about 30 samples, a fifth of them for tests. Results on it are not results on FEMNIST.
 
     >>> import personax as px
     >>> folder = px.datasets.write_stand_in("stand-in", 50)  # doctest: +SKIP
@@ -47,15 +47,15 @@ def write_stand_in(folder: str | Path, num_writers: int = 1000, *, key: Array | 
 
 
 def _rewritten(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The digits in one writer's hand, as bytes."""
+    """Transform digits to one writer's handwriting, as bytes."""
     slant, angle = rng.uniform(-0.5, 0.5), np.radians(rng.uniform(-20, 20))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = turn @ np.array([[1, 0], [slant, 1]]) / rng.uniform(0.7, 1.1)
     pressure = rng.uniform(0.5, 2)
     middle = np.full(2, 13.5)
-    whole = np.eye(3)  # the same for a stack of images: the first axis stays
+    whole = np.eye(3)  # for a stack of images: the first axis is unchanged
     whole[1:, 1:], offset = matrix, np.r_[0, middle - matrix @ middle]
-    from scipy import ndimage  # half a second to import
+    from scipy import ndimage  # takes half a second to import
 
     moved = ndimage.affine_transform(images.reshape(-1, 28, 28) / 255, whole, list(offset), order=1)  # pyright: ignore[reportArgumentType]
     return np.round(255 * np.clip(moved, 0, 1) ** pressure).astype(np.uint8)

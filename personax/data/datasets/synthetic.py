@@ -1,4 +1,4 @@
-"""synthetic(gamma, beta): clients whose models and inputs differ by a chosen amount."""
+"""The synthetic(gamma, beta) federation, whose clients' models and inputs differ by a chosen amount."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ MAX_SAMPLES = 10_000
 
 
 class SyntheticClient(NamedTuple):
-    """One client's model W (m x c), b (c) and its samples."""
+    """A client's model W (m x c) and b (c), and its samples."""
 
     weight: np.ndarray
     bias: np.ndarray
@@ -35,19 +35,19 @@ def synthetic(
     test_share: float = 0.2,
     key: Array,
 ) -> Federation:
-    """Clients that have a linear classifier each: "synthetic" of APFL appendix B.1.
+    """Draw clients with a linear classifier each: "synthetic" of APFL appendix B.1.
 
     y = argmax softmax(W_i^T x + b_i), W_i ~ N(mu_i, 1), b_i ~ N(mu_i, 1), mu_i ~ N(0, gamma);
     x ~ N(nu_i, Sigma), nu_i ~ N(V_i, 1), V_i ~ N(0, beta), Sigma diagonal with Sigma_kk = k^-1.2.
 
-    mu_i and V_i are one number a client, nu_i has an entry for each feature. The second argument of N is a variance,
-    as Sigma is. With gamma = 0 each client still draws a W_i of its own: synthetic(0, 0) is not IID, though the
-    appendix calls it so. The appendix follows Li 2018 (FedProx) and leaves m, c and the numbers of samples to it: 60
-    features, 10 classes, and 50 + n samples, log n ~ N(4, 2^2).
+    mu_i and V_i are one number per client, and nu_i has an entry for each feature. The second argument of N is a
+    variance, like Sigma. With gamma = 0, each client still draws its own W_i: synthetic(0, 0) is not IID, although the
+    appendix says so. The appendix follows Li 2018 (FedProx), which has m = 60 features, c = 10 classes, and 50 + n
+    samples with log n ~ N(4, 2^2).
 
     Departures from the paper: no client has more than 10,000 samples.
 
-    Client i depends on the key and on i alone: more clients extend fewer.
+    Client i depends only on the key and on i, so more clients extend a smaller federation.
 
     Args:
         model_spread: gamma, the variance of mu_i.
@@ -55,8 +55,8 @@ def synthetic(
         num_clients: the number of clients.
         num_features: m.
         num_classes: c.
-        num_samples: samples of every client, training and test together; None draws them as above.
-        test_share: the share of a client's samples that are for its tests; 0 for none.
+        num_samples: the number of training and test samples of every client; None draws it as above.
+        test_share: the share of a client's samples that are used for tests; 0 for none.
         key: the random key.
 
     >>> import jax, personax as px
@@ -70,7 +70,9 @@ def synthetic(
     require_count("num_features", num_features)
     require_count("num_classes", num_classes, least=2)
     require(lambda v: (v >= 0) & (v < 1), "test_share", test_share, "be at least 0 and below 1")
-    require_count("num_samples", num_samples, 2 if test_share else 1, "A client needs samples to train and to test on.")
+    require_count(
+        "num_samples", num_samples, 2 if test_share else 1, "A client needs samples for training and for tests."
+    )
     train, test = [], []
     for i in range(num_clients):
         rng = host_generator(key, HostStream.SYNTHETIC, i)
@@ -91,14 +93,14 @@ def draw_client(
     num_classes: int,
     num_samples: int | None,
 ) -> SyntheticClient:
-    """One client, all numbers from its own generator; the spreads are variances."""
+    """Draw one client with its own generator; the spreads are variances."""
     model_mean, input_mean = rng.normal(0, np.sqrt(model_spread)), rng.normal(0, np.sqrt(input_spread))  # mu_i, V_i
     weight = rng.normal(model_mean, 1, (num_features, num_classes))
     bias = rng.normal(model_mean, 1, num_classes)
-    centre = rng.normal(input_mean, 1, num_features)  # nu_i
+    center = rng.normal(input_mean, 1, num_features)  # nu_i
     extra = rng.lognormal(4, 2)
     num = min(50 + int(extra), MAX_SAMPLES) if num_samples is None else num_samples
     scale = np.arange(1, num_features + 1) ** -0.6  # the square root of Sigma's diagonal
-    x = (centre + scale * rng.normal(size=(num, num_features))).astype(np.float32)
-    y = np.argmax(x @ weight + bias, axis=1).astype(np.int32)  # softmax keeps the order
+    x = (center + scale * rng.normal(size=(num, num_features))).astype(np.float32)
+    y = np.argmax(x @ weight + bias, axis=1).astype(np.int32)  # softmax preserves the order
     return SyntheticClient(weight, bias, x, y)

@@ -1,4 +1,4 @@
-"""CSV and Parquet files, read in blocks of rows, and tables in memory."""
+"""Readers of CSV and Parquet files, in blocks of rows, and of tables in memory."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,18 +15,18 @@ from personax.data.datasets.columns import Choice, Column, Columns, Words, requi
 
 BLOCK, _BUFFER = 1 << 22, 1 << 20  # bytes
 _NOT_COUNTED = "counted from 0, without the header"
-_INDEX = "__index_level_"  # what pandas calls an index without a name
+_INDEX = "__index_level_"  # pandas' prefix for an unnamed index
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of a file's columns."""
+    """Return the names of a file's columns."""
     return _schema(path).names
 
 
 def read_columns(path: Path, client: str | None, label: str, split: str | None, choice: Choice = Choice()) -> Columns:
-    """Client, label and split columns by name; the features are a choice of the others.
+    """Read the client, label and split columns by name, and the chosen features among the others.
 
-    Without a `client` all rows are of one.
+    Without `client`, all rows belong to one client.
     """
     special = [name for name in (client, label, split) if name is not None]
     schema = _schema(path)
@@ -34,7 +34,7 @@ def read_columns(path: Path, client: str | None, label: str, split: str | None, 
         if name is not None:
             require_column("a column", role, name, schema.names, path.name)
     features = choice.of([name for name in schema.names if name not in special], path.name)
-    dtype = _feature_type(schema, features, path.name, "Encode it, or leave it out with `exclude`.")
+    dtype = _feature_type(schema, features, path.name, "Encode it, or remove it with `exclude`.")
     x, columns_of, done = np.empty((_most_rows(path), len(features)), dtype), {name: [] for name in special}, 0
     with _opened(path, features, special) as batches:
         for batch in batches:
@@ -44,7 +44,7 @@ def read_columns(path: Path, client: str | None, label: str, split: str | None, 
                 columns_of[name].append(batch.column(name))
             done += batch.num_rows
     if not done:
-        raise ValueError(f"{path.name} must have rows, got a header alone.")
+        raise ValueError(f"{path.name} has a header but no rows.")
     is_test = None if split is None else which_are_tests(_words(columns_of.pop(split)), split, path.name)
     infer = path.suffix == ".csv"  # types are known in a Parquet file
     clients = np.zeros(done, int) if client is None else _clients(columns_of.pop(client), infer)
@@ -54,7 +54,7 @@ def read_columns(path: Path, client: str | None, label: str, split: str | None, 
 
 
 def read_features(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> np.ndarray:
-    """The columns of a file that `choose` picks from its names, in that order; the others are not read."""
+    """Read the columns of a file that `choose` selects from its names, in that order."""
     schema = _schema(path)
     features = list(choose(schema.names))
     dtype = _feature_type(schema, features, path.name, "Encode it as it was for training.")
@@ -63,7 +63,7 @@ def read_features(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) 
 
 
 def table_features(table: Any, choose: Callable[[Sequence[str]], Sequence[str]], where: str) -> np.ndarray:
-    """The columns of a table in memory (of pandas, Polars or Arrow) that `choose` picks from its names."""
+    """Read the columns of a table in memory (pandas, Polars or Arrow) that `choose` selects from its names."""
     found = pa.table(table)
     features = list(choose([name for name in found.column_names if not name.startswith(_INDEX)]))
     dtype = _feature_type(found.schema, features, where, "Encode it as it was for training.")
@@ -72,7 +72,7 @@ def table_features(table: Any, choose: Callable[[Sequence[str]], Sequence[str]],
 
 
 def _rows(batches: Iterable[pa.RecordBatch], features: list[str], x: np.ndarray, where: str) -> np.ndarray:
-    """The rows of all batches, in the memory of `x`."""
+    """Copy the rows of all batches into `x`."""
     done = 0
     for batch in batches:
         _require_no_nulls(batch, where, done)
@@ -91,12 +91,12 @@ def _schema(path: Path) -> pa.Schema:
         else:
             schema = pa_parquet.read_schema(path)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a {path.suffix[1:]} file that can be read ({error}).") from error
+        raise ValueError(f"Cannot read {path} as a {path.suffix[1:]} file ({error}).") from error
     names = schema.names
     odd = [name for name in names if not name or name.startswith(_INDEX) or names.count(name) > 1]
     if odd:
         raise ValueError(
-            f"{path.name} must have columns with different names, got {odd[0]!r}. "
+            f"Duplicate or unnamed column in {path.name}: {odd[0]!r}. "
             "If it is the index of a pandas table, write the file with `index=False`."
         )
     return schema
@@ -104,18 +104,18 @@ def _schema(path: Path) -> pa.Schema:
 
 def _feature_type(schema: pa.Schema, features: Sequence[str], where: str, remedy: str) -> type:
     if not features:
-        raise ValueError(f"{where} must have feature columns, got {', '.join(map(repr, schema.names))} alone.")
+        raise ValueError(f"{where} has no feature columns, only {', '.join(map(repr, schema.names))}.")
     types = {name: schema.field(name).type for name in features}
     numeric = lambda t: any(check(t) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
     for name, kind in types.items():
         if not numeric(kind) and not pa.types.is_null(kind):
-            raise ValueError(f"{where}: the feature column {name!r} must hold numbers, got {kind}. {remedy}")
+            raise ValueError(f"{where}: the feature column {name!r} must be numeric, got {kind}. {remedy}")
     return np.uint8 if all(kind == pa.uint8() for kind in types.values()) else np.float32
 
 
 @contextmanager
 def _opened(path: Path, features: list[str], special: list[str]) -> Iterator[Any]:
-    """The file's blocks of rows; errors of the reader name the file, and the entry where there is one."""
+    """Open a file as blocks of rows; reader errors name the file, and the invalid entry if there is one."""
     try:
         if path.suffix == ".csv":
             types = {**dict.fromkeys(features, pa.float32()), **dict.fromkeys(special, pa.string())}
@@ -128,7 +128,7 @@ def _opened(path: Path, features: list[str], special: list[str]) -> Iterator[Any
                 yield file.iter_batches(rows, columns=[*features, *special])
     except (pa.ArrowException, OSError) as error:
         found = _not_a_number(path, features) if path.suffix == ".csv" else ""
-        raise ValueError(found or f"{path} cannot be read ({error}).") from error
+        raise ValueError(found or f"Cannot read {path} ({error}).") from error
 
 
 def _not_a_number(path: Path, features: list[str]) -> str:
@@ -144,7 +144,7 @@ def _not_a_number(path: Path, features: list[str]) -> str:
 
 
 def _most_rows(path: Path) -> int:
-    """The number of rows, or a little more: memory that is not written to costs nothing."""
+    """Estimate the number of rows from above: unwritten memory costs nothing."""
     if path.suffix == ".parquet":
         return pa_parquet.read_metadata(path).num_rows
     with path.open("rb") as file:
@@ -156,13 +156,12 @@ def _require_no_nulls(batch: pa.RecordBatch, where: str, done: int) -> None:
         if column.null_count:
             row = done + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             raise ValueError(
-                f"{where}: missing value in row {row} ({_NOT_COUNTED}) of the column {name!r}. Fill it in, or remove "
-                "the row."
+                f"{where}: missing value in row {row} ({_NOT_COUNTED}), column {name!r}. Fill it in, or remove the row."
             )
 
 
 def _fill(rows: np.ndarray, batch: pa.RecordBatch, features: list[str]) -> None:
-    with np.errstate(over="ignore"):  # the federation names what is not finite
+    with np.errstate(over="ignore"):  # the federation reports nonfinite values
         for j, name in enumerate(features):
             rows[:, j] = batch.column(name).to_numpy(zero_copy_only=False)
 
@@ -188,7 +187,7 @@ def _labels(chunks: list[pa.Array], infer: bool) -> Column:
 def _clients(chunks: list[pa.Array], infer: bool) -> Column:
     column = _joined(chunks)
     numbers = _cast(column, pa.int64()) if infer else None
-    if numbers is None or not numbers.cast(pa.large_string()).equals(column):  # "7" and "007" are two clients
+    if numbers is None or not numbers.cast(pa.large_string()).equals(column):  # "7" and "007" are different clients
         return _column(column)
     return numbers.to_numpy()
 

@@ -55,7 +55,7 @@ def started(
 
 
 def values_of(record: EvaluationRecord) -> dict[str, float]:
-    """The numbers to plot: means over the seeds that have not diverged, of all clients and of the worst decile."""
+    """Return the numbers to plot: means over seeds that have not diverged, for all clients and the worst decile."""
     found = {}
     for prefix, statistic in (("", record.mean), ("worst_decile/", record.worst_decile)):
         for metric, of_seeds in statistic.items():

@@ -1,4 +1,4 @@
-"""A listener that writes each score of a run as a series of its own to a tracking library."""
+"""A listener that writes each score of a run as a separate series to a tracking library."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -30,12 +30,12 @@ class Writer(Protocol):
 
     @property
     def id(self) -> str:
-        """The id under which a resumed run opens the series again; "" if the library needs none."""
+        """Return the id with which a resumed run reopens the series; "" if the library needs none."""
         ...
 
     @property
     def next_round(self) -> int:
-        """The first round that the series does not have yet."""
+        """Return the first round that the series does not have yet."""
         ...
 
     def write(self, round: int, values: Mapping[str, float]) -> None: ...

@@ -14,7 +14,7 @@ from personax.values import optional_import
 from personax.values.notebook import settings
 
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-_MOST = 500  # letters of a parameter's value, and parameters in one call
+_MOST = 500  # characters of a parameter's value, and parameters per call
 
 
 def adapter():
@@ -59,5 +59,5 @@ class _MlflowRun:
 
 
 def _allowed(name: str) -> str:
-    """A name without letters that MLflow rejects."""
+    """Replace the characters of a name that MLflow rejects."""
     return re.sub(r"[^\w\-./ ]", "_", name)
