@@ -307,6 +307,7 @@ WRITTEN = {
         {"adapt_lr": 0.2, "hvp": "first_order", "num_adapt_steps": 2},
         px.per_fedavg(adapt_lr=0.2, hvp=px.curvature.first_order, num_adapt_steps=2, **LOCAL),
     ),
+    "ditto": ({"strength": 2.0}, px.ditto(strength=2.0, **LOCAL)),
     "pfedme": ({"strength": 2.0, "prox_lr": 0.05}, px.pfedme(strength=2.0, prox_lr=0.05, **LOCAL)),
     "apfl": (
         {"mix": 0.3, "update_mix": "never", "radius": 9.0},

@@ -17,7 +17,7 @@ def test_what_is_written_is_read_with_its_bits(name):
     assert DTYPE_NAMES[dtype] == name
     contents = [safetensors.numpy.save({"a.b": array})]
     if name == "C64":
-        with pytest.raises(ValueError, match=r"`a\.b` must be of a real type that safetensors has, got complex64"):
+        with pytest.raises(ValueError, match=r"`a\.b` must have a real type that safetensors supports, got complex64"):
             Layout.of({"a": {"b": array}})
     else:
         contents.append(Layout.of({"a": {"b": array}}).encode({"a": {"b": array}}))
