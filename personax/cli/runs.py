@@ -1,5 +1,6 @@
 """Commands for runs: `compare`, `run`, `resume`, `personalize`, `report`, `cite` and `init`."""
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from personax.cli.launch import Address, JobOptions, LauncherOption, Parallel, l
 from personax.cli.options import ConfigFile, Out, Overrides
 from personax.cli.progress import Bars
 from personax.cluster.engine import Launch
+from personax.cluster.hosts import ALONE, Host, join_hosts
 from personax.cluster.study import read_launched
 from personax.evaluation.scores import ScoreRow, explain_columns, explain_scores, show
 from personax.experiment import citations, divergence, newcomers
@@ -46,6 +48,11 @@ Log = Annotated[
         "Repeat the option or separate names with commas.",
     ),
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT|auto", help="One run on several hosts: the address of the first process."),
+]
+Process = Annotated[str | None, typer.Option(metavar="I/N", help="This process of N on all hosts; the first is 0/N.")]
 
 
 def compare(
@@ -58,11 +65,15 @@ def compare(
     address: Address = None,
     options: JobOptions = None,
     parallel: Parallel = None,
+    hosts: Hosts = None,
+    process: Process = None,
 ) -> None:
     """Compare algorithms on the same federation, cohorts and batches: which one wins, and for which clients."""
     with plain_errors():
         listeners, launch = _listeners(log), launch_of(launcher, address, options, parallel, log)
-        _new_run(resolve(load_and_announce(config, overrides), baselines=True), folder, tuned, listeners, launch)
+        host = _host(hosts, process, tuned, launch)
+        given = resolve(load_and_announce(config, overrides), baselines=True)
+        _new_run(given, folder, tuned, listeners, launch, host)
 
 
 def run(
@@ -72,12 +83,14 @@ def run(
     folder: Out = None,
     tuned: Tune = False,
     log: Log = None,
+    hosts: Hosts = None,
+    process: Process = None,
 ) -> None:
-    """Train one algorithm."""
+    """Train one algorithm, on one host or several."""
     with plain_errors():
-        listeners = _listeners(log)
+        listeners, host = _listeners(log), _host(hosts, process, tuned)
         chosen = choose_algorithm(load_and_announce(config, overrides), algorithm, config)
-        _new_run(resolve(chosen, baselines=False), folder, tuned, listeners)
+        _new_run(resolve(chosen, baselines=False), folder, tuned, listeners, host=host)
 
 
 def resume(
@@ -88,6 +101,8 @@ def resume(
     address: Address = None,
     options: JobOptions = None,
     parallel: Parallel = None,
+    hosts: Hosts = None,
+    process: Process = None,
 ) -> None:
     """Continue an interrupted run. It ends with the same numbers as an uninterrupted one.
 
@@ -100,7 +115,8 @@ def resume(
     with plain_errors():
         folder, listeners = Folder(run), _listeners(log)
         launch = launch_of(launcher, address, options, parallel, log)
-        if launch is None and (launched := read_launched(run)) is not None:
+        host = _host(hosts, process, False, launch)
+        if launch is None and hosts is None and (launched := read_launched(run)) is not None:
             launch = launched.launch
         if not folder.config.exists() and folder.untuned.exists() and launch is not None:
             _show_run(folder, _start_tuned(load_run(folder.untuned), folder, launch))
@@ -112,12 +128,16 @@ def resume(
         announce_run(run)
         names = list(load_run(folder.config).algorithms)
         check_names("--fresh", fresh or [], [*names, "all"], "algorithm")
-        before = folder.results.read_bytes() if folder.results.exists() else b""
         again = names if fresh and "all" in fresh else fresh or ()
-        record = _finish(folder, listeners, fresh=again, launch=launch)
-        if folder.results.read_bytes() == before:
-            typer.echo(f"{run} is finished.")
-        _show_run(folder, record)
+        with host.folder(run) as root:
+            folder = Folder(root)
+            before = folder.results.read_bytes() if folder.results.exists() else b""
+            record = _finish(folder, listeners, fresh=again, launch=launch, host=host)
+            if not host.is_first:
+                return
+            if folder.results.read_bytes() == before:
+                typer.echo(f"{run} is finished.")
+            _show_run(folder, record)
 
 
 def personalize(
@@ -176,23 +196,38 @@ def _listeners(log: Sequence[str] | None) -> list[Listener]:
     return open_loggers(log or (), lambda text: err.print(text, highlight=False))
 
 
+def _host(hosts: str | None, process: str | None, tuned: bool, launch: Launch | None = None) -> Host:
+    """Connect the processes of a run on several hosts."""
+    if hosts is not None and (tuned or launch is not None):
+        raise ValueError("`--hosts` is for one run. Leave out --launcher and --tune: pick the options in a run before.")
+    return join_hosts(hosts, process)
+
+
 def _new_run(
-    config: Config, path: Path | None, tuned: bool, listeners: Sequence[Listener], launch: Launch | None = None
+    config: Config,
+    path: Path | None,
+    tuned: bool,
+    listeners: Sequence[Listener],
+    launch: Launch | None = None,
+    host: Host = ALONE,
 ) -> None:
     """Tune a resolved configuration if `tuned`, then run it in a new folder."""
     path = path or Path("runs") / f"{readable_slug(config.name)}-{datetime.now():%Y%m%d-%H%M%S}"
-    refuse_used(path)
-    if tuned and launch is not None:
-        _show_run(Folder(path), _start_tuned(config, Folder(path), launch))
-        return
-    found = None
-    if tuned:
-        config, found = _tune(config)
-    work = prepare(config)  # before `start`, so that a configuration that cannot be run leaves no folder
-    folder = start(config, path)
-    if found is not None:
-        write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
-    _show_run(folder, _finish(folder, listeners, work, launch=launch))
+    with host.folder(path) as root:
+        refuse_used(root)
+        if tuned and launch is not None:
+            _show_run(Folder(root), _start_tuned(config, Folder(root), launch))
+            return
+        found = None
+        if tuned:
+            config, found = _tune(config)
+        work = prepare(config, devices=host.devices)  # before `start`: what cannot be run leaves no folder
+        folder = start(config, root)
+        if found is not None:
+            write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
+        record = _finish(folder, listeners, work, launch=launch, host=host)
+        if host.is_first:
+            _show_run(folder, record)
 
 
 def _start_tuned(config: Config, folder: Folder, launch: Launch) -> RunRecord:
@@ -240,10 +275,14 @@ def _finish(
     work: Work | None = None,
     fresh: Sequence[str] = (),
     launch: Launch | None = None,
+    host: Host = ALONE,
 ) -> RunRecord:
     """Train what is left of a run, here or as jobs, and return its results."""
     with plain_errors(_go_on(folder)):
-        work = work or prepare(load_run(folder.config))
+        work = work or prepare(load_run(folder.config), devices=host.devices)
+        host.require_same(work)
+        if not host.is_first:
+            return execute(folder, checkpoint_seconds=math.inf, work=work, fresh=fresh)
         if launch is not None:
             return train_jobs(folder, work, launch, fresh)
         with Bars(err, list(work.config.algorithms)) as bars:

@@ -92,21 +92,23 @@ class Work(NamedTuple):
     plan: Study
     runs: dict[str, PlannedRun]  # one per algorithm, for all seeds together
     suspicions: list[str]  # warnings about the data
+    devices: Sequence[Any] | None = None  # that share each cohort
 
 
-def prepare(config: Config, only: str | None = None) -> Work:
+def prepare(config: Config, only: str | None = None, devices: Sequence[Any] | None = None) -> Work:
     """Build and check everything that a run, or one of its algorithms, needs."""
     plan = build(config)
     chosen = [training for training in plan.trainings if only in (None, training.name)]
-    runs = {training.name: planned(config, plan, training) for training in chosen}
-    return Work(config, plan, runs, suspicions_of(plan))
+    runs = {training.name: planned(config, plan, training, devices) for training in chosen}
+    return Work(config, plan, runs, suspicions_of(plan), devices)
 
 
-def planned(config: Config, plan: Study, training: Training) -> PlannedRun:
-    """Plan the run of one algorithm."""
+def planned(config: Config, plan: Study, training: Training, devices: Sequence[Any] | None = None) -> PlannedRun:
+    """Plan the run of one algorithm; several devices share each cohort."""
     algorithm = training.algorithm
     how = "raise" if config.on_nonfinite == "raise" else "skip"  # a diverged seed keeps running but does not count
-    execution = Execution(config.schedule.cohort_chunk, on_nonfinite=how, precision=config.precision)
+    chunk, precision = config.schedule.cohort_chunk, config.precision
+    execution = Execution(chunk, on_nonfinite=how, precision=precision, devices=devices)
     work = work_of(algorithm, plan.task, plan.federation)
     schedules = make_schedules(config, algorithm, plan.federation.num_clients, work)
     tracker = tracker_of(algorithm) if _follows(config, algorithm) else None
@@ -310,7 +312,7 @@ def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bo
     @cache
     def shorter(num_rounds: int) -> PlannedRun:
         schedule = replace(config.schedule, num_rounds=num_rounds)
-        found = planned(replace(config, schedule=schedule), plan, training)
+        found = planned(replace(config, schedule=schedule), plan, training, work.devices)
         if not all(map(Schedule.begins_with, run.schedules, found.schedules)):
             raise ConfigError(
                 f"`{training.name}` was trained for {num_rounds} rounds, but the schedule of the longer run starts "

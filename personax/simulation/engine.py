@@ -40,7 +40,13 @@ class Program:
     has_seeds: bool
     sweeps: bool = False  # each seed has its own algorithm
     mesh: Mesh | None = None
+    divides_data: bool = False  # each device of the mesh holds the rows of the clients that it trains, and no others
     frozen_has_seeds: bool = False  # each seed has its own frozen parameters
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices that share a wave."""
+        return 1 if self.mesh is None else self.mesh.devices.size
 
 
 class Procedure(NamedTuple):
@@ -172,7 +178,7 @@ def _wave(
         held = jax.tree.map(put, state.held, trained)
         trained, arrived = jax.tree.map(lambda place: place[wave.take], held), wave.take >= 0
     usable = arrived & trained.finite
-    target = jnp.where(usable, trained.client, len(data.start))
+    target = jnp.where(usable, trained.client, len(data.ids))
     update = trained.update
     personal = jax.tree.map(lambda a, new: a.at[target].set(new, mode="drop"), state.personal, update.personal)
     weight = data.num_samples[trained.client].astype(float)
@@ -235,7 +241,8 @@ def _train(
 
     if program.mesh is not None:
         whole, divided = PartitionSpec(), PartitionSpec(program.mesh.axis_names)
-        specs = (*(whole,) * 5, divided)
+        rows = ClientData._make((*(divided,) * 3, whole, whole)) if program.divides_data else whole
+        specs = (whole, rows, *(whole,) * 3, divided)
         visits = jax.shard_map(visits, mesh=program.mesh, in_specs=specs, out_specs=divided, check_vma=False)
     own_anchors = () if synchronous else anchors
     members = (wave.client, wave.update, own_anchors)

@@ -160,7 +160,8 @@ def plan_run(
     mesh = None if devices is None else Mesh(np.asarray(devices), ("clients",))
     largest, skips = int(federation.counts.max()), execution.on_nonfinite == "skip"
     task = optimized(task, execution.passes)
-    program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh)
+    divides = mesh is not None and stream is not None
+    program = Program(task, federation.num_clients, largest, execution.cohort_chunk, has_seeds, sweeps, mesh, divides)
     overhead = overhead_of(algorithm, task, federation, num_seeds)
     ahead = tracker is None and stream is None
     num_devices = 1 if devices is None else len(devices)
@@ -250,7 +251,8 @@ def _running(planned: PlannedRun, unshared: Unshared, store: Store | None, stops
     run = planned.run
     if store is None:
         return _RunningPlan(planned, unshared, None, _resident(run, planned.seedless))
-    sizes = block_sizes(run.plan, run.federation, store.kept.layout.num_bytes, stops, wave)
+    num_bytes = store.kept.layout.num_bytes
+    sizes = block_sizes(run.plan, run.federation, num_bytes, stops, wave, run.program.num_devices)
     return _RunningPlan(planned, unshared, store, Streamed(run, store, sizes).advance)
 
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
+from personax.data.arrays import ClientData
 from personax.data.federation import Federation
 from personax.simulation.engine import Procedure, SimulationRun, replicate
 from personax.simulation.results import State
@@ -47,7 +49,7 @@ class Stream:
 
 
 class Sizes(NamedTuple):
-    """The common shape of all blocks of a run."""
+    """The common shape of all blocks of a run; the rows are those of one device."""
 
     num_waves: int
     num_clients: int
@@ -76,9 +78,9 @@ class Streamed:
         run, mesh = self.run, self.run.program.mesh
         state, before = replicate(mesh, state), None
         for block in self._blocks(begin, stop):
-            own = run.federation.train_of(block.clients, self.sizes.num_rows, self.sizes.num_clients)
             now = state._replace(personal=self._states(block, before))
-            data, key, waves, frozen = replicate(mesh, (own, run.key, block.waves, run.frozen))
+            data = self._data(block)
+            key, waves, frozen = replicate(mesh, (run.key, block.waves, run.frozen))
             procedure = Procedure(run.algorithm, frozen)
             given = (run.program, procedure, data, key, waves, run.tracker)
             state = run.advance(*given, now, 0, block.num_waves, run.skips)
@@ -90,6 +92,40 @@ class Streamed:
     def _blocks(self, begin: int, stop: int) -> Iterator[_Block]:
         for first, last in pairwise([*range(begin, stop, self.sizes.num_waves), stop]):
             yield _block(self.run.plan, self.run.program.has_seeds, self.sizes, first, last)
+
+    def _data(self, block: _Block) -> ClientData:
+        """The samples of a block's clients. With several devices each has those of the clients that it trains.
+
+        A process reads from the federation only what its own devices train.
+        """
+        federation, sizes, mesh = self.run.federation, self.sizes, self.run.program.mesh
+        if mesh is None:
+            return federation.train_of(block.clients, sizes.num_rows, sizes.num_clients)
+        devices = mesh.devices.ravel()
+        sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        own = [
+            self._part(block, clients)
+            for device, clients in zip(devices, trained_by(block.waves, len(devices)), strict=True)
+            if device.process_index == jax.process_index()
+        ]
+        here = [device for device in devices if device.process_index == jax.process_index()]
+
+        def divided(parts: list[Any]) -> Array:
+            shape = (len(devices) * len(parts[0]), *parts[0].shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, sharding, jax.device_put(parts, here))
+
+        of_all = federation.train_of(block.clients[:0], 1, sizes.num_clients)  # no rows
+        num = len(block.clients)
+        of_all.num_samples[:num], of_all.ids[:num] = federation.counts[block.clients], federation.ids[block.clients]
+        x, y, start = map(divided, map(list, zip(*own, strict=True)))
+        return ClientData(x, y, start, *replicate(mesh, (of_all.num_samples, of_all.ids)))
+
+    def _part(self, block: _Block, clients: np.ndarray) -> tuple[Array, Array, np.ndarray]:
+        """The rows of one device, and where in them each of the block's clients begins."""
+        part = self.run.federation.train_of(block.clients[clients], self.sizes.num_rows, self.sizes.num_clients)
+        start = np.zeros_like(part.start)
+        start[clients] = part.start[: len(clients)]
+        return part.x, part.y, start
 
     def _states(self, block: _Block, before: tuple[_Block, State] | None) -> Personal:
         """The newest personal states of a block's clients."""
@@ -129,24 +165,37 @@ def _newer(has_seeds: bool, place: Array, before: Personal, states: Personal) ->
     return jax.tree.map(jax.vmap(choose) if has_seeds else choose, before, states)
 
 
-def block_sizes(plan: WavePlan, federation: Federation, state_bytes: int, stops: list[int], begin: int) -> Sizes:
+def block_sizes(
+    plan: WavePlan, federation: Federation, state_bytes: int, stops: list[int], begin: int, num_devices: int = 1
+) -> Sizes:
     """The common shape of the blocks of a run that pauses at `stops`, so that all blocks share one program."""
     members = plan.waves.client[:, 0].size
     row_bytes = (federation.x.nbytes + federation.y.nbytes) / len(federation.x)
-    wave_bytes = members * (federation.counts.mean() * row_bytes + state_bytes)
+    wave_bytes = members * (federation.counts.mean() * row_bytes / num_devices + state_bytes)
     longest = max(b - a for a, b in pairwise([begin, *stops]))
     num_waves = int(min(max(_BLOCK_BYTES // wave_bytes, 1), BLOCK_WAVES, longest))
     most_clients = most_rows = 1
     for begins, ends in pairwise([begin, *stops]):
         for first in range(begins, ends, num_waves):
-            clients = _clients(plan, first, min(first + num_waves, ends))
-            most_clients = max(most_clients, len(clients))
-            most_rows = max(most_rows, int(federation.counts[clients].sum()))
+            last = min(first + num_waves, ends)
+            most_clients = max(most_clients, len(_clients(plan, first, last)))
+            for clients in _trained(plan.waves.client[:, first:last], plan.waves.valid[:, first:last], num_devices):
+                most_rows = max(most_rows, int(federation.counts[clients].sum()))
     return Sizes(num_waves, roomy(most_clients), roomy(most_rows))
 
 
 def _clients(plan: WavePlan, first: int, last: int) -> np.ndarray:
     return np.unique(plan.waves.client[:, first:last][plan.waves.valid[:, first:last]])
+
+
+def trained_by(waves: Waves, num_devices: int) -> list[np.ndarray]:
+    """The places of the clients that each device trains in these waves, whose members are divided evenly."""
+    return _trained(np.asarray(waves.client), np.asarray(waves.valid), num_devices)
+
+
+def _trained(client: np.ndarray, valid: np.ndarray, num_devices: int) -> list[np.ndarray]:
+    parts = zip(np.split(client, num_devices, -1), np.split(valid, num_devices, -1), strict=True)
+    return [np.unique(own[there]) for own, there in parts]
 
 
 def _block(plan: WavePlan, has_seeds: bool, sizes: Sizes, first: int, last: int) -> _Block:

@@ -43,9 +43,27 @@ recipe = "fedavg"
 recipe = "apfl"
 mix = 0.5
 """
-NAMES = ["FedAvg", "APFL", "Local"]
 LONG = {"num_rounds": 12000, "every": 20}  # long enough for a checkpoint and a kill
 SHORT = {"num_rounds": 20, "every": 5}
+
+
+class Command:
+    """A command that was started."""
+
+    def __init__(self, process, log):
+        self.process, self.log = process, log
+
+    def said(self):
+        return self.log.read_text()
+
+    def finish(self, status=0, seconds=600):
+        """Wait for the end; what it printed."""
+        assert self.process.wait(seconds) == status, self.said()
+        return self.said()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
 
 
 class Place:
@@ -60,18 +78,18 @@ class Place:
         path.write_text(CONFIG.format(**settings))
         return path
 
-    def start(self, *words, **options):
-        """Start a command in a session of its own."""
+    def start(self, *words, **streams):
+        """Start a command in a session of its own; what it prints goes to a file."""
         command = [str(Path(sys.executable).with_name("personax")), *map(str, words)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-        return subprocess.Popen(command, cwd=self.root, env=self.environment, **{**pipes, **options})
+        log = self.root / f"command-{len(list(self.root.glob('command-*')))}.log"
+        with log.open("w") as file:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, **streams}
+            process = subprocess.Popen(command, cwd=self.root, env=self.environment, start_new_session=True, **pipes)
+        return Command(process, log)
 
-    def run(self, *words, status=0, seconds=600):
+    def run(self, *words, status=0):
         """Run a command to its end; what it printed."""
-        process = self.start(*words)
-        said, _ = process.communicate(timeout=seconds)
-        assert process.returncode == status, said
-        return said
+        return self.start(*words).finish(status)
 
     def plain(self, name, *words, **settings):
         """A run of one process, which nothing interrupts."""
@@ -95,8 +113,7 @@ def wait_for(condition, seconds=180, head=None):
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, "The condition did not hold in time."
-        if head is not None and head.poll() is not None:
-            raise AssertionError(f"The head ended with {head.returncode}: {head.stdout.read()}")
+        assert head is None or head.process.poll() is None, f"The head has ended: {head.said()}"
         time.sleep(0.05)
     return found
 
@@ -120,13 +137,6 @@ def kill(pid):
     os.kill(pid, signal.SIGKILL)
 
 
-def finish(head, seconds=600):
-    """Wait for the end of a command; what it printed."""
-    said, _ = head.communicate(timeout=seconds)
-    assert head.returncode == 0, said
-    return said
-
-
 def timeless(item):
     """Plain data without what a clock said."""
     if isinstance(item, dict):
@@ -139,8 +149,8 @@ def assert_same(root, plain):
     one, other = Folder(Path(root)), Folder(Path(plain))
     read = lambda folder: timeless(json.loads(folder.results.read_text()))
     assert read(one) == read(other)
-    for name in NAMES:
-        assert one.model(name).read_bytes() == other.model(name).read_bytes(), name
+    models = lambda folder: {path.name: path.read_bytes() for path in folder.models.iterdir()}
+    assert models(one) == models(other)
     assert pq.read_table(one.clients).equals(pq.read_table(other.clients))
     lines = lambda folder: [timeless(json.loads(line)) for line in folder.metrics.read_text().splitlines()]
     assert lines(one) == lines(other)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.studies import LONG, Place, assert_same, finish, kill, running_worker, saved_worker, wait_for
+from tests.cluster.studies import LONG, Place, assert_same, kill, running_worker, saved_worker, wait_for
 
 RAY = str(Path(sys.executable).with_name("ray"))
 
@@ -78,7 +78,7 @@ def test_a_worker_that_is_killed_continues_from_its_checkpoint(place, plain, clu
     head = begin(place, cluster, "worker")
     _, pid = wait_for(lambda: saved_worker(place.root / "worker"), head=head)
     kill(pid)
-    finish(head)
+    head.finish()
     assert_same(place.root / "worker", plain)
 
 
@@ -88,7 +88,7 @@ def test_jobs_of_a_node_that_is_killed_continue_on_another(place, plain, cluster
     wait_for(lambda: saved_worker(place.root / "node"), head=head)
     cluster.kill(node)
     cluster.add()
-    finish(head)
+    head.finish()
     assert_same(place.root / "node", plain)
 
 
@@ -96,8 +96,7 @@ def test_jobs_survive_the_head_of_the_study(place, plain, cluster):
     root = place.root / "head"
     head = begin(place, cluster, "head")
     _, worker = wait_for(lambda: running_worker(root), head=head)
-    kill(head.pid)
-    head.wait()
+    head.kill()
     rows = json.loads(place.run("status", "head", "--json"))
     assert any(row["state"] == "running" and str(worker) in row["where"] for row in rows)
     os.kill(worker, 0)  # still there

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.cluster.slurm import Slurm, can_run
-from tests.cluster.studies import LONG, Place, assert_same, finish, kill, running_worker, saved_worker, wait_for
+from tests.cluster.studies import LONG, Place, assert_same, kill, running_worker, saved_worker, wait_for
 
 pytestmark = pytest.mark.skipif(not can_run(), reason="needs slurmctld, slurmd and munged, and root to start them")
 
@@ -37,7 +37,7 @@ def test_a_worker_that_is_killed_continues_from_its_checkpoint(place, plain):
     head = begin(place, "worker")
     name, pid = wait_for(lambda: saved_worker(place.root / "worker"), head=head)
     kill(pid)
-    assert f"{name} died" in finish(head)
+    assert f"{name} died" in head.finish()
     assert_same(place.root / "worker", plain)
 
 
@@ -47,7 +47,7 @@ def test_jobs_of_a_node_that_is_killed_start_again(place, plain, slurm):
     slurm.kill_node()
     time.sleep(2)
     slurm.begin_node()
-    finish(head)
+    head.finish()
     assert_same(place.root / "node", plain)
 
 
@@ -58,7 +58,7 @@ def test_a_job_whose_time_is_over_is_queued_again(place, plain, slurm):
     launched = json.loads((place.root / "time" / "jobs" / "launched.json").read_text())
     number = launched["ids"][name]
     slurm.ask("scancel", "--signal=USR2", number)
-    finish(head)
+    head.finish()
     log = (place.root / "time" / "jobs" / "log" / f"{number}_0_log.err").read_text()
     assert "Requeued job" in log
     assert json.loads((place.root / "time" / "jobs" / "launched.json").read_text())["ids"] == launched["ids"]
@@ -69,8 +69,7 @@ def test_jobs_survive_the_head_of_the_study(place, plain):
     root = place.root / "head"
     head = begin(place, "head", "--parallel", "1")
     _, worker = wait_for(lambda: running_worker(root), head=head)
-    kill(head.pid)
-    head.wait()
+    head.kill()
     rows = json.loads(place.run("status", "head", "--json"))
     assert any(row["state"] == "running" and str(worker) in row["where"] for row in rows)
     assert any(row["state"] == "waiting" for row in rows)

@@ -34,7 +34,7 @@ from personax.reproduce.judging import judge
 from personax.reproduce.measures import ActiveShare
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ScoringRecord
 from personax.reproduce.papers import FINDINGS
-from personax.reproduce.run import reproduce
+from personax.reproduce.run import is_reproduced, name_of, reproduce, reproduce_part
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
@@ -79,6 +79,20 @@ def done(tmp_path_factory):
 
 
 pytestmark = pytest.mark.xdist_group("reproduce")
+
+
+def test_trainings_of_separate_jobs_give_the_same_cells(tmp_path):
+    experiment = tiny()
+    names = [name_of(training) for training in experiment.trainings]
+    reproduce_part(experiment, tmp_path / "jobs", names[1])
+    assert not is_reproduced(experiment, tmp_path / "jobs")
+    reproduce_part(experiment, tmp_path / "jobs", names[0])
+    assert is_reproduced(experiment, tmp_path / "jobs")
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "jobs" / "trainings").iterdir()}
+    apart, together = (reproduce(experiment, tmp_path / name) for name in ("jobs", "loop"))
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept  # nothing was trained again
+    scores = lambda record: [[one.of_seeds for one in cell.scorings] for cell in record.cells]
+    assert scores(apart) == scores(together)
 
 
 def test_a_cell_is_what_the_library_gives(done):

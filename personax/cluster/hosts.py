@@ -1,0 +1,91 @@
+"""One run on several hosts: their devices share each cohort, and the process of the first host writes the run folder.
+
+All processes run the same command. The others compute the same states and results, and write what a run writes into a
+temporary folder, so that no code needs to know which process it is in.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from personax.experiment.runs import Work, provenances_of
+
+AUTO = "auto"  # the scheduler knows the other processes: Slurm's srun, for example
+
+
+class Host(NamedTuple):
+    """One process of a run. A run of a single process without `devices` uses the default one."""
+
+    devices: Sequence[Any] | None = None
+    is_first: bool = True
+
+    @contextlib.contextmanager
+    def folder(self, root: Path) -> Iterator[Path]:
+        """The run folder, or in the processes of other hosts a temporary copy of it as it is now."""
+        if self.devices is None:
+            yield root
+            return
+        with tempfile.TemporaryDirectory() as place:
+            multihost_utils.sync_global_devices("before the run folder is read")
+            own = root if self.is_first else Path(place) / "run"
+            if not self.is_first and root.exists():
+                shutil.copytree(root, own, ignore=shutil.ignore_patterns("locks", "jobs"))
+            multihost_utils.sync_global_devices("the run folder is read")
+            yield own
+            multihost_utils.sync_global_devices("the run has ended")
+
+    def require_same(self, work: Work) -> None:
+        """Raise in all processes if their settings or data differ."""
+        if self.devices is None:
+            return
+        stated = json.dumps([one.table for one in provenances_of(work).values()], sort_keys=True, default=str)
+        digest = np.frombuffer(hashlib.sha256(stated.encode()).digest(), np.uint8)
+        of_all = np.asarray(multihost_utils.process_allgather(digest)).reshape(-1, len(digest))
+        different = np.flatnonzero((of_all != of_all[0]).any(axis=1)).tolist()
+        if different:
+            raise ValueError(
+                f"Settings or data of processes {different} are not those of process 0. Give all the same ones."
+            )
+
+
+ALONE = Host()
+
+
+def join_hosts(hosts: str | None, process: str | None) -> Host:
+    """Connect this process with the others of a run, before anything is computed.
+
+    Args:
+        hosts: "auto" under a scheduler, or the address HOST:PORT of the first process, where it listens.
+        process: which of how many this is, such as "0/4"; the first is 0. With "auto" the scheduler knows.
+    """
+    if hosts is None:
+        if process is not None:
+            raise ValueError("`--process` needs --hosts HOST:PORT, the address of the first process.")
+        return ALONE
+    given = {} if hosts == AUTO else _given(hosts, process)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # sums in the same order for any number of hosts
+    try:
+        jax.distributed.initialize(**given)
+    except (RuntimeError, ValueError) as error:
+        hint = "Without a scheduler, give --hosts HOST:PORT --process 0/2." if hosts == AUTO else "Start all processes."
+        raise ValueError(f"The processes of this run did not find each other: {error} {hint}") from None
+    return Host(jax.devices(), jax.process_index() == 0)
+
+
+def _given(hosts: str, process: str | None) -> dict[str, Any]:
+    """What JAX is given where no scheduler knows the processes."""
+    number, _, of = (process or "").partition("/")
+    if not (number.isdigit() and of.isdigit() and int(number) < int(of)):
+        raise ValueError(f"`--process` must be like 0/4, the first of four (got {process}).")
+    if not hosts.rpartition(":")[2].isdigit():
+        raise ValueError(f"`--hosts` must be HOST:PORT of the first process, or {AUTO} (got {hosts}).")
+    return {"coordinator_address": hosts, "num_processes": int(of), "process_id": int(number)}

@@ -1,0 +1,109 @@
+"""One run on several hosts: the bits of one process with as many devices, and files from the first host alone."""
+
+import json
+import socket
+
+import jax
+import numpy as np
+import pytest
+
+import personax as px
+from tests.cluster.studies import Place, assert_same
+
+pytestmark = pytest.mark.slow
+SETTINGS = {"num_rounds": 6, "every": 2}
+MAPPED = """
+name = "mapped"
+seeds = [0, 1]
+[data]
+kind = "folder"
+path = "mapped"
+[model]
+kind = "mlp"
+widths = [8]
+[schedule]
+num_rounds = 6
+cohort_size = 5
+[evaluation]
+every = 2
+[local]
+lr = 0.1
+num_steps = 2
+batch_size = 4
+[algorithms.FedAvg]
+recipe = "fedavg"
+[algorithms.APFL]
+recipe = "apfl"
+mix = 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    made = Place(tmp_path_factory.mktemp("hosts"))
+    made.write("synthetic", **SETTINGS)
+    made.root.joinpath("mapped.toml").write_text(MAPPED)
+    federation = px.datasets.synthetic(0.5, 0.5, num_clients=12, num_samples=20, key=jax.random.key(0))
+    federation.save(made.root / "mapped")
+    return made
+
+
+def start(place, words, num_processes, num_devices):
+    """Start the processes of a run, and divide so many devices among them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**place.environment, "JAX_NUM_CPU_DEVICES": str(num_devices // num_processes)}
+    one = Place(place.root)
+    one.environment = environment
+    return [
+        one.start(*words, "--hosts", address, "--process", f"{number}/{num_processes}")
+        for number in range(num_processes)
+    ]
+
+
+def run(place, words, num_processes, num_devices):
+    """Run processes to their end; what each printed."""
+    return [process.finish() for process in start(place, words, num_processes, num_devices)]
+
+
+@pytest.mark.parametrize("config", ["synthetic", "mapped"])
+def test_two_and_four_processes_equal_one_with_as_many_devices(place, config):
+    compare = lambda out: ["compare", f"{config}.toml", "--out", out]
+    run(place, compare(f"{config}-1"), 1, 4)
+    for num_processes in (2, 4):
+        said = run(place, compare(f"{config}-{num_processes}"), num_processes, 4)
+        assert "The results are in" in said[0] and not any("The results" in text for text in said[1:])
+        assert_same(place.root / f"{config}-{num_processes}", place.root / f"{config}-1")
+
+
+def test_a_run_of_two_hosts_is_extended_by_resume(place):
+    words = ["compare", "mapped.toml", "--out", "resumed", "--set", "schedule.num_rounds=4"]
+    run(place, words, 2, 4)
+    config = place.root / "resumed" / "config.toml"
+    config.write_text(config.read_text().replace("num_rounds = 4", "num_rounds = 6"))
+    run(place, ["resume", "resumed"], 2, 4)
+    run(place, ["compare", "mapped.toml", "--out", "at-once"], 1, 4)
+    assert_same(place.root / "resumed", place.root / "at-once")
+
+
+def test_hosts_with_other_settings_are_refused(place):
+    words = ["compare", "synthetic.toml", "--out", "other"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    started = [
+        place.start(*words, "--hosts", address, "--process", f"{number}/2", "--set", f"local.lr=0.{number + 1}")
+        for number in range(2)
+    ]
+    for process in started:
+        assert "are not those of process 0" in process.finish(1)
+    assert not (place.root / "other" / "results.json").exists()
+
+
+def test_the_numbers_are_those_of_one_device_up_to_rounding(place):
+    run(place, ["compare", "mapped.toml", "--out", "many"], 2, 4)
+    place.run("compare", "mapped.toml", "--out", "one")
+    of = lambda name: json.loads((place.root / name / "results.json").read_text())["table"]
+    means = lambda name: [row["mean"]["mean"] for row in of(name)]
+    np.testing.assert_allclose(means("many"), means("one"), rtol=1e-4)
