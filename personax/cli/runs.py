@@ -50,9 +50,11 @@ Log = Annotated[
 ]
 Hosts = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT|auto", help="One run on several hosts: the address of the first process."),
+    typer.Option(
+        metavar="auto|HOST:PORT,I/N",
+        help="One run on several hosts: auto under srun, or the address of the first process and which of N this is.",
+    ),
 ]
-Process = Annotated[str | None, typer.Option(metavar="I/N", help="This process of N on all hosts; the first is 0/N.")]
 
 
 def compare(
@@ -66,12 +68,11 @@ def compare(
     options: JobOptions = None,
     parallel: Parallel = None,
     hosts: Hosts = None,
-    process: Process = None,
 ) -> None:
     """Compare algorithms on the same federation, cohorts and batches: which one wins, and for which clients."""
     with plain_errors():
         listeners, launch = _listeners(log), launch_of(launcher, address, options, parallel, log)
-        host = _host(hosts, process, tuned, launch)
+        host = _host(hosts, tuned, launch)
         given = resolve(load_and_announce(config, overrides), baselines=True)
         _new_run(given, folder, tuned, listeners, launch, host)
 
@@ -84,11 +85,10 @@ def run(
     tuned: Tune = False,
     log: Log = None,
     hosts: Hosts = None,
-    process: Process = None,
 ) -> None:
     """Train one algorithm, on one host or several."""
     with plain_errors():
-        listeners, host = _listeners(log), _host(hosts, process, tuned)
+        listeners, host = _listeners(log), _host(hosts, tuned)
         chosen = choose_algorithm(load_and_announce(config, overrides), algorithm, config)
         _new_run(resolve(chosen, baselines=False), folder, tuned, listeners, host=host)
 
@@ -102,7 +102,6 @@ def resume(
     options: JobOptions = None,
     parallel: Parallel = None,
     hosts: Hosts = None,
-    process: Process = None,
 ) -> None:
     """Continue an interrupted run. It ends with the same numbers as an uninterrupted one.
 
@@ -115,7 +114,7 @@ def resume(
     with plain_errors():
         folder, listeners = Folder(run), _listeners(log)
         launch = launch_of(launcher, address, options, parallel, log)
-        host = _host(hosts, process, False, launch)
+        host = _host(hosts, False, launch)
         if launch is None and hosts is None and (launched := read_launched(run)) is not None:
             launch = launched.launch
         if not folder.config.exists() and folder.untuned.exists() and launch is not None:
@@ -196,11 +195,11 @@ def _listeners(log: Sequence[str] | None) -> list[Listener]:
     return open_loggers(log or (), lambda text: err.print(text, highlight=False))
 
 
-def _host(hosts: str | None, process: str | None, tuned: bool, launch: Launch | None = None) -> Host:
+def _host(hosts: str | None, tuned: bool, launch: Launch | None = None) -> Host:
     """Connect the processes of a run on several hosts."""
     if hosts is not None and (tuned or launch is not None):
         raise ValueError("`--hosts` is for one run. Leave out --launcher and --tune: pick the options in a run before.")
-    return join_hosts(hosts, process)
+    return join_hosts(hosts)
 
 
 def _new_run(

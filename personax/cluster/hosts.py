@@ -60,32 +60,32 @@ class Host(NamedTuple):
 ALONE = Host()
 
 
-def join_hosts(hosts: str | None, process: str | None) -> Host:
+def join_hosts(hosts: str | None) -> Host:
     """Connect this process with the others of a run, before anything is computed.
 
-    Args:
-        hosts: "auto" under a scheduler, or the address HOST:PORT of the first process, where it listens.
-        process: which of how many this is, such as "0/4"; the first is 0. With "auto" the scheduler knows.
+    `hosts` is "auto" under a scheduler, which knows the processes, or "HOST:PORT,I/N": the address at which the first
+    process listens, and which of N processes this is; the first is 0.
     """
     if hosts is None:
-        if process is not None:
-            raise ValueError("`--process` needs --hosts HOST:PORT, the address of the first process.")
         return ALONE
-    given = {} if hosts == AUTO else _given(hosts, process)
+    given = {} if hosts == AUTO else parse_hosts(hosts)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # sums in the same order for any number of hosts
     try:
         jax.distributed.initialize(**given)
     except (RuntimeError, ValueError) as error:
-        hint = "Without a scheduler, give --hosts HOST:PORT --process 0/2." if hosts == AUTO else "Start all processes."
+        hint = "Without a scheduler, give --hosts HOST:PORT,I/N." if hosts == AUTO else "Start all processes."
         raise ValueError(f"The processes of this run did not find each other: {error} {hint}") from None
     return Host(jax.devices(), jax.process_index() == 0)
 
 
-def _given(hosts: str, process: str | None) -> dict[str, Any]:
-    """What JAX is given where no scheduler knows the processes."""
-    number, _, of = (process or "").partition("/")
-    if not (number.isdigit() and of.isdigit() and int(number) < int(of)):
-        raise ValueError(f"`--process` must be like 0/4, the first of four (got {process}).")
-    if not hosts.rpartition(":")[2].isdigit():
-        raise ValueError(f"`--hosts` must be HOST:PORT of the first process, or {AUTO} (got {hosts}).")
-    return {"coordinator_address": hosts, "num_processes": int(of), "process_id": int(number)}
+def parse_hosts(hosts: str) -> dict[str, Any]:
+    """The arguments for JAX where no scheduler knows the processes.
+
+    >>> parse_hosts("10.0.0.1:1234,0/4")
+    {'coordinator_address': '10.0.0.1:1234', 'num_processes': 4, 'process_id': 0}
+    """
+    address, _, process = hosts.partition(",")
+    number, _, of = process.partition("/")
+    if not (address.rpartition(":")[2].isdigit() and number.isdigit() and of.isdigit() and int(number) < int(of)):
+        raise ValueError(f"`--hosts` must be {AUTO} or HOST:PORT,I/N, such as 10.0.0.1:1234,0/4 (got {hosts}).")
+    return {"coordinator_address": address, "num_processes": int(of), "process_id": int(number)}

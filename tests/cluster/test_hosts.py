@@ -56,10 +56,7 @@ def start(place, words, num_processes, num_devices):
     environment = {**place.environment, "JAX_NUM_CPU_DEVICES": str(num_devices // num_processes)}
     one = Place(place.root)
     one.environment = environment
-    return [
-        one.start(*words, "--hosts", address, "--process", f"{number}/{num_processes}")
-        for number in range(num_processes)
-    ]
+    return [one.start(*words, "--hosts", f"{address},{number}/{num_processes}") for number in range(num_processes)]
 
 
 def run(place, words, num_processes, num_devices):
@@ -93,7 +90,7 @@ def test_hosts_with_other_settings_are_refused(place):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     started = [
-        place.start(*words, "--hosts", address, "--process", f"{number}/2", "--set", f"local.lr=0.{number + 1}")
+        place.start(*words, "--hosts", f"{address},{number}/2", "--set", f"local.lr=0.{number + 1}")
         for number in range(2)
     ]
     for process in started:
