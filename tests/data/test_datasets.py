@@ -38,7 +38,7 @@ def test_the_embedded_digits():
     assert not pool.x[0][3:5, 3:5].any()  # a zero has no ink in its middle
 
 
-def test_a_pool_prints_what_it_is():
+def test_a_pool_prints_a_summary():
     pool = Pool(np.zeros((1200, 4)), np.zeros(1200, int), np.zeros((3, 4)), np.ones(3, int), **TOY)
     assert str(pool) == "Toy: 1,200 training and 3 test samples of shape (4,), float64, 2 classes. Nobody 2020."
 
@@ -135,12 +135,12 @@ def test_the_input_spread_of_a_federation_is_a_variance(spread):
     assert spread_within(made.x.astype(float).mean(axis=1), spread + noise)
 
 
-def test_each_spread_has_its_place():
+def test_each_spread_affects_its_own_part():
     inputs = lambda *spreads: synthetic(*spreads, num_clients=50, num_samples=2, key=KEY).x.mean(axis=1)
     assert np.std(inputs(0, 400)) > 10 > 1 > np.std(inputs(400, 0))
 
 
-def test_more_clients_extend_fewer():
+def test_more_clients_extend_a_smaller_federation():
     few, many = (synthetic(1, 1, num_clients=n, num_samples=9, key=KEY) for n in (3, 5))
     np.testing.assert_array_equal(many.x[: len(few.x)], few.x)
     np.testing.assert_array_equal(many.y[: len(few.y)], few.y)
@@ -220,7 +220,7 @@ def test_leaf_clients_without_both_parts_are_left_out_and_counted(tmp_path):
     assert made.origin == "LEAF. 4 clients without training or without test samples were left out."
 
 
-def test_whole_numbers_stay_whole_unless_others_are_not(tmp_path):
+def test_integers_stay_integers_unless_other_clients_have_floats(tmp_path):
     write_leaf(tmp_path / "a.json", {"a": ([[1, 2]], [1]), "b": ([[3, 4]], [0.5])})
     made = read_leaf(tmp_path)
     assert made.x.dtype == np.int32 and made.y.dtype == np.float32 and made.y.tolist() == [1, 0.5]
@@ -325,7 +325,7 @@ def test_femnist_digits_only(tmp_path):
         (np.zeros(783), r"must have 784 numbers, got float64 of shape \(783,\)"),
     ],
 )
-def test_what_is_not_femnist(tmp_path, pixels, match):
+def test_invalid_femnist_images_are_errors(tmp_path, pixels, match):
     write_leaf(tmp_path / "a.json", {"w": ([pixels.tolist()], [0])})
     with pytest.raises(ValueError, match=match):
         femnist(tmp_path)
@@ -381,7 +381,7 @@ def test_named_clients(tmp_path, suffix):
 
 
 @formats
-def test_clients_whose_names_begin_with_zeros_stay_apart(tmp_path, suffix):
+def test_client_names_with_leading_zeros_stay_different(tmp_path, suffix):
     x, y, _ = table([0])
     client = np.array(["7", "007", "07"])[np.arange(12) % 3]
     write(tmp_path / f"t.{suffix}", x, y, client)
@@ -402,7 +402,7 @@ def test_labels_with_gaps_become_consecutive_classes_that_keep_their_names(tmp_p
 
 
 @formats
-def test_consecutive_labels_stay_as_they_are(tmp_path, suffix):
+def test_consecutive_labels_are_unchanged(tmp_path, suffix):
     x, _, client = table([1, 2])
     write(tmp_path / f"c.{suffix}", x, np.arange(12) % 3, client)
     made = read_table(tmp_path / f"c.{suffix}")
@@ -457,7 +457,7 @@ def test_a_file_without_clients_is_a_pool(tmp_path, suffix):
         read_table(tmp_path / f"p.{suffix}", client="patient")
 
 
-def test_a_pool_may_be_of_a_regression(tmp_path):
+def test_a_pool_may_have_regression_targets(tmp_path):
     x, y, _ = table([1])
     np.savez(tmp_path / "p.npz", x=x, y=y + 0.5)
     pool = read_pool(tmp_path / "p.npz")
@@ -582,7 +582,7 @@ def test_many_blocks_are_one_table(tmp_path, suffix, monkeypatch):
     assert_holds(read_table(tmp_path / f"t.{suffix}"), x, y, client)
 
 
-def test_types_are_told_by_all_rows_of_a_csv(tmp_path):
+def test_types_depend_on_all_rows_of_a_csv(tmp_path):
     labels, clients = ["1"] * 500_000 + ["1.5"], ["1"] * 500_000 + ["x"]
     rows = "\n".join(f"{label},2,{client}" for label, client in zip(labels, clients, strict=True))
     (tmp_path / "t.csv").write_text(f"label,f,client\n{rows}\n")
@@ -675,7 +675,7 @@ def test_broken_csv(tmp_path, content, match):
         read_table(tmp_path / "t.csv")
 
 
-def test_a_word_far_down_among_the_numbers_of_a_csv(tmp_path):
+def test_a_late_word_in_a_numeric_column_of_a_csv(tmp_path):
     (tmp_path / "t.csv").write_text("client,label,f,g\n" + "1,2,3,4\n" * 300_000 + "1,2,3,oops\n")
     with pytest.raises(
         ValueError, match=r"row 300000 \(counted.*\) of the feature column 'g' must be a number, got 'oops'"
@@ -700,7 +700,7 @@ def test_nulls_of_parquet_are_found_in_any_block(tmp_path, monkeypatch):
         read_table(tmp_path / "t.parquet")
 
 
-def test_the_index_of_pandas_is_no_feature(tmp_path):
+def test_the_index_of_pandas_is_not_a_feature(tmp_path):
     columns = {"client": [1], "label": [1], "f": [1.0], "__index_level_0__": [3]}
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match=r"'__index_level_0__'\. If it is the index"):
@@ -760,7 +760,7 @@ def test_broken_arrays(tmp_path, arrays, match):
         read_table(tmp_path / "t.npz")
 
 
-def test_a_split_of_arrays_must_say_it_for_each_sample(tmp_path):
+def test_a_split_of_arrays_must_cover_each_sample(tmp_path):
     for split in (np.arange(2), np.array(["train"])):
         np.savez(tmp_path / "t.npz", x=np.zeros((2, 1)), y=np.zeros(2, int), client=np.arange(2), split=split)
         with pytest.raises(ValueError, match="the array 'split' must contain 'train' or 'test' for each sample"):

@@ -173,7 +173,7 @@ NAMES = ["anna", "boris", "clara"]
         (lambda: Federation.from_clients(CLIENTS).test, "no test data. Build it with `test=...`"),
     ],
 )
-def test_errors_name_the_client_and_say_what_to_do(make, match):
+def test_errors_name_the_client_and_the_remedy(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
@@ -194,7 +194,7 @@ def test_errors_name_the_client_and_say_what_to_do(make, match):
         (lambda: Federation(A[0][:0], A[1][:0], np.array([0])), "at least one client"),
     ],
 )
-def test_more_errors_name_the_client_and_say_what_to_do(make, match):
+def test_more_errors_name_the_client_and_the_remedy(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
@@ -292,7 +292,7 @@ def test_numbers_that_a_device_would_change_are_refused():
         assert Federation.from_clients([(np.ones((2, 1)), np.array([2**31 - 1, 1]))]).train.y.dtype == jnp.int32
 
 
-def test_newcomers_keep_tests_of_their_own():
+def test_newcomers_have_their_own_test_data():
     whole = Federation.from_clients([pair(10, seed=1), pair(5, seed=2), pair(5, seed=3)])
     parted = whole.hold_out([2]).split_tests(0.2, key=jax.random.key(1))
     assert parted.newcomers.counts.tolist() == [4] and len(parted.newcomers.client_test(0)[1]) == 1
@@ -341,7 +341,7 @@ def test_clients_can_be_held_out_of_training(chosen):
         (1.5, "must be a whole number"),
     ],
 )
-def test_who_cannot_be_held_out(chosen, message):
+def test_invalid_held_out_clients_are_errors(chosen, message):
     with pytest.raises(ValueError, match=message):
         Federation.from_clients(CLIENTS).hold_out(chosen)
 
@@ -349,7 +349,7 @@ def test_who_cannot_be_held_out(chosen, message):
 # in words
 
 
-def test_a_federation_prints_what_it_holds():
+def test_a_federation_prints_a_summary():
     labels = [np.array([0, 0, 0, 0]), np.array([0, 1, 1]), np.array([2] * 5)]
     clients = [(np.zeros((len(y), 2, 3), np.uint8), y) for y in labels]
     federation = Federation.from_clients(clients, test=clients, origin="Made here.")
@@ -412,7 +412,7 @@ def test_data_of_a_few_clients_is_that_of_all():
 NAMED = Schema((2,), "float32", ("age", "dose"), ("dead", "ill", "sick", "well"))
 
 
-def test_arrays_have_the_schema_that_they_look_like():
+def test_arrays_imply_a_schema():
     assert Federation.from_clients(CLIENTS, TESTS).schema == Schema((2,), "float32", classes=("0", "1", "2", "3"))
     real = Federation.from_clients([(x, y + 0.5) for x, y in CLIENTS])
     assert real.schema == Schema((2,), "float32")
@@ -460,7 +460,7 @@ def test_a_folder_of_an_older_version_has_the_schema_of_its_arrays(tmp_path):
         Schema((2,), "float32", ("a", "b")),
     ],
 )
-def test_a_schema_that_is_not_of_the_data_is_rejected(schema):
+def test_a_schema_that_does_not_match_the_data_is_rejected(schema):
     with pytest.raises(ValueError, match=r"The schema does not match the data: it has .*, but the data have float32"):
         Federation.from_clients(CLIENTS, schema=schema)
 
@@ -508,7 +508,7 @@ def test_classes_are_not_scaled_and_whole_numbers_become_floats():
     np.testing.assert_allclose(scaled.x.mean(axis=0), 0, atol=1e-6)
 
 
-def test_what_cannot_be_standardized_says_why(tmp_path):
+def test_errors_explain_what_cannot_be_standardized(tmp_path):
     fed = Federation.from_clients(CLIENTS[::2])
     fed.save(tmp_path)
     with pytest.raises(ValueError, match="Standardize it before `save"):

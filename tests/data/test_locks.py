@@ -40,7 +40,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
             pass
 
 
-def test_others_wait_for_their_turn(tmp_path):
+def test_other_processes_wait_for_the_lock(tmp_path):
     path, waits, order = tmp_path / "lock", threading.Event(), []
 
     def second():

@@ -102,7 +102,7 @@ def test_shards_are_200_of_300_sorted_by_label_two_for_each_of_100_clients():
 
 
 @pytest.mark.parametrize(("sizes", "num_classes_each"), [(MNIST, 2), (MNIST, 4), (CIFAR, 2), (CIFAR, 10)])
-def test_apfl_clients_have_exactly_so_many_classes(sizes, num_classes_each):
+def test_apfl_clients_have_exactly_the_requested_classes(sizes, num_classes_each):
     labels = pool(sizes)
     partition = classes_per_client(labels, 100, num_classes_each, key=KEY)
     held = class_counts(labels, partition)
@@ -246,13 +246,13 @@ def test_shared_rows_are_counted_once_and_not_within_a_client():
 
 
 @each_random
-def test_partitions_say_what_was_asked_for(make):
+def test_partitions_describe_the_request(make):
     partition = make(KEY)
     assert "7 clients" in partition.origin or "3 clients" in partition.origin  # Fallah's first half
     assert partition.origin in str(partition)
 
 
-def test_classes_that_nobody_holds_are_noted():
+def test_classes_without_clients_are_noted():
     partition = classes_per_client(LABELS, 2, 2, key=KEY)
     held = class_counts(LABELS, partition).sum(axis=0)
     missing = ", ".join(map(str, np.flatnonzero(held == 0)))
@@ -264,7 +264,7 @@ def test_classes_that_nobody_holds_are_noted():
 
 
 @each_random
-def test_the_key_decides(make):
+def test_partitions_depend_on_the_key(make):
     one, same, other = make(KEY), make(KEY), make(OTHER)
     np.testing.assert_array_equal(one.rows, same.rows)
     np.testing.assert_array_equal(one.offsets, same.offsets)
@@ -334,7 +334,7 @@ def test_every_choice_of_classes_is_equally_likely(make):
     assert ((counts - 40) ** 2 / 40).sum() < 14 + 5 * np.sqrt(2 * 14)
 
 
-def test_neighbours_share_classes_as_often_as_others():
+def test_neighbors_share_classes_as_often_as_others():
     """6 classes, 2 for each of 6 clients: two clients have on average 2 places x 1 other holder / 5 in common."""
     labels, common = np.repeat(np.arange(6), 2), np.zeros((6, 6))
     for seed in range(300):
@@ -440,7 +440,7 @@ def spread_is_possible(holds, sizes, num_per_client):
 
 @settings(max_examples=120, deadline=None)
 @given(pools(max_classes=5), st.data(), seeds)
-def test_a_fixed_size_is_refused_only_where_it_is_impossible(labels, data, key):
+def test_a_fixed_size_is_refused_only_if_it_is_impossible(labels, data, key):
     sizes = np.unique(labels, return_counts=True)[1]
     num_each = data.draw(st.integers(1, len(sizes)))
     num_clients = data.draw(st.integers(1, 8))
@@ -646,7 +646,7 @@ def test_many_clients_are_quick():
         (lambda: Partition(np.array([0.0]), np.array([0, 1])), "`rows` must be a row of integers, got float64"),
     ],
 )
-def test_impossible_requests_are_refused_with_the_arithmetic(make, match):
+def test_impossible_requests_are_refused_with_the_numbers(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 

@@ -51,7 +51,7 @@ def test_a_schema_survives_json(schema):
         ({"shape": [2], "dtype": "float32", "feature_scaling": {"mean": [0.0], "deviation": [1.0]}}, "does not fit"),
     ],
 )
-def test_a_table_that_is_no_schema_is_rejected(table, said):
+def test_an_invalid_table_is_rejected_as_a_schema(table, said):
     with refused(said, kind=ValueError):
         Schema.from_dict(table)
 
@@ -85,7 +85,7 @@ def test_columns_are_matched_by_name_and_others_ignored():
         conformed(TABLE, Schema((3,), "float32", ("Age", "dose", "weight"), TABLE.classes), x[:, :3], [0, 1])
 
 
-def test_columns_without_names_are_taken_in_order_and_it_is_reported():
+def test_columns_without_names_are_read_in_order_with_a_note():
     notes, x = [], np.ones((2, 3), np.float32)
     found, _ = conformed(TABLE, Schema((3,), "float32", classes=TABLE.classes), x, [0, 1], notes.append)
     np.testing.assert_array_equal(found, x)
@@ -114,7 +114,7 @@ def test_integer_labels_become_the_targets_that_they_name():
         conformed(regression, Schema((1,), "float32", classes=("ill", "well")), np.ones((2, 1)), [1, 0])
 
 
-def test_samples_that_are_scaled_in_another_way_are_rejected():
+def test_samples_with_a_different_scaling_are_rejected():
     scaled = Schema((3,), "float32", feature_scaling=SCALING)
     x = np.ones((1, 3), np.float32)
     np.testing.assert_allclose(conformed(scaled, Schema((3,), "float32"), x, [0.5])[0], [[0.0, -2.0, -1.0]])
@@ -135,7 +135,7 @@ def test_the_scaling_of_clients_is_that_of_all_their_samples(sizes, offset):
     np.testing.assert_allclose(found.deviation, x.std(axis=0), rtol=1e-6 if offset else 1e-12)
 
 
-def test_a_constant_column_is_centered_and_not_divided():
+def test_a_constant_column_is_only_centered():
     x = np.stack([np.full(7, 0.1), np.arange(7.0), np.zeros(7)], axis=1).astype(np.float32)
     found = Scaling.from_moments(moments(x[:3]) + moments(x[3:]))
     assert found.deviation[0] == found.deviation[2] == 1

@@ -84,7 +84,7 @@ def test_a_sequence_counts_each_of_its_labels():
     assert found.hits.tolist() == [2 * np.sum((y == c) & (x == c)) for c in range(3)]
 
 
-def test_what_has_no_classes_or_tests_is_an_error():
+def test_scores_without_classes_or_test_data_are_errors():
     algorithm, fed, result = setting()
     count = partial(count_classes, algorithm, TASK, key=KEY)
     with pytest.raises(ValueError, match="got training data and 3 classes"):

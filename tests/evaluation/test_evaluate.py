@@ -42,7 +42,7 @@ def score(algorithm, fed, result, scoring):
     return personax.evaluate(algorithm, TASK, fed, result, scoring, key=jax.random.key(9)).metrics["loss"]
 
 
-def test_the_global_model_is_scored_as_it_is():
+def test_the_global_model_is_scored_unchanged():
     algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     found = score(algorithm, fed, result, personax.Scoring("global"))
@@ -234,7 +234,7 @@ def test_adaptation_by_default_never_sees_what_is_scored():
         assert np.all(run(fed)["loss"] != run(other)["loss"])
 
 
-def test_fallahs_protocol_adapts_on_the_scored_data_and_says_so():
+def test_fallahs_scoring_adapts_on_the_scored_data_and_is_flagged():
     algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     scoring = personax.fallah_scoring(lr=0.2, batch_size=140)
@@ -310,12 +310,12 @@ def test_a_key_for_each_seed_or_one_for_all():
         (lambda: personax.Scoring(weighting="size"), "`weighting` must be one of 'uniform', 'samples'"),
     ],
 )
-def test_protocols_that_make_no_sense_are_refused(make, message):
+def test_invalid_scorings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_no_steps_leave_a_client_where_it_begins():
+def test_zero_steps_leave_a_client_at_its_start():
     """The personal state it keeps, for a newcomer the initial one: the first point of a curve is no jump."""
     for algorithm in (personax.apfl(lr=0.1, mix=0.4, **LOCAL), personax.local_only(lr=0.1, **LOCAL)):
         fed, result = setting(algorithm)
@@ -359,7 +359,7 @@ def test_labels_of_newcomers_are_checked_before_anything_runs():
         personax.personalize(algorithm, task, params, bad, personax.Scoring(), key=KEY)
 
 
-def test_what_cannot_be_evaluated_says_so():
+def test_errors_explain_what_cannot_be_evaluated():
     algorithm = personax.fedavg(lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     with pytest.raises(ValueError, match="has no 'personal' model"):
@@ -382,7 +382,7 @@ def test_what_cannot_be_evaluated_says_so():
 
 
 @pytest.mark.parametrize("model", ["global", "adapted", "localized", "personal", "recomputed", "local"])
-def test_a_client_alone_is_scored_as_it_is_among_others(model):
+def test_a_single_client_is_scored_as_among_others(model):
     algorithm = personax.apfl(lr=0.1, mix=0.4, **LOCAL)
     fed, result = setting(algorithm)
     scoring = personax.Scoring(model, num_steps=2, batch_size=4, score_on="both")

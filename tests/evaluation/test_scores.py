@@ -28,7 +28,7 @@ def test_the_interval_is_students():
     assert found.num_seeds == 5
 
 
-def test_an_interval_covers_the_mean_as_often_as_it_says():
+def test_an_interval_has_its_nominal_coverage():
     draws = np.random.default_rng(1).normal(3.0, 2.0, size=(4000, 5))
     found = [interval(row) for row in draws]
     covered = np.mean([not (one.is_above(3.0) or one.is_below(3.0)) for one in found])
@@ -40,7 +40,7 @@ def test_one_seed_has_no_interval():
     assert found.low is None and found.high is None and show(found, "loss") == f"{ACCURACY[0].mean():.4g}"
 
 
-def test_clients_count_the_same_or_by_their_samples():
+def test_clients_are_averaged_equally_or_by_samples():
     counts = np.arange(1, 24)
     uniform, weighted = evaluation(), evaluation(weighting="samples")
     np.testing.assert_allclose(uniform.mean("accuracy"), ACCURACY.mean(axis=1), rtol=1e-12)
@@ -68,7 +68,7 @@ def test_differences_are_paired_by_seed():
     assert better.interval("accuracy").high - better.interval("accuracy").low > 0.1
 
 
-def test_better_off_is_strict_and_knows_losses():
+def test_better_off_is_strict_and_reversed_for_losses():
     mine, other = np.array([[0.5, 0.7, 0.9, 0.4]]), np.array([[0.5, 0.6, 0.8, 0.6]])
     assert evaluation(mine).share_better(evaluation(other), "accuracy").tolist() == [0.5]
     assert evaluation(mine, "loss").share_better(evaluation(other, "loss"), "loss").tolist() == [0.25]
@@ -130,7 +130,7 @@ def test_scores_are_compared_with_baselines_of_the_same_clients():
     assert (row.algorithm, row.score, row.over_local) == ("FedAvg", "loss", None)
 
 
-def test_a_comparison_says_what_each_row_measured():
+def test_a_comparison_describes_what_each_row_measured():
     found = {
         "alone": evaluation(ACCURACY, model="personal"),
         "FedAvg": evaluation(ACCURACY - 0.1, model="global"),
@@ -162,7 +162,7 @@ def test_columns_without_a_baseline_are_not_explained():
     assert "worst, best: mean over the worst and the best tenth" in alone and "> local" not in alone.splitlines()[-2]
 
 
-def test_a_metric_that_is_not_there_is_named():
+def test_an_unknown_metric_is_named():
     with pytest.raises(ValueError, match="no metric 'acc'; The metrics are accuracy"):
         evaluation().mean("acc")
 

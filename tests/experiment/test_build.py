@@ -78,7 +78,7 @@ def test_shared_options_reach_every_recipe_and_an_algorithms_own_win():
         ({}, {"num_epochs": 2}, (None, 2)),
     ],
 )
-def test_steps_of_its_own_replace_shared_epochs_and_the_other_way_round(shared, own, steps):
+def test_own_steps_replace_shared_epochs_and_vice_versa(shared, own, steps):
     config = parse({"local": {"lr": 0.1, **shared}, "algorithms": {"A": {"recipe": "fedavg", **own}}})
     training = make_training("A", resolve(config, baselines=False).algorithms["A"])
     assert (training.algorithm.local.num_steps, training.algorithm.local.num_epochs) == steps
@@ -108,13 +108,13 @@ def test_aruba_learns_its_step_sizes_and_takes_no_shared_one():
     ],
     ids=lambda part: part.get("recipe", ""),
 )
-def test_without_scores_an_algorithm_is_scored_by_what_its_objective_is_for(entry, scores):
+def test_without_scores_an_algorithm_has_its_objectives_default(entry, scores):
     assert resolved({"A": entry}).algorithms["A"].scores == {"A": scores}
     own = {"B": {"model": "localized"}}
     assert resolved({"A": {**entry, "scores": own}}).algorithms["A"].scores == own
 
 
-def test_scores_become_protocols():
+def test_scores_become_scorings():
     scores = {"S": {"model": "adapted", "num_steps": 3, "lr": 1, "batch_size": 5, "adapt_on": "test"}, "T": {}}
     training = make_training("A", resolved({"A": {"recipe": "fedavg", "scores": scores}}).algorithms["A"])
     assert training.scorings == {"S": px.Scoring("adapted", 3, 1, 5, adapt_on="test"), "T": px.Scoring()}
@@ -137,7 +137,7 @@ def test_baselines_that_are_there_are_not_added():
     assert (plan.local_baseline, plan.global_baseline) == ("mine", "s")
 
 
-def test_a_fedavg_without_a_score_of_its_global_model_is_no_baseline():
+def test_fedavg_without_a_global_score_is_not_a_baseline():
     given = {"FedAvg": {"recipe": "fedavg", "scores": {"tuned": {"model": "adapted"}}}}
     config = resolved(given, baselines=True)
     assert list(config.algorithms) == ["FedAvg", "Local", "FedAvg (baseline)"]
@@ -233,7 +233,7 @@ def test_baselines_need_a_step_size():
         ({"recipe": "fedavg", "scores": {"S": {"num_steps": -1}}}, "`algorithms.A.scores.S`: `num_steps` must be"),
     ],
 )
-def test_an_algorithm_that_cannot_be_built_says_where_and_why(entry, said):
+def test_errors_explain_why_an_algorithm_cannot_be_built(entry, said):
     with refused(said):
         for name, one in resolved({"A": entry}).algorithms.items():
             make_training(name, one)
@@ -247,7 +247,7 @@ def test_an_algorithm_that_cannot_be_built_says_where_and_why(entry, said):
         ({"seeds": [1, 2, 1]}, r"`seeds` must be different, got [1, 2, 1]."),
     ],
 )
-def test_what_resolving_refuses(sections, said):
+def test_invalid_configurations_are_refused_when_resolved(sections, said):
     with refused(said):
         resolved({"A": {"recipe": "fedavg"}}, **sections)
 
@@ -288,7 +288,7 @@ SYNC, ASYNC = {"recipe": "fedavg"}, {"recipe": "fedasync"}
         ),
     ],
 )
-def test_what_does_not_fit_together_is_said_before_training(entry, sections, said):
+def test_incompatible_settings_are_reported_before_training(entry, sections, said):
     config = resolved({"A": entry}, **{"data": SMALL, "schedule": {"cohort_size": 2}, **sections})
     with refused(said, kind=ValueError):
         prepare(config)
@@ -417,7 +417,7 @@ def test_digits_are_divided_as_in_python(cut):
     assert made.num_clients == 6 and "digits" in str(made).lower()
 
 
-def test_the_split_has_a_seed_of_its_own():
+def test_the_split_has_its_own_seed():
     cut = {"data": {"kind": "digits"}, "partition": CUTS[0]}
     one, same, other = (
         make_federation(config_of({"A": SYNC}, seeds=seeds, split={"seed": seed}, **cut))
@@ -464,7 +464,7 @@ def table_of(seed=0, clients=("ann", "bob", "cyd"), num=10, label=lambda rng: rn
     return "\n".join(["who,a,b,sick", *(",".join(map(str, row)) for row in rows)])
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_a_user_file_is_read(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(table_of())
     section = {"kind": "file", "path": str(path), "client": "who", "label": "sick"}
@@ -474,7 +474,7 @@ def test_a_file_of_ones_own(tmp_path):
     assert list(made.names) == ["ann", "bob", "cyd"] and made.counts.tolist() == [7, 7, 7]
 
 
-def test_a_file_with_tests_and_shapes_of_its_own(tmp_path):
+def test_a_user_file_with_tests_and_shapes(tmp_path):
     path = tmp_path / "mine.npz"
     rng = np.random.default_rng(0)
     x, y, client = rng.normal(size=(12, 4)), rng.integers(0, 2, 12), np.repeat([4, 7], 6)
@@ -574,7 +574,7 @@ def imported(path, **options):
     return make_task(config, outputs_of(config, federation_of([0, 2])))
 
 
-def test_a_model_of_ones_own_is_imported_from_the_current_folder(here):
+def test_a_user_model_is_imported_from_the_current_folder(here):
     (here / "my_models_of_a_test.py").write_text(MODULE)
     assert imported("my_models_of_a_test:build") == px.classification(mlp((3,), 3))
     assert imported("my_models_of_a_test:build", width=5) == px.classification(mlp((5,), 3))
@@ -601,7 +601,7 @@ def test_a_model_of_ones_own_is_imported_from_the_current_folder(here):
         ("...:build", {}, "cannot import '...:build': "),
     ],
 )
-def test_a_model_that_cannot_be_imported_says_why(here, path, options, said):
+def test_errors_explain_why_a_model_cannot_be_imported(here, path, options, said):
     (here / "my_models_of_another.py").write_text(MODULE)
     with refused(said):
         imported(path, **options)

@@ -106,7 +106,7 @@ def test_values_do_not_depend_on_the_layout_in_memory(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_is_told_comes_back_as_json(tmp_path):
+def test_metadata_is_restored_as_json(tmp_path):
     save(tmp_path, 0, (), {"ids": (2, 10), 10: {2: "ü", 10: float("inf")}, "none": None})
     assert back(tmp_path, ()).about == {"ids": [2, 10], "10": {"2": "ü", "10": float("inf")}, "none": None}
 
@@ -212,7 +212,7 @@ def test_a_good_newer_checkpoint_is_not_overtaken_and_a_damaged_one_is_replaced(
     assert names(tmp_path) == pair_of(1, 3)
 
 
-def test_none_where_there_is_none(tmp_path):
+def test_loading_returns_none_without_a_checkpoint(tmp_path):
     assert load(tmp_path, ()) is None
     assert load(tmp_path / "nowhere", ()) is None
     (tmp_path / "notes.json").write_text("{}")

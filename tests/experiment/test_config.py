@@ -206,12 +206,12 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(table, said):
         ({"algorithms": FEDAVG, "local": [1]}, "`local`: input should be a valid dictionary, got [1]."),
     ],
 )
-def test_a_wrong_type_or_range_says_what_got_and_do(table, said):
+def test_a_wrong_type_or_range_is_explained_with_a_remedy(table, said):
     with refused(said):
         parse(table)
 
 
-def test_every_mistake_is_told_at_once_and_long_ones_are_cut():
+def test_all_mistakes_are_reported_together_and_long_ones_are_cut():
     table = with_section("schedule", num_rounds=0, delays=["x" * 1000], num_clients=3)
     with pytest.raises(ConfigError) as error:
         parse({**table, "sead": 1})
@@ -240,7 +240,7 @@ def test_check_names_takes_what_is_known():
     ],
     ids=["unfinished", "twice", "not UTF-8", "too large a number", "nested too deep", "empty"],
 )
-def test_a_file_that_is_not_toml(tmp_path, content, said):
+def test_a_file_that_is_not_valid_toml(tmp_path, content, said):
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as error:
@@ -281,7 +281,7 @@ def test_an_override_changes_one_setting(override, place, item):
 
 
 @pytest.mark.parametrize("override", ["seeds", "=3", "a..b=3", ".=3", "", "schedule.=1"])
-def test_an_override_that_is_none(override):
+def test_an_invalid_override(override):
     with refused("An override must look like `schedule.num_rounds=100`, got"):
         load(None, [override])
 
@@ -295,7 +295,7 @@ def test_an_override_below_a_value_or_of_an_unknown_setting():
         load(None, ["shedule.num_rounds=3"])
 
 
-def test_one_algorithm_is_chosen_by_name_where_there_are_several():
+def test_one_of_several_algorithms_is_chosen_by_name():
     several = parse({"algorithms": {**FEDAVG, "B": FEDAVG["A"]}})
     only = parse({"algorithms": FEDAVG})
     assert choose_algorithm(several, "A") == choose_algorithm(only, "A") == choose_algorithm(only, None) == only
@@ -455,18 +455,18 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=QUIET)
 @given(mutated())
-def test_any_table_is_built_or_refused_in_words(table):
+def test_any_table_is_built_or_refused_with_a_message(table):
     check_that_it_is_built_or_refused(table)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=QUIET)
 @given(composed())
-def test_any_algorithms_are_built_or_refused_in_words(table):
+def test_any_algorithms_are_built_or_refused_with_a_message(table):
     check_that_it_is_built_or_refused(table)
 
 
 @pytest.mark.slow
 @settings(max_examples=3000, deadline=None, suppress_health_check=QUIET)
 @given(mutated() | composed())
-def test_very_many_tables_are_built_or_refused_in_words(table):
+def test_very_many_tables_are_built_or_refused_with_a_message(table):
     check_that_it_is_built_or_refused(table)

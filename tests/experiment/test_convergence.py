@@ -82,7 +82,7 @@ def test_an_interrupted_run_has_the_same_norms(whole, tmp_path):
             assert (one.stationarity, one.iterate_stationarity) == (other.stationarity, other.iterate_stationarity)
 
 
-def test_a_bound_is_told_where_a_theorem_covers_the_run_and_else_why_not(whole, tmp_path):
+def test_a_bound_or_the_reason_for_its_absence_is_recorded(whole, tmp_path):
     record = whole[1]
     bounds = {one.name: one.bound for one in record.algorithms}
     assert bounds["APFL"] is None and not bounds["FedAvg"].values

@@ -236,7 +236,7 @@ def test_a_part_that_diverged_is_finished(kind, method, request, tmp_path):
     assert_same_end(folder, whole)
 
 
-def test_the_report_says_who_diverged_and_ranks_the_others(whole, gone):
+def test_the_report_names_diverged_algorithms_and_ranks_the_others(whole, gone):
     page = write_report([whole.root], whole.report).read_text()
     assert f"diverged at round 3 (client {POISONED}, seed {LATE})" in words_of(page)
     cells = {cells[0].split(" ")[0]: cells for _, cells in rows_of(page)}

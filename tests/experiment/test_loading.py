@@ -161,7 +161,7 @@ def test_a_model_that_is_not_there(root, given, said, kind):
         px.load(root / place, *who)
 
 
-def test_what_was_never_trained_is_not_adapted_either(root):
+def test_untrained_models_are_not_adapted(root):
     with refused("Local trains no shared model: its clients share nothing.", kind=ValueError):
         personalize_newcomer(Folder(root / "run"), root / "newcomer.csv", "Local")
 

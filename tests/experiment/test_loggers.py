@@ -59,7 +59,7 @@ def test_a_callback_is_called_with_each_event(tmp_path):
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
-def test_a_callback_may_stop_a_run_and_all_hear_of_it(error, status, tmp_path):
+def test_a_callback_may_stop_a_run_and_all_listeners_are_notified(error, status, tmp_path):
     events, folder = [], start(small(), tmp_path / "run")
 
     def stop(event):

@@ -264,7 +264,7 @@ def written(tmp_path, rows, header="patient,a,b,c,state"):
         "one sample",
     ],
 )
-def test_a_file_that_does_not_fit_says_why(folder, tmp_path, rows, header, said):
+def test_errors_explain_why_a_file_does_not_match(folder, tmp_path, rows, header, said):
     with refused(said, kind=ValueError):
         personalize_newcomer(folder, written(tmp_path, rows, header), "FedAvg")
 

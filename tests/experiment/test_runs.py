@@ -160,7 +160,7 @@ def test_the_results_fit_their_schema(whole, record):
         jsonschema.validate(content, RUN.json_schema())
 
 
-def test_the_record_says_what_was_run(record, work):
+def test_the_record_describes_the_run(record, work):
     assert [algorithm.name for algorithm in record.algorithms] == NAMES
     assert [score.name for algorithm in record.algorithms for score in algorithm.scores] == SCORES
     assert (record.name, record.seeds, record.headline, record.local_baseline, record.global_baseline) == (
@@ -278,7 +278,7 @@ def test_the_best_round_of_each_seed_stands_beside_the_last(record):
             assert best.rounds == [score.evaluations[i].round for i in at]
 
 
-def test_mixing_weights_are_told_where_there_are_any(whole, record):
+def test_mixing_weights_are_reported_if_there_are_any(whole, record):
     weights = of_clients(whole, "APFL", "personal_number").astype(float)
     assert np.all((weights >= 0) & (weights <= 1)) and np.any(weights != 0.5)
     history = record.algorithms[1].scores[0].evaluations
@@ -412,7 +412,7 @@ def test_a_finished_run_can_be_executed_again(whole, tmp_path):
     assert_same_end(folder, whole)
 
 
-def test_names_that_look_alike_have_folders_of_their_own():
+def test_similar_names_have_different_folders():
     names = ["A b", "a-b", "A/b", "a b", "..", "", "é", "x" * 80]
     assert len({slug(name) for name in names}) == len(names)
     assert all(set(slug(name)) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in names)
@@ -533,7 +533,7 @@ def newest(folder, name, kind):
     ],
     ids=["cut off", "one bit", "half a JSON", "another number"],
 )
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(whole, tmp_path, kind, damage):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(whole, tmp_path, kind, damage):
     folder = interrupted(tmp_path / "run", Stop(3), checkpoint_seconds=0.0)
     path, watch = newest(folder, "FedAvg", kind), Stop()
     content = path.read_bytes()
@@ -545,7 +545,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(whole, tmp_p
     assert_same_end(folder, whole)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_says_so(tmp_path, whole):
+def test_a_run_with_only_damaged_checkpoints_is_an_error(tmp_path, whole):
     folder = interrupted(tmp_path / "run", Stop(3), checkpoint_seconds=0.0)
     for path in folder.checkpoints("FedAvg").glob("*.json"):
         path.write_text("{}")
@@ -653,7 +653,7 @@ def test_results_that_cannot_be_read_are_errors(tmp_path, whole):
             read_results(tmp_path)
 
 
-def test_what_cannot_be_run_is_said_when_it_is_prepared():
+def test_invalid_runs_are_reported_during_preparation():
     with refused("`schedule.cohort_size` must be at most the 6 clients"):
         prepare(tiny(schedule={"cohort_size": 7}))
     assert isinstance(ConfigError(""), ValueError)

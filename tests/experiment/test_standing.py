@@ -181,7 +181,7 @@ def test_each_part_of_the_data_has_a_digest(tmp_path):
     assert digest_data(Federation.open(tmp_path / "files")) == plain
 
 
-def test_an_provenance_has_the_settings_of_its_algorithm_alone():
+def test_a_provenance_has_only_the_settings_of_its_algorithm():
     config = tiny()
     of = {name: provenance_of(config, name, {}).settings for name in NAMES}
     assert of["APFL"]["algorithms.APFL.lr"] == 0.1 and not any("FedAvg" in name for name in of["APFL"])
@@ -385,7 +385,7 @@ def test_states_that_are_all_damaged_are_reported(tmp_path):
 # Files
 
 
-def test_states_of_clients_are_for_the_owner_alone(template):
+def test_states_of_clients_are_readable_only_by_the_owner(template):
     modes = {name: {stat.S_IMODE(p.stat().st_mode) for p in template.checkpoints(name).iterdir()} for name in NAMES}
     assert modes["APFL"] == {0o600} and modes["FedAvg"] != {0o600}
 

@@ -60,7 +60,7 @@ def test_unscaled_features_are_named_with_the_remedy(tmp_path):
     assert suspected(tmp_path, {"standardize": True}, age=AGE, income=INCOME) == []
 
 
-def test_columns_that_tell_nothing_or_who_it_is(tmp_path):
+def test_constant_and_identifying_columns_are_reported(tmp_path):
     columns = {"age": AGE, "unit": np.full(NUM, 0.1), "row": RNG.permutation(NUM), "site": CLIENT + 0.5}
     for data in ({}, {"standardize": True}):
         constant, rows, clients = suspected(tmp_path, data, **columns)

@@ -110,7 +110,7 @@ def test_a_trial_is_a_run_on_the_rest_scored_on_the_validation_data(data):
     assert chosen.tune == TuneSection() and resolve(chosen, baselines=False) == chosen
 
 
-def test_neither_tests_nor_newcomers_have_a_say(tmp_path):
+def test_neither_tests_nor_newcomers_affect_tuning(tmp_path):
     tuned = {"lr": [0.02, 0.2, 1.0]}
     plain = config_of(write_data(tmp_path / "plain.npz"), tuned, held_out=2)
     new = build(plain).federation.newcomers.ids.tolist()
@@ -137,7 +137,7 @@ def test_options_that_diverge_are_passed_over(data):
     assert [mark for _, mark in best_trials(found.algorithms[0])] == ["chosen", ""]
 
 
-def test_runs_of_a_search_together_are_those_one_by_one(data):
+def test_runs_of_a_search_together_equal_separate_runs(data):
     plan = build(config_of(data, {}))
     local = {"num_steps": 2, "batch_size": 4}
     algorithms = [
@@ -199,7 +199,7 @@ def test_an_algorithm_takes_the_options_that_are_its_own(data):
         ({"num_epochs": [1]}, "`algorithms.A`: Give either `num_steps` or `num_epochs`"),
     ],
 )
-def test_what_cannot_be_tuned_is_said_before_the_first_trial(data, tuned, said):
+def test_untunable_options_are_reported_before_the_first_trial(data, tuned, said):
     with refused(said):
         tune(config_of(data, tuned))
 
@@ -326,7 +326,7 @@ def test_a_random_search_tries_different_combinations_of_a_large_grid():
     assert few.how == "random" and len({options["lr"] for options in few.choices}) == 2
 
 
-def test_a_search_goes_on_beyond_each_edge_that_is_best():
+def test_a_search_is_extended_beyond_each_edge_that_is_best():
     search = search_of(TuneSection(), "A", entry_of("apfl", mix=0.5), KEY)
     assert search.extended({"lr": 0.1, "mix": 0.5}).choices == []
     assert search.extended({"lr": 0.3, "mix": 0.5}).choices == [{"lr": 0.9, "mix": 0.5}]

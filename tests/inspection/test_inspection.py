@@ -44,7 +44,7 @@ def found():
     return inspect_federation(resolved(), Effort(6, 20))
 
 
-def test_what_is_measured_is_told(found):
+def test_measurements_are_reported(found):
     measured = found.measured
     assert (len(measured.clients), measured.num_clients, measured.num_samples) == (6, 8, 20)
     assert (measured.num_steps, measured.num_updates) == (3, 150)
@@ -190,7 +190,7 @@ def test_algorithms_that_diverge_in_short_runs_are_not_advised(found):
     assert nothing.validation is None and "All short runs diverged" in nothing.sure[0]
 
 
-def test_what_is_advised_ran_and_its_starter_is_what_ran(found):
+def test_the_advice_was_run_and_its_starter_is_the_same_configuration(found):
     runs = found.advice.validation.runs
     assert [run.source for run in runs][:4] == ["your configuration", "advice", "advice", "advice"]
     assert [run.algorithm for run in runs][-1] == "FedAvg"  # of the configuration with standardized features
@@ -218,7 +218,7 @@ def with_losses(found, **losses):
         ({"shared": 0.5, "adapted": 0.4, "mixed": 0.2, "alone": 0.2}, "local_only", {}),
     ],
 )
-def test_the_advice_is_what_does_best_on_data_kept_from_training(found, losses, recipe, options):
+def test_the_advice_is_the_best_on_held_out_data(found, losses, recipe, options):
     measured = with_losses(found, **losses)
     advice = advise(resolved(), measured)
     assert advice.recipe == recipe

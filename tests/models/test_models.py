@@ -219,7 +219,7 @@ def test_a_standardized_network_sees_inputs_less_the_mean_over_the_deviation(mea
     assert standardized(plain, mean, deviation) is model
 
 
-def test_as_many_means_as_channels_are_asked_for():
+def test_the_number_of_means_must_match_the_channels():
     with pytest.raises(ValueError, match=r"must have one number, or 2, one for each channel .* got 3"):
         standardized(cnn2(10), (0.1, 0.2, 0.3), 1.0).init(jax.random.key(0), images())
 
@@ -299,7 +299,7 @@ def test_parameters_start_in_the_default_float_type(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_mapped_over_clients_equals_one_by_one(name):
+def test_mapping_over_clients_equals_a_loop(name):
     model = NETWORKS[name]()
     x, keys = images(0, (3, 2, 8, 8)), jax.random.split(jax.random.key(1), 3)
     params = jax.jit(jax.vmap(model.init))(keys, x)
@@ -348,7 +348,7 @@ def test_equal_arguments_give_the_same_model_however_they_are_written():
         (lambda: cnn((2,), (), 2, padding="VALID").init(jax.random.key(0), jnp.zeros((2, 9, 5))), "got a side of 5"),
     ],
 )
-def test_errors_say_what_got_and_do(make, message):
+def test_errors_state_the_requirement_the_value_and_the_remedy(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -494,7 +494,7 @@ def test_from_equinox_can_be_called_inside_jit():
     assert from_equinox(make).apply(params, x).shape == (2, 40)
 
 
-def test_adapters_refuse_what_is_no_module():
+def test_adapters_refuse_objects_that_are_not_modules():
     with pytest.raises(TypeError, match=r"instance of flax.linen.Module, got .*LinenNet"):
         from_flax(LinenNet)
     with pytest.raises(TypeError, match=r"must return an equinox.Module, got tuple"):

@@ -123,7 +123,7 @@ def test_targets_without_an_axis_fit_one_output():
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("l2", [0.0, 0.3])
-def test_filler_rows_count_for_nothing(name, l2):
+def test_padding_rows_are_ignored(name, l2):
     task, batch = TASKS[name](MODEL, l2), batch_for(name, num=3)
     params, _ = outputs_and(batch)
     filler = jax.tree.map(lambda rows: jnp.concatenate([rows, 7 * jnp.ones_like(rows[:2])]), batch[:2])
@@ -205,7 +205,7 @@ def test_the_loss_drops_units_by_the_batch_key_and_the_metrics_do_not():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_mapped_over_clients_and_scanned_equals_one_by_one(name):
+def test_mapping_over_clients_and_scanning_equals_a_loop(name):
     task = TASKS[name](MODEL, 0.1)
     batches = [batch_for(name, seed) for seed in range(3)]
     params, _ = outputs_and(batches[0])

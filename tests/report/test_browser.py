@@ -73,7 +73,7 @@ def test_every_choice_draws_its_view(browser, full, page):
 
 
 @pytest.mark.xdist_group("chromium")
-def test_a_dark_page_has_colors_of_its_own(browser, full, page):
+def test_a_dark_page_has_its_own_colors(browser, full, page):
     line = "document.querySelector('#plot-curves [data-trace=APFL] .line').getAttribute('stroke')"
     text = "getComputedStyle(document.querySelector('.xtitle')).fill"
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -87,7 +87,7 @@ def test_a_dark_page_has_colors_of_its_own(browser, full, page):
 
 
 @pytest.mark.xdist_group("chromium")
-def test_the_wide_table_has_a_hint_on_a_phone_alone(browser, full):
+def test_the_wide_table_has_a_hint_only_on_a_phone(browser, full):
     hint = "getComputedStyle(document.querySelector('#results .hint')).display"
     page_of(full)
     for width, shown in ((420, "block"), (1280, "none")):

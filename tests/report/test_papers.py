@@ -163,7 +163,7 @@ def test_the_numbers_of_a_text_are_those_of_the_records():
         filled("{{ ours('fallah-table1', 'row', 'column') }}", BY_NAME)
 
 
-def test_experiments_in_which_nothing_can_be_tested_do_not_count_beside_others():
+def test_untestable_experiments_do_not_count_beside_others():
     assert over_experiments(["not testable", "holds"]) == "holds"
     assert over_experiments(["not testable", "not testable"]) == "not testable"
     assert over_experiments(["does not hold", "holds"]) == "holds in part"
@@ -215,7 +215,7 @@ def test_warnings_are_at_the_numbers_unless_all_have_the_same():
     assert found.notes == ["all: lost"] and "(!)" not in found.rows[0][-1]
 
 
-def test_other_ways_to_score_have_tables_of_their_own():
+def test_other_scorings_have_separate_tables():
     other = ScoringRecord("own copy", "", "", interval([4.0, 4.0]), [4.0, 4.0])
     record = record_of(made("x", "a", [1.0, 1.0], more=[other]), made("x", "b", [1.0, 1.0]))
     (first,), (second,) = tables_of(record, [MAIN]), tables_of(record, [MAIN], first=False)

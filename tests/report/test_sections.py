@@ -184,7 +184,7 @@ def test_next_steps_follow_from_the_numbers(tmp_path):
     assert "still improved" not in words and ["personax", "resume", str(folder), "--fresh", "pFedMe"] in commands
 
 
-def test_a_live_run_is_not_to_be_run_again(tmp_path):
+def test_rerunning_a_live_run_is_not_suggested(tmp_path):
     folder = write_run(tmp_path, "live", FULL[1:2], (0,))
     (folder / "live.json").write_text("{}")
     commands, _ = commands_of(page_of(folder))
