@@ -15,12 +15,14 @@ from personax.experiment.records import BoundRecord
 from personax.objectives.objective import descend
 from personax.schedules import Schedule
 from personax.simulation.averages import RandomIterate
+from personax.simulation.checks import find_statistics
 from personax.simulation.results import Snapshot
 from personax.simulation.simulate import initial_params
 from personax.theory import fallah, gmeta, persafl
 from personax.typing import Batch, LossFn, Params
 
-NOT_WHOLE = "both need one model that all clients share completely, but here a part is personal or frozen."
+_NOT_WHOLE = "both need one model that all clients share completely, but here a part is personal or frozen."
+_STATISTICS = "both need losses that are means over samples, but batch normalization makes them depend on the batch."
 MOST_CLIENTS, MOST_SAMPLES = 50, 64  # to represent the federation; constants are expensive and use fewer
 FEW_CLIENTS, FEW_SAMPLES = 10, 16
 
@@ -200,6 +202,13 @@ class _ArrivalTheorems:
         lr, wanted = self.run.plain_local()[0], persafl.local_lr(self.training, smoothness)
         if not np.isclose(lr, wanted, rtol=0.01):
             raise theory.NotCovered(f"PersA-FL's theorems need `lr` = 1 / (Q sqrt(L T)) = {wanted:.3g}, got {lr:.3g}.")
+
+
+def why_not(plan: Study, algorithm: Algorithm) -> str:
+    """Return the reason why theorems and stationarity do not apply to any run of this model; "" if they may."""
+    if algorithm.sharing.divides:
+        return _NOT_WHOLE
+    return "" if find_statistics(plan.task, *plan.federation.first_sample) is None else _STATISTICS
 
 
 def can_follow(algorithm: Algorithm) -> bool:

@@ -21,7 +21,7 @@ from personax.evaluation.scores import Evaluation, is_share, show
 from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
-from personax.experiment.convergence import NOT_WHOLE, Convergence, can_follow, tracker_of
+from personax.experiment.convergence import Convergence, can_follow, tracker_of, why_not
 from personax.experiment.divergence import diverged_seeds, divergence_records, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
 from personax.experiment.loggers.events import Evaluated, Listener, announced, send, started
@@ -111,14 +111,14 @@ def planned(config: Config, plan: Study, training: Training, devices: Sequence[A
     execution = Execution(chunk, on_nonfinite=how, precision=precision, devices=devices)
     work = work_of(algorithm, plan.task, plan.federation)
     schedules = make_schedules(config, algorithm, plan.federation.num_clients, work)
-    tracker = tracker_of(algorithm) if _follows(config, algorithm) else None
+    tracker = tracker_of(algorithm) if _follows(config, plan, algorithm) else None
     given = (algorithm, plan.task, plan.federation, schedules)
     return plan_run(*given, key=plan.keys, tracker=tracker, execution=execution)
 
 
-def _follows(config: Config, algorithm: Algorithm) -> bool:
+def _follows(config: Config, plan: Study, algorithm: Algorithm) -> bool:
     """Return True if the stationarity of an algorithm is requested and can be tracked."""
-    return config.evaluation.stationarity and not algorithm.sharing.divides and can_follow(algorithm)
+    return config.evaluation.stationarity and can_follow(algorithm) and not why_not(plan, algorithm)
 
 
 def start(config: Config, root: Path) -> Folder:
@@ -224,7 +224,7 @@ def train(
     cohort = run.schedules[0].num_events // config.schedule.num_rounds
     scored = (algorithm, plan.task, plan.federation)
     ask = lambda snapshot, score: evaluate(*scored, snapshot, training.scorings[score], key=plan.keys)
-    convergence = Convergence(plan, algorithm) if _follows(config, algorithm) else None
+    convergence = Convergence(plan, algorithm) if _follows(config, plan, algorithm) else None
     diverged = lambda snapshot: diverged_seeds(config, snapshot)
     session = Session(ask, diverged, training, cohort, convergence, provenances[name])
     every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
@@ -335,8 +335,8 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
     curves = {score: _newcomers(config, plan, training, score, result) for score in training.scorings}
     classes = {score: _classes(plan, session, score, result) for score in training.scorings}
     bound = None if session.convergence is None else _bound(session, schedule, result)
-    if config.evaluation.stationarity and algorithm.sharing.divides:
-        bound = BoundRecord(f"No theorem covers this run, and no stationarity: {NOT_WHOLE}", [], [])
+    if config.evaluation.stationarity and (reason := why_not(plan, algorithm)):
+        bound = BoundRecord(f"No theorem covers this run, and no stationarity: {reason}", [], [])
     session.spend("evaluate")
     scorings = training.scorings.items()
     record = algorithm_record(

@@ -17,6 +17,7 @@ from personax.experiment.tuning import evaluations
 from personax.inspection.advice import advise, starter_name
 from personax.inspection.findings import Advice, Measurements, RunSource, ShortRun, Validation
 from personax.inspection.measure import with_two_samples
+from personax.simulation.checks import find_statistics
 from personax.simulation.work import work_of
 from personax.values import ConfigError
 
@@ -92,6 +93,11 @@ def check(given: Setting) -> None:
             raise ConfigError(
                 f"`algorithms.{training.name}` divides the model ({training.algorithm.sharing.describe()}). The "
                 "constants and the advice are for models that are shared as a whole: inspect without this algorithm."
+            )
+        if find_statistics(plan.task, *plan.federation.first_sample) is not None:
+            raise ConfigError(
+                "The model has batch normalization, whose loss depends on the batch. The constants and the advice "
+                "are for losses that are means over samples: inspect with a model without it."
             )
         work = work_of(training.algorithm, plan.task, plan.federation)
         make_schedules(config, training.algorithm, plan.federation.num_clients, work)

@@ -60,12 +60,16 @@ def check_run(
 
 def check_statistics(algorithm: Algorithm, task: Task, x: Any, y: Any) -> None:
     """Check that the algorithm can train the model's statistics, if it has some; a sample may be given as shapes."""
+    require_one_model(algorithm.objective, find_statistics(task, x, y))
+
+
+def find_statistics(task: Task, x: Any, y: Any) -> Params | None:
+    """Return the shapes of the statistics of a task's model, with None for all other leaves; None if it has none."""
     if task.statistics is None:
-        return
+        return None
     key, inputs = jax.random.key(0), jax.eval_shape(as_inputs, x)
     batch = Batch(x, y, np.ones(1, np.float32), key)  # pyright: ignore[reportArgumentType]
-    params = jax.eval_shape(task.model.init, key, inputs)
-    require_one_model(algorithm.objective, statistics_of(task, params, batch))
+    return statistics_of(task, jax.eval_shape(task.model.init, key, inputs), batch)
 
 
 def check_model(task: Task, federation: Federation, params: Params | None) -> Params:

@@ -63,6 +63,19 @@ def test_only_objectives_with_a_function_in_common_are_followed(whole):
     assert not can_follow(px.apfl(lr=0.1, num_steps=1)) and can_follow(px.per_fedavg(adapt_lr=0.1, lr=0.1, num_steps=1))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [("fedavg", "batch normalization makes them depend on the batch"), ("fedbn", "a part is personal or frozen")],
+)
+def test_batch_normalization_and_divided_models_have_no_theorem(tmp_path, recipe, reason):
+    """The run itself, from TOML: its bound states the reason, and nothing is followed."""
+    model = {"kind": "mlp", "widths": [4], "norm": "batch"}
+    _, record = done(tmp_path / "run", model=model, algorithms={"A": {"recipe": recipe}}, num_rounds=2)
+    assert all(one.stationarity is None for one in evaluations(record, "A"))
+    assert reason in record.algorithms[0].bound.words
+    assert np.all(np.isfinite(evaluations(record, "A")[-1].mean["accuracy"]))
+
+
 def test_random_iterates_are_those_of_synchronous_rounds(whole):
     _, record = whole
     assert all(one.iterate_stationarity is None for one in evaluations(record, "PersA-FL"))

@@ -54,6 +54,12 @@ def test_measurements_are_reported(found):
     assert INSPECTION.validate_json(INSPECTION.dump_json(found)) == found
 
 
+def test_models_with_batch_normalization_are_refused():
+    model = {"kind": "mlp", "widths": [4], "norm": "batch"}
+    with pytest.raises(ConfigError, match="inspect with a model without it"):
+        inspect_federation(resolved(model=model), Effort(2, 4))
+
+
 def test_the_constants_are_those_of_the_path(found):
     """Logistic regression with an l2 penalty is at least that convex and at most as smooth as its inputs are long."""
     config = resolved()
