@@ -252,5 +252,7 @@ def _show_client(found: Any) -> None:
     for metric, shared in found.numbers["shared"].items():
         numbers = (found.numbers["start"].get(metric), shared, found.numbers["personal"][metric])
         start, before, after = (show(number, metric) for number in numbers)
-        typer.echo(f"  {metric:10}{start:>8} at the start{before:>8} shared model{after:>8} personal model")
+        typer.echo(
+            f"  {metric:10}{start:>8} at the start{before:>8} {found.numbers['shared_model']}{after:>8} personal model"
+        )
     typer.echo(f"The personal model is in {found.model}")

@@ -16,6 +16,7 @@ from personax.experiment.pretrained import digest_of
 from personax.live.limits import Limits, Refused, within
 from personax.live.messages import Mismatch
 from personax.live.recipe import OPTIMIZERS, Recipe, check_names_on_the_wire, optimizers_in
+from personax.sharing import fingerprint
 from personax.values import imports_forbidden, imports_in, name_of
 
 _MOST_TEXT = 1 << 20  # characters of a recipe, which names all columns and classes
@@ -51,6 +52,7 @@ def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
         _check_limits(recipe, limits)
         recipe.down.require_same(agreed["down"], "The server's model")
         recipe.up.require_same(agreed["up"], "The upload")
+        _require_same_rest(recipe, str(content["unshared"]))
     except (Refused, Mismatch):
         raise
     except Exception as error:  # the text is untrusted, so any failure is a reason to refuse it
@@ -73,6 +75,17 @@ def _with_base(config: Config, limits: Limits) -> Config:
     if (found := digest_of(limits.base)) != digest:
         raise Refused(f"{needed}, and {limits.base} has {found}. Ask its operator for the file.")
     return replace(config, model=replace(config.model, base=limits.base))
+
+
+def _require_same_rest(recipe: Recipe, expected: str) -> None:
+    """Refuse a run whose frozen parameters, or starts of personal ones, differ from those computed here."""
+    found = fingerprint(recipe.unshared)
+    if found != expected:
+        raise Mismatch(
+            f"The parameters that do not travel ({recipe.algorithm.sharing.describe()}) have the fingerprint "
+            f"{found:.12} here and {expected:.12} on the server. Use the server's base, and its versions of personax "
+            "and jax."
+        )
 
 
 def _refuse_depth(table: Any, limits: Limits) -> None:
@@ -118,7 +131,7 @@ def _check_limits(recipe: Recipe, limits: Limits) -> None:
         )
     if algorithm.local.num_steps is not None:
         _check_least_steps(algorithm.local.num_steps, limits)
-    arrays = jax.tree.leaves(recipe.params_shape)
+    arrays = jax.tree.leaves(recipe.whole_shape)
     num_layers, num_params = sum(leaf.ndim > 1 for leaf in arrays), sum(leaf.size for leaf in arrays)
     if num_layers > limits.max_layers:
         raise Refused(f"The server's network has {num_layers} layers, and this client allows {limits.max_layers}.")
@@ -166,7 +179,13 @@ def require_hidden(recipe: Recipe, num_samples: int, limits: Limits) -> None:
             f"uploads only with {limits.min_batch} or more: samples may be recovered from updates on fewer (limit "
             "`min_batch`)."
         )
-    _check_least_steps(int(recipe.algorithm.local.steps_of(num_samples)), limits)
+    _check_least_steps(_uploaded_steps(recipe, num_samples), limits)
+
+
+def _uploaded_steps(recipe: Recipe, num_samples: int) -> int:
+    """The number of steps of a visit that move shared parameters."""
+    stages = recipe.algorithm.local.stages(num_samples, num_samples)
+    return sum(int(stage.end - stage.first) for stage in stages if jax.tree.leaves(stage.part(recipe.params_shape)))
 
 
 def _check_work(recipe: Recipe, num_samples: int, limits: Limits) -> None:

@@ -18,9 +18,9 @@ Vectors = list[Any]  # the vectors of a layout
 VersionedState = tuple[Vectors, Any]  # a server's state and its version
 
 
-def first_state(algorithm: Algorithm, params: Params, extra_shape: Extra) -> ServerState:
-    """The state before the first upload, without the pending sums of a server that steps after every upload."""
-    return _kept(algorithm, algorithm.server.init(algorithm.objective, params, extra_shape))
+def first_state(algorithm: Algorithm, params: Params) -> ServerState:
+    """The state before the first upload, of a whole model, without the sums of a server that steps at every upload."""
+    return _kept(algorithm, algorithm.init_server(params))
 
 
 @cache

@@ -388,7 +388,7 @@ class Book:
     def _restore(self, run: str) -> int:
         """Restore the last checkpoint and the records since then; return the number of its last record."""
         algorithm = self.recipe.algorithm
-        tree = first_state(algorithm, self.recipe.initial_params(), self.recipe.extra_shape)
+        tree = first_state(algorithm, self.recipe.initial_params())
         saved = checkpoint.load(self.checkpoints, tree, notify=logger.warning)
         self.ledger, number, last = Ledger(run, self.wall()), 0, 0.0
         if saved is not None:

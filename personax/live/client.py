@@ -198,7 +198,7 @@ class LiveClient:
         if newest.content is not None:
             self.member.recipe.down.require(newest.content)
             self.newest, self.model = newest, newest.content
-            self.start = self.start or self.member.score_one(self._anchor().params)
+            self.start = self.start or self.member.score_shared(self._anchor())
         else:
             self.newest = newest._replace(version=self.newest.version, rollbacks=self.newest.rollbacks)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from personax.client.local import Start
 from personax.experiment import checkpoint
 from personax.experiment.model_files import describe_model, write_personal
 from personax.experiment.names import require_run_name
@@ -22,7 +23,7 @@ from personax.live.acceptance import read_recipe, require_hidden, require_within
 from personax.live.limits import Found, Limits, within
 from personax.live.log import logger
 from personax.live.samples import SampleSource, conformed
-from personax.live.visits import make_visit, personal_model, score, score_one, start_of
+from personax.live.visits import client_params, make_visit, personal_model, score, score_one, start_of
 from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
 
@@ -125,8 +126,8 @@ class Membership:
     def restore(self) -> None:
         """Load the state from disk, or create the initial state."""
         require_hidden(self.recipe, int(self.data.counts[0]), self.limits)
-        place, objective = self.place / "state", self.recipe.algorithm.objective
-        own = jax.eval_shape(objective.init_personal, self.recipe.params_shape)
+        place, objective = self.place / "state", self.recipe.algorithm.divided
+        own = jax.eval_shape(objective.init_personal, self.recipe.whole_shape)
         template = {"personal": own, "upload": self.recipe.up.vector_shapes}
         saved = checkpoint.load(place, template, notify=logger.warning)
         if saved is None:
@@ -157,7 +158,7 @@ class Membership:
     def train(self, anchor: Anchor) -> SavedUpload | None:
         """Run a visit, save and return its upload; if it is not finite, return None and change only the count."""
         held = self.held
-        start = start_of(anchor.params, anchor.shared, held.personal, anchor.version)
+        start = self._start(anchor)
         vectors, personal, finite = self.timed("visit", lambda: jax.block_until_ready(self.visit(start, held.update)))
         if not finite:
             self.holding = replace(held, update=held.update + 1)
@@ -182,12 +183,25 @@ class Membership:
 
     def score(self, anchor: Anchor) -> dict[str, dict[str, float]]:
         """The client's numbers with this model and its personal state."""
-        start = start_of(anchor.params, anchor.shared, self.held.personal, anchor.version)
-        return self.timed("scores", lambda: score(self.recipe, self.data, start, self.held.update))
+        return self.timed("scores", lambda: score(self.recipe, self.data, self._start(anchor), self.held.update))
 
-    def score_one(self, params: Params) -> dict[str, float]:
-        """The metrics of one model on the client's test data."""
+    def score_shared(self, anchor: Anchor) -> dict[str, float]:
+        """The metrics of the shared model, with this client's own part if a part is personal, on its test data."""
+        own = None if self.holding is None else self.holding.personal
+        return self._score_one(client_params(self.recipe, anchor.params, own))
+
+    def _shared_words(self) -> str:
+        """The model that `score_shared` scores, in words."""
+        if not self.recipe.algorithm.sharing.personal:
+            return "shared model"
+        return "untrained personal part" if self.holding is None else "before finishing"
+
+    def _score_one(self, params: Params) -> dict[str, float]:
         return self.timed("score", lambda: score_one(self.recipe, self.data, params))
+
+    def _start(self, anchor: Anchor) -> Start:
+        """The start of the next visit from a download."""
+        return start_of(self.recipe, anchor.params, anchor.shared, self.held.personal, anchor.version)
 
     def timed(self, what: str, do: Callable[[], Found]) -> Found:
         """Call `do`. The first call for each `what` compiles, so the limit on compilation time applies to it."""
@@ -199,13 +213,13 @@ class Membership:
 
     def finish(self, anchor: Anchor, more: Mapping[str, Any] | None = None) -> tuple[Path, dict[str, Any]]:
         """Write the personal model and its numbers, including `more`; return the model's path and the numbers."""
-        numbers = {**(more or {}), "shared": self.score_one(anchor.params)}
+        numbers = {**(more or {}), "shared": self.score_shared(anchor), "shared_model": self._shared_words()}
         if self.holding is not None:
             numbers["scores"] = self.score(anchor)
         own = None if self.holding is None else self.holding.personal
         make = partial(personal_model, self.recipe, self.data, anchor.params, anchor.shared, own)
         model, words = self.timed("model", make)
-        numbers["personal"] = self.score_one(model)
+        numbers["personal"] = self._score_one(model)
         path = self.place / "personal.safetensors"
         about = describe_model(self.recipe.config, self.recipe.schema, self.recipe.training.name)
         write_personal(path, {**about, "scoring": words, "numbers": json.dumps(numbers)}, model)

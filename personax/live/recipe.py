@@ -27,7 +27,7 @@ from personax.experiment.config import (
 from personax.experiment.names import require_title_on_the_wire
 from personax.live.messages import Layout
 from personax.models.tasks import as_inputs
-from personax.objectives.objective import first_extra
+from personax.sharing import fingerprint
 from personax.simulation.checks import check_statistics
 from personax.simulation.engine import first_params
 from personax.typing import Extra, Params, Task
@@ -70,21 +70,32 @@ class Recipe:
         return first_params(starting_model(self.config, self.schema), x, self.key)
 
     @cached_property
-    def params_shape(self) -> Params:
-        """The shapes and types of the parameters."""
+    def unshared(self) -> Params:
+        """The parameters that never travel: the frozen ones and the start of each client's personal part."""
+        sharing = self.algorithm.sharing
+        return sharing.rest(self.initial_params()) if sharing.divides else None
+
+    @cached_property
+    def whole_shape(self) -> Params:
+        """The shapes and types of all parameters."""
         x = jax.ShapeDtypeStruct((1, *self.schema.shape), jnp.dtype(self.schema.dtype))
         return jax.eval_shape(lambda x: self.task.model.init(jax.random.key(0), as_inputs(x)), x)
 
     @cached_property
+    def params_shape(self) -> Params:
+        """The shapes and types of the shared parameters, which are the ones that travel."""
+        self.algorithm.require_model(self.whole_shape)
+        return self.algorithm.sharing.shared(self.whole_shape)
+
+    @cached_property
     def extra_shape(self) -> Extra:
         """The shapes and types of the extra that a client uploads beside its delta."""
-        objective = self.algorithm.objective
-        return jax.eval_shape(lambda w: first_extra(objective, w, objective.init_personal(w)), self.params_shape)
+        return jax.eval_shape(self.algorithm.divided.first_extra, self.whole_shape)
 
     @cached_property
     def down(self) -> Layout:
         """The layout of downloads: the model and the shared state broadcast beside it."""
-        shared = jax.eval_shape(self.algorithm.objective.init_shared, self.params_shape)
+        shared = jax.eval_shape(self.algorithm.divided.init_shared, self.whole_shape)
         return Layout.of({"params": self.params_shape, "shared": shared})
 
     @cached_property
@@ -120,7 +131,8 @@ class Recipe:
         table = tomllib.loads(dump(self.config))
         kept = {name: table[name] for name in ("name", "seeds", "model", "task", "algorithms")}
         kept["model"].pop("base", None)  # each client has the file, with the same digest, in a place of its own
-        return json.dumps({"config": kept, "schema": self.schema.to_dict(), "fits_scaling": self.fits_scaling})
+        about = {"config": kept, "schema": self.schema.to_dict(), "fits_scaling": self.fits_scaling}
+        return json.dumps({**about, "unshared": fingerprint(self.unshared)})
 
 
 def optimizers_in(item: Any) -> list[Any]:

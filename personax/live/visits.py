@@ -1,6 +1,7 @@
 """The computation of one client, compiled once and equal to the simulator's: visits, numbers and personal model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,14 +20,22 @@ from personax.fast.passes import optimized
 from personax.keys import run_stream
 from personax.live.messages import Layout
 from personax.live.recipe import Recipe
+from personax.sharing import Sharing, join
 from personax.typing import Params, Personal, Shared, Task
 
 Visit = Callable[[Start, int], tuple[list[Any], Personal, Any]]
 
 
-def start_of(params: Params, shared: Shared, personal: Personal, version: int) -> Start:
+def start_of(recipe: Recipe, params: Params, shared: Shared, personal: Personal, version: int) -> Start:
     """The start of a visit. Its version has the same type as in the simulator."""
-    return Start(params, shared, personal, np.int32(version))  # pyright: ignore[reportArgumentType]
+    frozen = recipe.algorithm.sharing.base(recipe.unshared)
+    return Start(params, shared, personal, np.int32(version), frozen)  # pyright: ignore[reportArgumentType]
+
+
+def client_params(recipe: Recipe, params: Params, personal: Personal | None) -> Params:
+    """A client's whole model with these shared parameters. A newcomer's personal part is at its start."""
+    whole = join(params, recipe.unshared)
+    return whole if personal is None else recipe.algorithm.divided.whole(whole, personal)
 
 
 def make_visit(recipe: Recipe, data: Federation) -> Visit:
@@ -73,21 +82,22 @@ def score(recipe: Recipe, data: Federation, start: Start, update: int) -> dict[s
 
 
 def score_one(recipe: Recipe, data: Federation, params: Params) -> dict[str, float]:
-    """The metrics of one model on the client's test data."""
-    objective = recipe.algorithm.objective
-    start = start_of(params, objective.init_shared(params), objective.init_personal(params), 0)
-    return evaluate_client(recipe.algorithm, recipe.task, data, start, Scoring("global"), update=0, key=recipe.key)
+    """The metrics of one whole model on the client's test data."""
+    algorithm = replace(recipe.algorithm, sharing=Sharing())
+    objective = algorithm.objective
+    start = Start(params, objective.init_shared(params), objective.init_personal(params), np.int32(0))  # pyright: ignore[reportArgumentType]
+    return evaluate_client(algorithm, recipe.task, data, start, Scoring("global"), update=0, key=recipe.key)
 
 
 def personal_model(
     recipe: Recipe, data: Federation, params: Params, shared: Shared, personal: Personal | None
 ) -> tuple[Params, str]:
     """The client's personal model and a description of its making. A newcomer passes no personal state."""
+    params = join(params, recipe.unshared)
     scorings = recipe.training.scorings.values()
     chosen = next((p for p in scorings if p.model not in ("global", "localized")), None)
-    objective = recipe.algorithm.objective
     if chosen is not None and chosen.is_kept and personal is not None:
-        return objective.models(params, personal)[chosen.model], chosen.describe()
+        return recipe.algorithm.divided.models(params, personal)[chosen.model], chosen.describe()
     how = chosen and newcomer_scoring(recipe.algorithm, chosen)
     if how is None:
         lr = recipe.algorithm.local.lr

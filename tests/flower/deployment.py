@@ -59,6 +59,9 @@ server = {{ kind = "asynchronous", lr = 0.5 }}
 [algorithms."PersA-FL-ME"]
 recipe = "persafl"
 objective = {{ kind = "Moreau", strength = 1.0, prox_lr = 0.1, num_prox_steps = 3 }}
+[algorithms.FedPer]
+recipe = "fedper"
+personal = "*.bias"
 [algorithms.SCAFFOLD]
 recipe = "scaffold"
 server = {{ kind = "asynchronous" }}

@@ -10,7 +10,7 @@ from personax.live.results import journal_schedule
 from tests.flower.deployment import FEDERATION, NAMES, Deployment, Run
 from tests.live.parts import assert_same
 
-SYNCHRONOUS = ("FedAvg", "Per-FedAvg (HF)", "APFL")
+SYNCHRONOUS = ("FedAvg", "Per-FedAvg (HF)", "APFL", "FedPer")
 ASYNCHRONOUS = ("APFL, asynchronous", "PersA-FL-ME")
 
 
@@ -47,7 +47,7 @@ def replayed(run, outcomes=("applied",)):
 def personal_of(run, name):
     """A client's personal state, as its own disk has it."""
     recipe = run.recipe
-    own = jax.eval_shape(recipe.algorithm.objective.init_personal, recipe.params_shape)
+    own = jax.eval_shape(recipe.algorithm.divided.init_personal, recipe.whole_shape)
     return load(run.personal(name), {"personal": own, "upload": recipe.up.vector_shapes}).tree["personal"]
 
 

@@ -36,6 +36,19 @@ ALGORITHMS = {
     "FedAvg": {"recipe": "fedavg"},
     "FedBuff": {"recipe": "fedbuff", "buffer_size": 2},
     "SCAFFOLD": {"recipe": "scaffold", "server": {"kind": "asynchronous"}},
+    "FedPer": {"recipe": "fedper", "personal": "*.bias", "server": {"kind": "asynchronous", "lr": 0.5}},
+    "FedRep": {
+        "recipe": "fedrep",
+        "personal": "*.bias",
+        "num_personal_steps": 2,
+        "server": {"kind": "asynchronous", "lr": 0.5},
+    },
+    "FedBABU": {"recipe": "fedbabu", "head": "*.bias", "server": {"kind": "asynchronous", "lr": 0.5}},
+    "PersA-FL-ME, personal biases": {
+        "recipe": "persafl",
+        "objective": {"kind": "Moreau", "strength": 1.0, "prox_lr": 0.1, "num_prox_steps": 3},
+        "sharing": {"personal": ["*.bias"]},
+    },
     "ARUBA": {"recipe": "aruba", "server": {"kind": "asynchronous", "lr": 0.5}},
 }
 

@@ -18,6 +18,7 @@ class Relay:
         self.target, self.delay, self.pause, self.pauses = port, delay, pause, pauses
         self.rng, self.open, self.is_cut, self.ended = random.Random(seed), set(), False, False
         self.num_pauses = self.num_cuts = 0
+        self.recorded = bytearray()  # every byte from the clients
         self.threads = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
@@ -64,16 +65,17 @@ class Relay:
                     self._drop(client)
                     self._drop(server)
                     continue
-                for source, sink in ((client, server), (server, client)):
+                for source, sink, record in ((client, server, self.recorded), (server, client, bytearray())):
                     line = queue.Queue()
-                    self._start(self._take_in, source, sink, line)
+                    self._start(self._take_in, source, sink, line, record)
                     self._start(self._pass_on, sink, line)
 
-    def _take_in(self, source, sink, line):
+    def _take_in(self, source, sink, line, record):
         """Note when each piece is due at the other end; the pieces after one that is late wait for it."""
         due = 0.0
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
+                record += piece
                 late = self.rng.random() < self.pauses
                 self.num_pauses += late
                 due = max(due, time.monotonic() + self.delay + late * self.pause)

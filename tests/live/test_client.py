@@ -95,7 +95,7 @@ def test_a_client_that_reports_nothing_tells_no_number(tmp_path):
     with serving(tmp_path / "run", recipe(num_rounds=1, cohort_size=1)) as running:
         found = take_part(running.connect("anna"), data_of(0), tmp_path / "anna")
         assert running.book.ledger.reports == {} and found.num_updates == 1
-        assert {"start", "shared", "personal", "scores"} == set(found.numbers)
+        assert {"start", "shared", "shared_model", "personal", "scores"} == set(found.numbers)
 
 
 def test_all_clients_end_with_their_own_models_and_the_run_has_a_report(tmp_path):

@@ -160,7 +160,8 @@ def test_the_end_of_a_client_and_of_a_newcomer(tmp_path):
     member.train(anchor_of(given))
     path, numbers = member.finish(anchor_of(given, 1), {"start": {"accuracy": 0.5}})
     assert (
-        set(numbers) == {"start", "shared", "scores", "personal"} and numbers["scores"]["APFL"] == numbers["personal"]
+        set(numbers) == {"start", "shared", "shared_model", "scores", "personal"}
+        and numbers["scores"]["APFL"] == numbers["personal"]
     )
     tree, _ = checkpoint.read_model(path)
     mixed = given.algorithm.objective.models(anchor_of(given).params, member.held.personal)["personal"]
@@ -169,7 +170,7 @@ def test_the_end_of_a_client_and_of_a_newcomer(tmp_path):
     assert np.mean(load(path).predict(x) == y) == pytest.approx(numbers["personal"]["accuracy"])
     newcomer = Membership(assignment(given), "bert", data_of(1), tmp_path / "bert", Limits())
     _, numbers = newcomer.finish(anchor_of(given, 1))
-    assert set(numbers) == {"shared", "personal"}
+    assert set(numbers) == {"shared", "shared_model", "personal"}
     assert not (tmp_path / "bert" / "test-run" / "state").exists()
 
 

@@ -171,11 +171,11 @@ def test_what_does_not_fit_is_named_and_nothing_is_sent(tmp_path):
     words = [CLASSES[i] for i in y]
     cases = {
         "label": (["cow", *words[1:]], {}, "unknown label 'cow' in row 0 (counted from 0). The classes are 'cat'"),
-        "missing": (words, {"columns": FEATURES[1:]}, "no column 'age'"),
+        "missing": (words, {"columns": FEATURES[1:]}, "missing column 'age'"),
         "renamed": (
             words,
             {"header": ["age", "doze", *FEATURES[2:]]},
-            "no column 'dose', which the model",
+            "missing column 'dose', which the model",
         ),
         "numbers": (y + 0.5, {}, "labels must be classes"),
     }
