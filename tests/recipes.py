@@ -1,4 +1,4 @@
-"""Every recipe once, as a function of a factor on its step sizes, for tables of tests."""
+"""Every recipe once, as a function of a factor on its step sizes, for test tables."""
 
 import dataclasses
 

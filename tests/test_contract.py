@@ -170,7 +170,7 @@ def test_a_recipe_is_its_configuration(name):
 
 @each(RECIPES)
 def test_evaluation_does_not_touch_the_run(name):
-    """PFLlib's trap: measuring moves the model."""
+    """PFLlib's trap: measuring changes the model."""
     result = simulate(name)
     before = jax.tree.map(np.array, end(result))
     scoring = personax.Scoring("adapted", num_steps=2)

@@ -88,7 +88,7 @@ def test_relative_difference_in_float32_does_not_care_how_long_the_vector_is(sca
 
 @pytest.mark.parametrize("scale", [1e-6, 1e4])
 def test_a_fixed_radius_fails_in_float32_where_the_relative_one_does_not(scale):
-    """FL-bench's trap: a fixed radius on an unnormalised vector drowns in rounding, or leaves the neighbourhood."""
+    """FL-bench's trap: a fixed radius on an unnormalized vector is lost in rounding, or leaves the neighborhood."""
     loss, params, vector, batch = network(jnp.float32)
     vector = jax.tree.map(lambda leaf: leaf * np.float32(scale), vector)
     truth = personax.curvature.exact(loss, params, vector, batch)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_blocks(path):
-    """Run a page's Python blocks one after another; their names at the end."""
+    """Run a page's Python blocks in order, and return their variables."""
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
     names = {}
     for block in blocks:

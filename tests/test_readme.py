@@ -20,7 +20,7 @@ from tests.live.processes import free_port
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PERSONAX = [sys.executable, "-c", "from personax.cli import app; app()"]
-ELSEWHERE = {  # what a test cannot run, and why
+ELSEWHERE = {  # commands that a test cannot run, and the reasons
     "make demo": "installs from the network; its `personax compare` is here, too",
     "pip install -e .": "installs",
     'pip install "personax[export]"': "installs",
@@ -60,7 +60,7 @@ def test_the_people_are_generated(tmp_path):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A copy of the files that the commands use, and what they made of it."""
+    """A copy of the files that the commands use, and their outputs."""
     place = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "examples", place / "examples")
     port, processes, clients = str(free_port()), [], []
@@ -104,7 +104,7 @@ def start(command, place):
 
 
 def end(process):
-    """Wait for a command, which must end well; its words."""
+    """Wait for a command to succeed, and return its output."""
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, f"{process.args}\n{said}"
     return said

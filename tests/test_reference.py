@@ -1,4 +1,4 @@
-"""The fast path against each paper's pseudocode, fed with the very samples that the fast path drew."""
+"""The fast path against each paper's pseudocode, on the same samples."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -329,7 +329,7 @@ ON_NETWORK = {
 
 @pytest.mark.parametrize("name", ON_NETWORK)
 def test_meta_gradients_of_a_network_in_shared_products_agree_with_the_twin(name, monkeypatch):
-    """A nonconvex loss, in whole visits, with batches that are small enough for a span."""
+    """A nonconvex loss in whole visits, with batches that are small enough for shared products."""
     case, twins, size = ON_NETWORK[name]
     monkeypatch.setattr(twins, "grad", network.grad)
     monkeypatch.setattr(twins, "hvp", network.hvp)
@@ -371,7 +371,7 @@ def test_the_network_is_the_task_and_is_not_convex():
     ids=lambda names: names[0],
 )
 def test_what_should_differ_differs(names):
-    """By more than a percent: no twin agrees by accident."""
+    """Differ by more than a percent, so that no twin agrees by accident."""
     ends = [run_twin(CASES[name], rounds(KEYS[0]), KEYS[0]) for name in names]
     ends = [np.ravel(end["v"] if "v" in end else end["w"]) for end in ends]
     for i, end in enumerate(ends):

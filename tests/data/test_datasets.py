@@ -1,4 +1,4 @@
-"""Pools and federations from data: what is embedded, generated, and read from files."""
+"""Pools and federations from embedded data, generated data and files."""
 
 import json
 import subprocess
@@ -177,7 +177,7 @@ def test_broken_synthetic(wrong, match):
 
 
 def write_leaf(file, users):
-    """Users' lists of x and y as LEAF writes them."""
+    """Users' lists of x and y in LEAF's format."""
     file.parent.mkdir(parents=True, exist_ok=True)
     data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
     content = {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
@@ -335,7 +335,7 @@ def test_invalid_femnist_images_are_errors(tmp_path, pixels, match):
 
 
 def table(ids, num=12, seed=0):
-    """Columns in no order: features, labels and whose they are."""
+    """Unsorted columns of features, labels and clients."""
     x = rng(seed).normal(size=(num, 4)).astype(np.float32)
     return x, rng(seed + 1).integers(0, 5, num), np.asarray(ids)[rng(seed + 2).integers(0, len(ids), num)]
 
@@ -590,7 +590,7 @@ def test_types_depend_on_all_rows_of_a_csv(tmp_path):
     assert made.y.dtype == np.float32 and made.y[-1] == 1.5 and tuple(made.names) == ("1", "x")
 
 
-# what is wrong with a table
+# errors in tables
 
 
 @tables
@@ -773,7 +773,7 @@ SCRIPT = """
 import sys, time
 import pyarrow.csv, pyarrow.parquet
 from personax.data.datasets import read_table
-peak = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])  # not its parent's, too
+peak = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])  # without its parent's peak
 before, began = peak(), time.perf_counter()
 made = read_table(sys.argv[1])
 assert made.num_clients == 1_000_000 and (made.counts == 10).all()

@@ -203,7 +203,7 @@ def test_more_errors_name_the_client_and_the_remedy(make, match):
 
 
 def column_of(order, names):
-    """The clients' samples in another order, with a column that says whose each is."""
+    """The clients' samples in a different order, with a column of clients."""
     owners = np.repeat(np.asarray(names), [len(x) for x, _ in CLIENTS])
     x, y = (np.concatenate(parts) for parts in zip(*CLIENTS, strict=True))
     return x[order], y[order], owners[order]
@@ -346,7 +346,7 @@ def test_invalid_held_out_clients_are_errors(chosen, message):
         Federation.from_clients(CLIENTS).hold_out(chosen)
 
 
-# in words
+# summaries
 
 
 def test_a_federation_prints_a_summary():
@@ -419,7 +419,7 @@ def test_arrays_imply_a_schema():
     vectors = Federation.from_clients([(np.ones((3, 4, 4), np.uint8), np.ones((3, 2)))])
     assert vectors.schema == Schema((4, 4), "uint8", target_shape=(2,))
     signs = Federation.from_clients([(np.ones((3, 1)), np.array([-1, 1, 1]))])
-    assert signs.schema.classes == ()  # -1 numbers no class
+    assert signs.schema.classes == ()  # -1 is not a class number
 
 
 def test_there_is_a_class_for_the_largest_label_of_anyone():

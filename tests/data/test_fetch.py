@@ -1,4 +1,4 @@
-"""Fetching: whole or not at all, resumable, verified, from wherever the data can be had."""
+"""Downloads are atomic, resumable and verified, and fall back to other sources."""
 
 import gzip
 import hashlib
@@ -27,7 +27,7 @@ from personax.data.datasets.fetch import fetch_source, folder, load, require_fet
 from personax.data.datasets.sources import CIFAR10, MNIST, SOURCES, Archive, Expected, Package, Source
 
 USERS_PATH = os.environ.get("PATH", os.defpath)
-PATIENCE = 60.0  # seconds before a test that hangs fails
+PATIENCE = 60.0  # seconds before a hanging test fails
 
 
 # a small dataset in the formats of the large ones
@@ -100,7 +100,7 @@ def source(arrays, *origins, name="tiny"):
 
 
 class Web:
-    """Serves `files`. `cut` ends every answer after so many bytes; `ranges` is what it does with a Range."""
+    """A server of `files`. `cut` ends responses after this many bytes; `ranges` is its treatment of Range headers."""
 
     def __init__(self, address):
         self.address, self.files, self.asked = address, {}, []
@@ -171,7 +171,7 @@ def arrays():
 
 @pytest.fixture
 def tiny(web, arrays):
-    """A source whose archive the server has."""
+    """A source with its archive on the server."""
     web.files["tiny.tar.gz"] = cifar_tar(arrays)
     return source(arrays, Archive((web.url("tiny.tar.gz"),), decode.cifar_archive))
 
@@ -234,7 +234,7 @@ def test_a_broken_connection_is_retried(web, tiny, place, arrays, ranges):
     if ranges == "served":
         assert_fetched(get(tiny, place), arrays)
         assert [wanted for _, wanted in web.asked] == [None, f"bytes={web.cut}-"]
-    else:  # an answer from elsewhere in the file is not appended
+    else:  # a response for another part of the file is not appended
         with pytest.raises(CannotFetch, match=rf"ended after {web.cut:,} of {size:,} bytes"):
             get(tiny, place)
 
@@ -344,7 +344,7 @@ def test_a_file_with_other_arrays_is_reported(tiny, place):
         load(tiny)
 
 
-# npm where the archive does not answer
+# npm if the archive does not answer
 
 
 @pytest.fixture
@@ -424,7 +424,7 @@ def test_a_folder_that_cannot_be_created_is_not_blamed_on_the_server(web, tiny, 
     assert not web.asked
 
 
-# several at once
+# concurrent downloads
 
 
 def test_concurrent_downloads_wait_for_each_other(web, tiny, place, arrays):
@@ -436,7 +436,7 @@ def test_concurrent_downloads_wait_for_each_other(web, tiny, place, arrays):
         if what == "waiting for another download":
             entered.wait()
 
-    web.before_body = entered.wait  # the first goes on only when a second waits for it
+    web.before_body = entered.wait  # the first continues only when a second waits for it
     with ThreadPoolExecutor(2) as pool:
         paths = list(pool.map(lambda _: get(tiny, place, progress), range(2)))
     assert paths == [place / "tiny.npz"] * 2 and len(web.asked) == 1 and told["waiting for another download"] == 1
@@ -457,7 +457,7 @@ fetch_source(source, Path(sys.argv[3]), lambda *now: None)
 
 @contextmanager
 def process(tiny, place):
-    """A Python process that fetches."""
+    """A Python process that downloads."""
     (archive,) = tiny.origins
     command = [sys.executable, "-c", SCRIPT, archive.urls[0], repr(dict(tiny.arrays)), str(place)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
@@ -594,7 +594,7 @@ def test_packages_decode_as_archives_do(tmp_path, arrays):
         np.testing.assert_array_equal(array, digits[name])
 
 
-# the real ones
+# the real packages
 
 
 @pytest.mark.slow

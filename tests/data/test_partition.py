@@ -1,4 +1,4 @@
-"""Partitions: the papers' counts, what must be disjoint, what follows the key, random requests, refusals."""
+"""Partitions: the papers' counts, disjointness, dependence on the key, random requests, and errors."""
 
 import dataclasses
 
@@ -30,12 +30,12 @@ seeds = st.integers(0, 2**31).map(jax.random.key)
 
 
 def pool(sizes, seed=0):
-    """Labels with so many samples of each class, in random order."""
+    """Labels with these numbers of samples per class, in random order."""
     return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
 def class_counts(labels, partition):
-    """[clients, classes]: how many samples of each class a client holds."""
+    """The numbers of samples of each client and class, [clients, classes]."""
     classes = np.unique(labels)
     return np.stack([(labels[rows][:, None] == classes).sum(axis=0) for rows in partition])
 
@@ -50,7 +50,7 @@ def pools(least=0, max_classes=8, even=False):
 
 
 def assert_valid(partition, num_samples):
-    """Rows of the pool, none twice within a client."""
+    """Check that rows are in the pool and unique within each client."""
     assert partition.rows.dtype == partition.offsets.dtype == np.int64
     assert partition.rows.min() >= 0 and partition.rows.max() < num_samples
     assert all(len(np.unique(rows)) == len(rows) for rows in partition)
@@ -78,7 +78,7 @@ RANDOM = {
 each_random = pytest.mark.parametrize("make", RANDOM.values(), ids=list(RANDOM))
 
 
-# what the papers say
+# the papers' settings
 
 
 def test_iid_gives_100_clients_600_images_of_mnist():
@@ -126,7 +126,7 @@ def test_clients_of_a_fixed_size_can_use_up_the_pool(num_classes_each):
 
 @pytest.mark.parametrize(("num_clients", "num_per_client"), [(10, 5), (20, 3), (40, 7)])
 def test_two_classes_for_each_client_can_use_up_the_pool(num_clients, num_per_client):
-    """With one sample over for each client, and none to spare in any class."""
+    """One sample remains for each client, and all classes are used up."""
     labels = pool((num_clients * num_per_client // 10,) * 10)
     for seed in range(10):
         key = jax.random.key(seed)
@@ -204,7 +204,7 @@ def test_of_an_odd_number_of_clients_the_second_half_is_larger():
 
 
 def test_the_two_classes_of_a_client_are_independent():
-    """Fallah: of 25 pairs of classes each comes up for 1 client in 25."""
+    """Fallah: each of 25 pairs of classes is chosen for 1 client in 25."""
     labels = pool((200,) * 10)
     pairs = np.zeros((5, 5))
     for seed in range(40):
@@ -239,7 +239,7 @@ def test_a_partition_is_its_clients():
 
 
 def test_shared_rows_are_counted_once_and_not_within_a_client():
-    rows = np.array([1, 2, 3, 3, 2, 3, 2, 4])  # 3 is twice with the first client, 2 with all three
+    rows = np.array([1, 2, 3, 3, 2, 3, 2, 4])  # the first client has 3 twice; all three clients have 2
     assert Partition(rows, np.array([0, 4, 6, 8])).num_shared == 2
     assert Partition(np.array([3, 3, 1]), np.array([0, 2, 3])).num_shared == 0
     assert Partition(np.array([], int), np.array([0, 0])).num_shared == 0
@@ -260,7 +260,7 @@ def test_classes_without_clients_are_noted():
     np.testing.assert_array_equal(held[held > 0], np.array(SMALL)[held > 0])
 
 
-# what follows the key
+# dependence on the key
 
 
 @each_random
@@ -300,7 +300,7 @@ def test_rows_of_a_client_come_in_random_order(make):
     ids=["classes", "classes, fixed size", "halves", "different heterogeneity", "dirichlet"],
 )
 def test_a_training_and_a_test_pool_give_a_client_the_same_classes(make):
-    # At a concentration of 0.001 a client has one class, but for 1 in some hundreds; most of its samples tell which.
+    # At a concentration of 0.001, all but 1 in some hundred clients have one class, the most frequent of their samples.
     main = lambda held: held > 0.05 * held.sum(axis=1, keepdims=True)
     train, test = pool(MNIST), pool(MNIST_TEST, seed=1)
     ours, theirs, others = (
@@ -532,7 +532,7 @@ def test_a_split_does_not_depend_on_the_order_of_the_rows():
 
 
 def test_a_split_is_random_whatever_the_order():
-    """Every place of a client that holds its rows in order is tested equally often, and comes anywhere in a part."""
+    """Each position of a client with ordered rows is in the test part equally often, and anywhere in its part."""
     partition, tested = natural(np.arange(20_000) % 1000), np.zeros(20)
     train, test = partition.split(0.3, key=KEY)
     np.add.at(tested, test.rows // 1000, 1)
@@ -567,7 +567,7 @@ def test_many_clients_are_quick():
     assert np.all(ids[partition.rows] == np.repeat(np.arange(num_clients), 10))
 
 
-# refusals
+# errors
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The description of a sample: classes and columns by name, types, scaling, and its way through JSON."""
+"""Schemas: classes and columns by name, types, scaling, and the round trip through JSON."""
 
 import json
 from functools import reduce
@@ -70,7 +70,7 @@ def test_an_unknown_label_is_reported_by_name_and_row():
     own = Schema((3,), "float32", TABLE.features, ("wel", "well"))
     with refused("new.csv: unknown label 'wel' in row 2", "'ill', 'well'", "Did you mean `well`?", kind=ValueError):
         conformed(TABLE, own, np.ones((4, 3)), [1, 1, 0, 1])
-    assert conformed(TABLE, own, np.ones((2, 3)), [1, 1])[1].tolist() == [1, 1]  # names that no row has do no harm
+    assert conformed(TABLE, own, np.ones((2, 3)), [1, 1])[1].tolist() == [1, 1]  # names without rows are harmless
     with refused("labels must be classes", kind=ValueError):
         conformed(TABLE, Schema((3,), "float32", TABLE.features), np.ones((2, 3)), [0.5, 1])
 

@@ -1,4 +1,4 @@
-"""Results class by class are counts of the predictions of the models that `evaluate` scores."""
+"""Results per class are counts of the predictions of the models that `evaluate` scores."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from personax.evaluation.classes import count_classes
 KEY = jax.random.key(0)
 MODEL = personax.logistic_regression(3)
 TASK = personax.classification(MODEL)
-SIZES = (70, 3, 140, 64)  # of test data: less and more than what is scored at once
+SIZES = (70, 3, 140, 64)  # of test data: below and above the number scored at once
 
 
 def setting(seeds=None):

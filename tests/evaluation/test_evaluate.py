@@ -60,7 +60,7 @@ def test_adaptation_uses_each_clients_own_training_data_and_never_what_is_scored
 
 
 def test_the_personal_model_of_pfedme_is_theta():
-    """The trap of pFedMe and PFLlib: scoring w in place of theta, or parameters that never move."""
+    """The trap of pFedMe and PFLlib: scoring w instead of theta, or parameters that never change."""
     algorithm = personax.pfedme(strength=2.0, lr=0.1, prox_lr=0.1, num_prox_steps=50, **LOCAL)
     fed, result = setting(algorithm)
     stored = score(algorithm, fed, result, personax.Scoring("personal"))
@@ -157,7 +157,7 @@ def test_with_the_runs_key_a_localized_model_is_what_the_next_visit_uploads():
     assert evaluated(run(2), key=jax.random.key(5)).metrics["loss"] != now
 
 
-# which clients
+# clients
 
 
 def test_the_cohort_is_that_of_the_last_round_of_each_seed():
@@ -206,7 +206,7 @@ def test_newcomers_adapt_in_a_few_steps():
 
 
 def test_newcomers_of_apfl_step_their_own_part_of_the_mixture():
-    """APFL (7): v starts at the shared model, the slope carries the mixing weight, w stands still."""
+    """APFL (7): v starts at the shared model, the gradient has the mixing weight as a factor, and w is fixed."""
     algorithm = personax.apfl(lr=0.1, mix=0.4, update_mix="never", **LOCAL)
     fed, new, result, w = newcomers_setting(algorithm)
     scoring = personax.Scoring("recomputed", 3, lr=0.2, batch_size=16, clients="held_out")
@@ -219,11 +219,11 @@ def test_newcomers_of_apfl_step_their_own_part_of_the_mixture():
     np.testing.assert_allclose(score(algorithm, fed, result, scoring), losses(new, models), rtol=1e-10)
 
 
-# which data
+# data
 
 
 def test_adaptation_by_default_never_sees_what_is_scored():
-    """Other test data gives other scores, but the same adapted model: its training scores do not move."""
+    """Different test data gives different scores but the same adapted model, with the same training scores."""
     algorithm = personax.per_fedavg(adapt_lr=0.1, lr=0.1, **LOCAL)
     fed, result = setting(algorithm)
     other = personax.Federation.from_clients(closed_forms.clients(), test=closed_forms.clients(seed=7))
@@ -270,12 +270,12 @@ def test_training_scores_need_no_test_data():
     )
 
 
-# what evaluation must not do
+# side effects of evaluation
 
 
 @pytest.mark.parametrize("name", ["scaffold_1", "apfl", "pfedme", "aruba", "per_fedavg_hf"])
 def test_evaluating_never_moves_the_run(name):
-    """The trap of PFLlib: measuring moves the model. A run that is watched ends where one that is not does."""
+    """The trap of PFLlib: measuring changes the model. A monitored run must end like an unmonitored one."""
     algorithm = SYNCHRONOUS[name](1.0)
     fed, alone = setting(algorithm)
     before = jax.tree.map(np.array, alone.snapshot.state)
@@ -316,7 +316,7 @@ def test_invalid_scorings_are_refused(make, message):
 
 
 def test_zero_steps_leave_a_client_at_its_start():
-    """The personal state it keeps, for a newcomer the initial one: the first point of a curve is no jump."""
+    """With zero steps, the model is the client's personal state, or the initial state for a newcomer."""
     for algorithm in (personax.apfl(lr=0.1, mix=0.4, **LOCAL), personax.local_only(lr=0.1, **LOCAL)):
         fed, result = setting(algorithm)
         begins = score(algorithm, fed, result, personax.Scoring("recomputed", 0))
@@ -337,7 +337,7 @@ def test_the_batches_of_a_newcomer_follow_its_id():
 
 
 def test_a_run_is_scored_on_the_clients_that_it_trained():
-    """Personal states belong to clients, not to places: a federation in another order would score the wrong model."""
+    """Personal states belong to clients, not positions: a reordered federation would score the wrong model."""
     algorithm = personax.apfl(lr=0.1, mix=0.4, **LOCAL)
     fed, result = setting(algorithm)
     for model in ("personal", "recomputed", "localized"):
@@ -378,7 +378,7 @@ def test_errors_explain_what_cannot_be_evaluated():
             personax.evaluate(algorithm, TASK, fed, result, personax.Scoring(), key=key)
 
 
-# one client from what it holds
+# one client from its own state
 
 
 @pytest.mark.parametrize("model", ["global", "adapted", "localized", "personal", "recomputed", "local"])

@@ -60,7 +60,7 @@ def test_deciles_know_which_end_is_worse():
 
 
 def test_differences_are_paired_by_seed():
-    """Seeds that differ much, algorithms that differ little: the paired interval is narrow, the means' is not."""
+    """If seeds differ much and algorithms little, the paired interval is narrow although the means' are wide."""
     shift = np.arange(5)[:, None] / 10
     better, worse = evaluation(ACCURACY / 9 + shift), evaluation(ACCURACY / 9 + shift - 0.01)
     found = better.difference(worse, "accuracy")

@@ -4,7 +4,7 @@ import pytest
 
 from personax.evaluation.scoring import COMPUTED, MODELS, Scoring
 
-# Whether the model takes adaptation steps, whether it needs no state, and whether the client keeps it.
+# True if the model takes adaptation steps, if it needs no state, and if the client keeps it.
 FACTS = {
     "global": (False, True, False),
     "localized": (False, False, False),

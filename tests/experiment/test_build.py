@@ -1,4 +1,4 @@
-"""From configurations to the values of a run: what Python would have built, or an error that says what does not fit."""
+"""Configurations build the same values as Python, or raise an error that explains the mismatch."""
 
 import dataclasses
 import sys
@@ -170,7 +170,7 @@ def test_baselines_need_a_step_size():
         resolve(config, baselines=True)
 
 
-# What does not fit
+# Mismatches
 
 
 @pytest.mark.parametrize(
@@ -547,7 +547,7 @@ def test_models_and_penalties_are_those_of_python(section, model):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A current folder of its own, which is not otherwise a place to import from."""
+    """A new current folder, which is not on the import path otherwise."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     return tmp_path

@@ -53,7 +53,7 @@ def back(folder, template, told=no_warning):
 
 
 def state(number):
-    """A tree whose content follows from its number."""
+    """A tree whose content depends on its number."""
     rng = np.random.default_rng(number)
     return {"w": rng.normal(size=(5, 3)), "step": np.int32(number), "pair": Pair(rng.random(2) < 0.5, ())}
 
@@ -176,7 +176,7 @@ def test_a_run_of_arrivals_with_several_seeds_continues_as_if_it_had_not_stopped
     assert_continues(tmp_path, algorithm, schedule, jax.random.split(KEY, 2))
 
 
-# What is kept
+# Kept checkpoints
 
 
 def test_the_last_two_are_kept_and_files_of_others_stay(tmp_path):
@@ -219,7 +219,7 @@ def test_loading_returns_none_without_a_checkpoint(tmp_path):
     assert load(tmp_path, ()) is None
 
 
-# Stops
+# Interruptions
 
 
 STOPPED = {
@@ -415,7 +415,7 @@ def test_another_format_is_an_error_and_no_damage(tmp_path):
         load(tmp_path, ())
 
 
-# What is refused
+# Errors
 
 
 TREE = {"w": np.zeros((5, 3)), "step": np.int32(0), "pair": Pair(np.zeros(2, bool), ())}
@@ -441,7 +441,7 @@ def test_a_template_of_another_run_is_refused(two, kind):
 
 
 class Same:
-    """A key that prints like another."""
+    """A key with the same text as another."""
 
     def __repr__(self):
         return "same"

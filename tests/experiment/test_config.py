@@ -1,4 +1,4 @@
-"""Configurations: TOML in, the same TOML out; whatever is wrong is said in words before anything is computed."""
+"""Configurations round-trip through TOML, and mistakes are explained before anything is computed."""
 
 import contextlib
 import copy
@@ -39,7 +39,7 @@ def default():
 
 @contextlib.contextmanager
 def refused(*said, kind=ConfigError):
-    """Around what must be an error with these words in it."""
+    """Expect an error that contains these words."""
     with pytest.raises(kind) as error:
         yield
     for words in said:
@@ -125,7 +125,7 @@ def test_the_options_of_an_algorithm_stand_beside_its_recipe():
     assert (entry.recipe, entry.options, entry.scores) == ("apfl", {"lr": 0.1, "mix": 0.5}, {"S": {}})
 
 
-# What is wrong with a table
+# Mistakes in tables
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_an_override_changes_one_setting(override, place, item):
     found = load(None, [*needed, override])
     for name in place:
         found = found[name] if isinstance(found, dict) else getattr(found, name)
-    assert found == item  # TOML where it can be, else text
+    assert found == item  # TOML if possible, otherwise text
 
 
 @pytest.mark.parametrize("override", ["seeds", "=3", "a..b=3", ".=3", "", "schedule.=1"])
@@ -305,7 +305,7 @@ def test_one_of_several_algorithms_is_chosen_by_name():
         choose_algorithm(several, "a", "mine.toml")
 
 
-# Fuzzed tables: they are built, or an error says what is wrong
+# Fuzzed tables are built, or raise an error that explains the mistake
 
 TABLE = default() | {"model": {"kind": "mlp", "widths": [3]}}
 NUMBERS = [0, 1, -1, 7, 2**31, 2**63, 2**64, 10**40, 0.5, -0.5, 1e-300, 1e300, math.nan, math.inf, True, False]
@@ -383,7 +383,7 @@ PROTOCOL = [field.name for field in dataclasses.fields(personax.Scoring)]
 
 @st.composite
 def options(draw, names, needed=()):
-    """These settings that are needed and some of the others, few of them with a value that does not fit."""
+    """The required settings and some others, a few of them with an invalid value."""
     others = st.lists(st.sampled_from([name for name in names if name not in needed]), unique=True, max_size=3)
     chosen = {name: draw(st.sampled_from(FITTING.get(name, [0.5, 0.01]))) for name in [*needed, *draw(others)]}
     for name in draw(st.lists(st.sampled_from(sorted(chosen)), max_size=1)) if chosen else ():
@@ -430,7 +430,7 @@ def is_small(config: Config) -> bool:
 
 
 def build_all(table):
-    """Everything that a run does with a configuration before it trains."""
+    """Do everything that a run does with a configuration before it trains."""
     config = parse(table)
     for baselines in (True, False):
         resolved = resolve(config, baselines=baselines)
@@ -445,7 +445,7 @@ def build_all(table):
 def check_that_it_is_built_or_refused(table):
     try:
         build_all(table)
-    except ValueError as error:  # a ConfigError, or what a value says of itself
+    except ValueError as error:  # a ConfigError, or a value's own error
         lines = str(error).splitlines()
         assert 0 < len(lines) < 12 and max(map(len, lines)) < 1000, str(error)
 

@@ -1,4 +1,4 @@
-"""Stationarity along a run: gradient norms computed by hand, random iterates, bounds where a theorem covers the run."""
+"""Stationarity during a run: gradient norms by hand, random iterates, and bounds if a theorem covers the run."""
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ def test_random_iterates_are_those_of_synchronous_rounds(whole):
     _, record = whole
     assert all(one.iterate_stationarity is None for one in evaluations(record, "PersA-FL"))
     first, *later = evaluations(record, "FedAvg")
-    assert first.iterate_stationarity == first.stationarity  # nothing has moved
+    assert first.iterate_stationarity == first.stationarity  # the model is unchanged
     models = [(one.iterate_stationarity, one.stationarity) for one in later]
     assert all(iterate != model for iterate, model in models)
 

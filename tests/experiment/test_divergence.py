@@ -1,4 +1,4 @@
-"""Divergence costs one row: what diverged says when and where, and everything else is as if it had not."""
+"""Divergence costs one row, which reports when and where; everything else is as if it had not happened."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ ADAPTED = {"model": "adapted", "num_steps": 1, "lr": 1e-35, "batch_size": 4}
 
 
 def visits(seed):
-    """The clients of each round, one in each."""
+    """The client of each round."""
     return px.rounds(NUM_CLIENTS, NUM_ROUNDS, 1, key=jax.random.key(seed)).client.tolist()
 
 
@@ -90,7 +90,7 @@ def whole(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gone(data, tmp_path_factory):
-    """A run in which all seeds of one algorithm diverge, one after another."""
+    """A run in which all seeds of one algorithm diverge at different times."""
     seeds = [seed for seed in range(100) if POISONED in visits(seed)[:3]][:2]
     return run(tmp_path_factory.mktemp("gone") / "run", config_of(data, seeds))[0]
 
@@ -224,7 +224,7 @@ def test_a_run_interrupted_at_every_advance_ends_in_the_same_bits(kind, request,
 @pytest.mark.parametrize("kind", ["whole", "gone"])
 @pytest.mark.parametrize("method", ["begin", "end"])
 def test_a_part_that_diverged_is_finished(kind, method, request, tmp_path):
-    """It is neither trained again nor an error when a run is resumed."""
+    """A resumed run neither retrains it nor raises an error."""
     whole = request.getfixturevalue(kind)
     folder = start(load_run(whole.config), tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
@@ -337,7 +337,7 @@ def test_an_update_that_is_not_finite_can_be_an_error(data, tmp_path):
 
 
 def test_a_regression_with_a_mean_of_100_costs_the_rows_that_diverge(tmp_path):
-    """The default step size is too large for targets that were not scaled."""
+    """The default step size is too large for unscaled targets."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(240, 3))
     np.savez(tmp_path / "r.npz", x=x, y=100 + x @ [1.0, 2.0, 3.0], client=np.repeat(np.arange(12), 20))
@@ -367,7 +367,7 @@ def test_a_regression_with_a_mean_of_100_costs_the_rows_that_diverge(tmp_path):
     assert "(client " in first and "seed" in first and "clip_norm" in remedy and "on_nonfinite" in remedy
     assert write_report([folder.root], folder.report).exists()
     execute(folder, watch := Stop())
-    assert not watch.begun  # what has diverged is finished, too
+    assert not watch.begun  # diverged algorithms are finished too
     assert read_results(folder.root).algorithms[0].divergences == record.algorithms[0].divergences
 
 

@@ -1,4 +1,4 @@
-"""Load trained models, ask them for predictions, write these, and export."""
+"""Tests of loading trained models, their predictions, and their export."""
 
 import json
 import stat
@@ -89,7 +89,7 @@ def as_in_the_file(federation, x):
     return x * np.array(scaling.deviation) + np.array(scaling.mean)
 
 
-# Whose model
+# Choice of the model
 
 
 @pytest.mark.parametrize("score", ["tuned", "APFL", "Local"])

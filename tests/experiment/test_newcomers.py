@@ -1,4 +1,4 @@
-"""Handing over: a newcomer's own model, from a run and a file, and how much better it is."""
+"""A newcomer's own model, made from a run and a file, and its improvement."""
 
 import dataclasses
 import json
@@ -153,7 +153,7 @@ def test_the_model_is_written_under_readable_names(folder, patient, tmp_path):
     assert json.loads(about["before"]) == found.before and json.loads(about["after"]) == found.after
 
 
-# Which algorithm, by which score
+# Choice of algorithm and score
 
 
 def with_rows(folder, headline="accuracy", **changes):
@@ -241,8 +241,8 @@ def written(tmp_path, rows, header="patient,a,b,c,state"):
     ("rows", "header", "said"),
     [
         (rows_of("x", 5, 1) + rows_of("y", 5, 2), "patient,a,b,c,state", "must hold the samples of one client, got 2"),
-        ([row[:3] + row[4:] for row in rows_of("x", 9, 1)], "patient,a,b,state", "odd.csv: no column 'c'"),
-        (rows_of("x", 9, 1), "patient,a,beta,c,state", "no column 'b', which the model was trained on."),
+        ([row[:3] + row[4:] for row in rows_of("x", 9, 1)], "patient,a,b,state", "odd.csv: missing column 'c'"),
+        (rows_of("x", 9, 1), "patient,a,beta,c,state", "missing column 'b', which the model was trained on."),
         (rows_of("x", 9, 1), "patient,a,b,c,status", "state"),
         (rows_of("x", 9, 1, lambda label: label), "patient,a,b,c,state", "The classes are 'fit', 'ill', 'sick'"),
         (rows_of("x", 9, 1, lambda label: label + 0.5), "patient,a,b,c,state", "labels must be classes ('fit', 'ill'"),
@@ -283,7 +283,7 @@ def test_a_client_may_have_some_of_the_runs_classes(folder, tmp_path):
     found = personalize_newcomer(folder, written(tmp_path, rows), "FedAvg", lr=0.4)
     client, params = read(tmp_path / "odd.csv"), model_of(folder, "FedAvg")
     x, y = client.client_test(0)
-    assert client.schema.classes == ("ill", "sick") and set(y.tolist()) == {0, 1}  # as the file alone has it
+    assert client.schema.classes == ("ill", "sick") and set(y.tolist()) == {0, 1}  # as in the file alone
     assert found.before == pytest.approx(by_hand(params, x, y + 1)[0], rel=1e-5)
 
 

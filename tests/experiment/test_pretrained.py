@@ -1,4 +1,4 @@
-"""Networks that start at a file: the same numbers, checked names and shapes, and a digest that a run folder keeps."""
+"""Networks initialized from a file: equal numbers, checked names and shapes, and a digest in the run folder."""
 
 import hashlib
 import tomllib

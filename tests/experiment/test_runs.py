@@ -1,4 +1,4 @@
-"""Runs: what they write is what they computed, and whatever interrupts them, they end in the same bits."""
+"""Runs write what they computed, and end in the same bits after any interruption."""
 
 import contextlib
 import dataclasses
@@ -99,7 +99,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, programs):
-    """A run that nothing interrupted."""
+    """An uninterrupted run."""
     return run(tmp_path_factory.mktemp("whole") / "run", checkpoint_seconds=0.0)[0]
 
 
@@ -114,7 +114,7 @@ def work(whole):
 
 
 def timeless(item):
-    """Plain data without what a clock said."""
+    """Return plain data without durations and dates."""
     if isinstance(item, dict):
         return {key: timeless(entry) for key, entry in item.items() if key not in ("seconds", "started")}
     return [timeless(entry) for entry in item] if isinstance(item, list) else item
@@ -129,7 +129,7 @@ def lines_of(path):
 
 
 def assert_same_end(folder, whole):
-    """The same bits wherever a run says something, and nothing left lying about."""
+    """Check that all outputs of two runs are equal to the bit, and that no temporary files remain."""
     for name in NAMES:
         assert folder.model(name).read_bytes() == whole.model(name).read_bytes()
         newest, wanted = (max(one.checkpoints(name).glob("*.safetensors")) for one in (folder, whole))
@@ -148,7 +148,7 @@ def assert_same_end(folder, whole):
     assert not [path for path in folder.root.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"]
 
 
-# What a run writes
+# Files of a run
 
 
 def test_the_results_fit_their_schema(whole, record):
@@ -391,7 +391,7 @@ def test_citations_are_of_what_was_used(record):
     assert cite(record.federation.citations).count("@") == 2
 
 
-# The same again
+# Reruns
 
 
 def test_running_the_written_configuration_again_gives_the_same_numbers(whole, tmp_path):
@@ -438,7 +438,7 @@ def test_less_is_evaluated_and_no_newcomers_adapt_where_none_is_asked_for(tmp_pa
 
 
 class Stop(Silent):
-    """A watch that interrupts at the n-th time that a method of it is called, and remembers what it was told."""
+    """A watch that interrupts at the n-th call of a method, and records the arguments."""
 
     def __init__(self, at=None, method="advance"):
         self.left, self.method, self.said, self.begun, self.num_advances = at, method, [], [], 0
@@ -601,7 +601,7 @@ def test_tensorboard_gets_a_run_for_each_score(tmp_path, whole):
     assert all(list(path.glob("events.*")) for path in place.iterdir())
 
 
-# Parts of it, without training
+# Parts of a run, without training
 
 
 def evaluation(scoring, ids=(0, 1, 2), **metrics):
@@ -659,7 +659,7 @@ def test_invalid_runs_are_reported_during_preparation():
     assert isinstance(ConfigError(""), ValueError)
 
 
-# In processes of their own
+# Separate processes
 
 COMMAND = """
 import functools, sys
@@ -672,7 +672,7 @@ personax.cli.app()
 
 @contextlib.contextmanager
 def process(programs, *words):
-    """The command line in a process of its own, which saves at every evaluation and finds its programs compiled."""
+    """The command line in a separate process, which saves at every evaluation and finds its programs compiled."""
     environment = os.environ | {
         "JAX_ENABLE_X64": "1",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
@@ -699,7 +699,7 @@ def num_lines(path):
 
 
 def wait_for(started, folder, num, seconds=120):
-    """Until a run has written so many evaluations, or has ended."""
+    """Wait until a run has written this many evaluations, or has ended."""
     end = time.monotonic() + seconds
     while num_lines(folder.metrics) < num and started.poll() is None and time.monotonic() < end:
         time.sleep(0.002)
@@ -707,7 +707,7 @@ def wait_for(started, folder, num, seconds=120):
 
 
 def assert_whole_files(folder):
-    """Wherever a run was stopped, every file but the stream of metrics is whole."""
+    """Check that every file except the stream of metrics is complete."""
     for path in folder.root.rglob("*"):
         if path.name.startswith(".") or not path.is_file():
             continue
@@ -742,7 +742,7 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(whole, programs, config_file,
 
 
 def killed(programs, folder, first, rng):
-    """A run, or one resumed, that is killed at a random moment."""
+    """Start or resume a run, and kill it at a random moment."""
     with process(programs, *first) as started:
         done = max(num_lines(folder.metrics), 0)
         wait_for(started, folder, rng.randint(done, 25))

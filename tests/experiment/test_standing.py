@@ -1,4 +1,4 @@
-"""Runs that cannot mix: what `resume` refuses, what it extends, and what it rebuilds."""
+"""Tests of `resume`: it refuses to mix results, extends runs, and rebuilds files."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def folder(template, tmp_path):
-    """A finished run of its own for a test, at the same cost as copying it."""
+    """A separate finished run for a test, which is as cheap as a copy."""
     made = Folder(tmp_path / "run")
     for path in template.root.rglob("*"):
         if path.is_file():
@@ -72,7 +72,7 @@ def set_rounds(num_rounds):
 
 
 def bytes_of(folder):
-    """Everything that does not depend on a clock."""
+    """Return everything that does not depend on time."""
     models = [folder.model(name).read_bytes() for name in NAMES]
     clients = pq.read_table(folder.clients).to_pylist()
     return models, clients, timeless(json_of(folder.results)), timeless(lines_of(folder.metrics))
@@ -101,7 +101,7 @@ def bytes_of(folder):
 )
 @pytest.mark.parametrize("state", ["finished", "interrupted"])
 def test_a_changed_setting_is_refused_by_name(folder, change, words, state):
-    if state == "interrupted":  # what is left then is a checkpoint
+    if state == "interrupted":  # only a checkpoint remains
         for path in (folder.results, *(folder.part(name) for name in NAMES)):
             path.unlink()
     edit(folder, change)
@@ -249,7 +249,7 @@ def test_an_asynchronous_run_is_continued_from_a_state_on_the_way(tmp_path, dela
     edit(folder, set_rounds(30))
     watch = Stop()
     execute(folder, watch)
-    if delays == DELAYS["log-normal"]:  # a client that is away for long starts from a model that the short run dropped
+    if delays == DELAYS["log-normal"]:  # a client with a long absence starts from a model that the short run dropped
         assert watch.begun[0][2] == 0 and "from the beginning" in watch.said[0]
     else:
         assert watch.begun[0][2] > 0 and watch.said == []

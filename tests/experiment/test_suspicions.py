@@ -1,4 +1,4 @@
-"""Warnings before training: data that is legal, and likely to be a mistake."""
+"""Warnings before training about valid data that is likely to be a mistake."""
 
 import json
 
@@ -111,7 +111,7 @@ def test_a_run_reports_them_before_training(tmp_path):
 
 
 def test_a_regression_is_scored_in_original_units(tmp_path):
-    """The error is that of predictions which are scaled back, on the targets of the file."""
+    """The error is computed from rescaled predictions and the targets of the file."""
     target = np.round(100 + 20 * AGE + RNG.normal(size=NUM), 6)
     path = written(tmp_path / "t.csv", age=AGE, label=target)
     config = config_of(path, data={"standardize": True})

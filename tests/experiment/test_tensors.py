@@ -1,4 +1,4 @@
-"""The types and names of leaves: the same in files and on the wire."""
+"""The types and names of leaves are the same in files and messages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tuning: options are chosen on a part of the clients' training data, whatever their tests and newcomers hold."""
+"""Tuning chooses options on a part of the clients' training data, independently of test data and newcomers."""
 
 import dataclasses
 from functools import partial
@@ -253,7 +253,7 @@ def test_the_results_of_a_tuned_run_include_the_search(data, tmp_path):
     assert FOUND.algorithms[0].of({"lr": 1.0}) is None
 
 
-# Which options are tried
+# Choice of options
 
 DEFAULTS = {  # of each recipe, the numbers that it declares
     "fedavg": {"lr"},

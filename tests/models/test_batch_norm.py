@@ -1,4 +1,4 @@
-"""Batch normalization of every library: closed forms of the running statistics, filler rows, the module by hand."""
+"""Batch normalization of every library: closed forms of the running statistics, padding, and the module by hand."""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,4 @@
-"""Adapters on dense layers: the base as it starts, products as if merged, and no kernel of a client's own."""
+"""Adapters on dense layers: the initial base, products equal to merged ones, and no kernel per client."""
 
 import equinox as eqx
 import jax
@@ -115,7 +115,7 @@ def by_name(params):
 
 
 def disturbed(params, seed=1):
-    """Other numbers everywhere, so that no term is zero."""
+    """Change all numbers, so that no term is zero."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape), params)
 
@@ -216,7 +216,7 @@ def test_adapters_have_the_type_of_their_kernel():
 
 
 def test_no_array_of_a_client_has_the_size_of_a_kernel():
-    """Clients with adapters of their own multiply by one W: nothing in the program of their gradients is larger."""
+    """Clients with their own adapters multiply by one W: nothing in the program of their gradients is larger."""
     num_clients, width, rank = 6, 64, 2
     x = jnp.ones((num_clients, 3, width))
     model = lora(mlp((width, width), width), rank)

@@ -127,7 +127,7 @@ def test_layers_start_from_different_keys(init):
     assert not np.allclose(kernels[1], kernels[2])
 
 
-# what they compute
+# outputs
 
 
 @pytest.mark.parametrize(

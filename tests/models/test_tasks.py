@@ -1,4 +1,4 @@
-"""Tasks: losses against their formulas in NumPy, weights and fillers, bytes, types, metrics and checks."""
+"""Tasks: losses against their formulas in NumPy, weights and padding, bytes, types, metrics and checks."""
 
 from functools import partial
 
@@ -281,7 +281,7 @@ def test_targets_are_checked(targets, message):
     assert regression(logistic_regression(10)).check(TEN, targets) == message
 
 
-# Rematerialisation
+# Rematerialization
 
 
 @pytest.mark.parametrize("slice_size", [1, 3, 7, 9])

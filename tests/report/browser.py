@@ -1,4 +1,4 @@
-"""Chromium, for the tests of pages: without a window, and with everything it logs and asks for."""
+"""Headless Chromium for tests of pages, with access to its logs and requests."""
 
 import json
 import os

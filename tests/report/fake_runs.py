@@ -1,4 +1,4 @@
-"""Run folders as a run would leave them, with made-up numbers of the right kind: for tests of what reads them."""
+"""Run folders with made-up but realistic numbers, for tests of their readers."""
 
 import json
 from importlib.metadata import version
@@ -30,7 +30,7 @@ CONFIG = 'name = "{name}"\nseeds = {seeds}\n\n[federation]\ndataset = "synthetic
 
 
 class Entry(NamedTuple):
-    """One score to make up: how good it gets, how much clients differ from one another, how fast it learns."""
+    """A score to make up: its final level, the spread over clients, and the speed of learning."""
 
     score: str
     algorithm: str
@@ -76,7 +76,7 @@ def write_minimal(folder: Path, name: str = "smallest", **more) -> Path:
 
 
 def write_regression(folder: Path, name: str = "regression", **more) -> Path:
-    """Errors, of which less is better; two seeds."""
+    """Errors, for which lower is better, with two seeds."""
     more = {"metrics": ("loss", "error"), "local_baseline": "local", "global_baseline": "FedAvg"} | more
     return write_run(folder, name, REGRESSION, (3, 4), **more)
 
@@ -95,7 +95,7 @@ def write_run(
     client_name: str = "client {}",
     config: str = CONFIG,
 ) -> Path:
-    """Make the numbers of a run up and write its folder: config.toml, results.json and clients.parquet."""
+    """Make up the numbers of a run and write its folder: config.toml, results.json and clients.parquet."""
     rng = np.random.default_rng(len(name))
     made = {entry.score: _evaluations(rng, entry, metrics, len(seeds), num_clients) for entry in entries}
     scores = {e.score: _score(rng, e, made[e.score], metrics, len(seeds), num_held_out) for e in entries}

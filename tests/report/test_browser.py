@@ -1,4 +1,4 @@
-"""A browser draws the report without a network, on a phone and on a desk, and its figures answer mouse and keys."""
+"""A browser draws the report offline on phones and desktops, and its figures respond to mouse and keys."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Scores are distinguishable by color alone: in normal vision, and with the two common forms of color blindness."""
+"""Scores are distinguishable by color in normal vision and with the two common forms of color blindness."""
 
 from itertools import combinations
 

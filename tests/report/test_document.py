@@ -1,4 +1,4 @@
-"""Pages are rendered from values: every text is escaped, whatever block it is in."""
+"""Pages are rendered from values, and every text in every block is escaped."""
 
 import base64
 import csv

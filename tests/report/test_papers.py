@@ -1,4 +1,4 @@
-"""The pages about the papers: generated, complete, light, and never with a sentence for another verdict."""
+"""The pages about the papers are generated, complete and small, and their sentences match the verdicts."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The report: every number it shows is the run's, hostile names stay text, and a browser draws it without a network."""
+"""The report shows the numbers of the run, escapes hostile names, and needs no network."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The sections about tuning, single classes and next steps have the numbers of the run, and commands that exist."""
+"""The sections on tuning, classes and next steps have the run's numbers and existing commands."""
 
 import csv
 import io
