@@ -405,7 +405,7 @@ class Comparison:
     def rows(self, metric: str = "accuracy") -> list[ScoreRow]:
         """Return one row for each score that has the metric, in the given order."""
         if metric not in self.metrics:
-            raise ValueError(f"There is no metric {metric!r}; there are {', '.join(self.metrics)}.")
+            raise ValueError(f"Unknown metric {metric!r}. The metrics are {', '.join(self.metrics)}.")
         return [self._row(name, found, metric) for name, found in self.evaluations.items() if metric in found.metrics]
 
     def table(self, metric: str = "accuracy") -> str:

@@ -260,7 +260,8 @@ def test_a_nodes_file_is_read_as_the_recipe_describes_it(tmp_path, caplog):
     assert worker.answer({**hello, "node": fits}, {})[0] == {"name": "anna", "id": None}
     (samples,) = worker.samples.values()
     assert set(samples.y) <= {1, 2} and (samples.x[:, 0] - samples.x[:, 3] == 3).all()
-    for header, labels, said in (("abcd", ["cow"] * 5, "unknown label 'cow'"), ("abce", ["cat"] * 5, "no column 'd'")):
+    wrong = ("abcd", ["cow"] * 5, "unknown label 'cow'"), ("abce", ["cat"] * 5, "missing column 'd'")
+    for header, labels, said in wrong:
         worker = Worker(tmp_path / "bert")
         odd = node_with(tmp_path / "bert.csv", header, labels)
         for task in ("query", "train"):

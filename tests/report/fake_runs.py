@@ -219,9 +219,9 @@ def _counts(rng) -> list[int]:
 def _federation(num_clients: int, num_held_out: int) -> FederationRecord:
     lines = [
         f"{num_clients:,} clients",
-        f"training       {num_clients * 50:,} samples, 8 to 90 a client (median 49); 28 x 28, uint8",
+        f"training       {num_clients * 50:,} samples, 8 to 90 per client (median 49); 28 x 28, uint8",
         "labels         62 classes: 0: 4.1%, 1: 4.4%, 2: 4.0%, 3: 4.2%, 4: 3.9%, and 57 more",
-        "heterogeneity  0.33 (total variation of labels, 0 is IID); 3 to 20 classes a client (median 9)",
+        "heterogeneity  0.33 (total variation of labels, 0 is IID); 3 to 20 classes per client (median 9)",
     ]
     return FederationRecord(
         num_clients,
