@@ -6,7 +6,7 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 HASHED := $(PIP) --require-hashes
 PROJECT := $(PIP) --no-deps --no-build-isolation --editable .
 
-.PHONY: demo test test-slow test-attacks test-flower test-cluster test-loggers check lint dist locks bench clean
+.PHONY: demo test test-slow test-attacks test-flower test-cluster test-loggers check lint docs dist locks bench clean
 
 demo: .venv/base
 	$(BIN)/personax compare
@@ -52,12 +52,16 @@ dist: .venv/dist
 locks:
 	$(PYTHON) tools/lock.py
 
+# Runs the notebooks, which takes some minutes; PERSONAX_NOTEBOOKS=off builds the site without running them.
+docs: .venv-docs/docs
+	.venv-docs/bin/python -m sphinx -b html -n -W --keep-going docs docs/_build/html
+
 bench: .venv/base
 	$(BIN)/personax bench --out bench.json
 	$(BIN)/personax bench --only growth --out bench-growth.json
 
 clean:
-	rm -rf .venv .venv-flower .venv-cluster .venv-loggers build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-flower .venv-cluster .venv-loggers .venv-docs docs/_build docs/_generated build dist *.egg-info .pytest_cache .ruff_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -81,4 +85,10 @@ clean:
 	$(PYTHON) -m venv .venv-cluster
 	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cluster.txt \
 		--editable ".[test-cluster]"
+	touch $@
+
+.venv-docs/docs: pyproject.toml constraints-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-docs.txt \
+		--editable ".[docs]"
 	touch $@

@@ -28,9 +28,11 @@ def meta_smoothness(constants: Constants, adapt_lr: float) -> float:
 def meta_error(constants: Constants, adapt_lr: float, batch_size: int) -> EstimatorError:
     """The error of (9) for any adapt_lr: Lemma 2, (22)-(23).
 
-    bias         alpha L (1 + alpha L) sigma_g / sqrt(b)
-    mean square  3 (1 + alpha L)^2 sigma_g^2 s + 3 alpha^2 G^2 sigma_h^2 / b + 3 alpha^2 sigma_g^2 sigma_h^2 s / b,
-                 s = (1 + alpha^2 L^2) / b
+        bias         alpha L (1 + alpha L) sigma_g / sqrt(b)
+        mean square  3 (1 + alpha L)^2 sigma_g^2 s + 3 alpha^2 G^2 sigma_h^2 / b + 3 alpha^2 sigma_g^2 sigma_h^2 s / b,
+                     s = (1 + alpha^2 L^2) / b
+
+    where b is the batch size.
     """
     require_nonnegative("adapt_lr", adapt_lr)
     c, b = constants, BatchSizes(batch_size).outer
