@@ -21,6 +21,7 @@ def public_names():
         if not isinstance(found, types.ModuleType):
             yield name, found
             continue
+        assert "__all__" in vars(found), f"State the public names of px.{name} in `__all__`"
         for inner in found.__all__:
             yield f"{name}.{inner}", getattr(found, inner)
 

@@ -32,6 +32,9 @@ PAGES = {  # each page whose code runs, and a part of what it prints
     "scale": "personal",
     "logging": "FedAvg FedAvg 2 [",
     "sharing": "dense_0.kernel",
+    "asynchrony": "in virtual time",
+    "newcomers": "20:",
+    "first-python": "over local",
     "reference/api/types": "1.0",
     "reference/api/values": "fedavg",
 }

@@ -1,7 +1,7 @@
 """Extract the task sections of pages into scripts: what a new user would type, from `<!-- task: NAME -->` on.
 
-A block whose first line is a comment with a file name is saved under that name. Blocks of Bash are run in order, and so are
-blocks of Python without a name. `python docs/extensions/tasks.py NAME` prints a script.
+A block whose first line is a comment with a file name is saved under that name. Blocks of Bash, and blocks of Python
+without a name, are run in order. `python docs/extensions/tasks.py NAME` prints a script.
 """
 
 import re

@@ -18,6 +18,8 @@ from personax.schedules.trace_files import read_devices, read_intervals
 from personax.typing import Array
 from personax.values import DELAYS, require_count, require_nonnegative, require_one_of, require_positive
 
+__all__ = ["DeviceDelays", "Devices", "VisitWork", "generate", "read"]
+
 Assign = Literal["drawn", "in_order"]
 HOUR, DAY = 3600.0, 24 * 3600.0
 _SLACK = 1.05  # more arrivals than this times those wanted are not computed, unless they are simultaneous
@@ -108,6 +110,14 @@ def read(devices: Path | str, availability: Path | str | None = None, *, period:
         availability: a file with the columns `device`, `start` and `end`, in seconds: the intervals in which each
             device is online. By default devices are always online.
         period: the seconds after which the intervals repeat; by default the largest `end`.
+
+    >>> import personax as px
+    >>> import csv
+    >>> with open("devices.csv", "w", newline="") as file:
+    ...     rows = [("device", "samples_per_second", "upload", "download"), ("phone", 20.0, 5e5, 2e6)]
+    ...     csv.writer(file).writerows(rows)
+    >>> px.traces.read("devices.csv").num_devices
+    1
     """
     names, numbers = read_devices(Path(devices))
     found = Devices(*numbers.T, names=tuple(names))
@@ -181,6 +191,13 @@ class DeviceDelays:
 
     `arrivals` and `rounds` take it in place of `px.delays.Delays`. Cohorts are drawn among the clients that are online
     when a round begins.
+
+    >>> import jax, numpy as np, personax as px
+    >>> devices = px.traces.generate(10, key=jax.random.key(0))
+    >>> work = px.traces.VisitWork(samples=np.full(4, 50.0), upload=4e6, download=4e6)
+    >>> delays = devices.delays(work, key=jax.random.key(1))
+    >>> px.rounds(4, num_rounds=3, cohort_size=2, delays=delays, key=jax.random.key(2)).num_events
+    6
     """
 
     device: np.ndarray

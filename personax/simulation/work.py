@@ -18,8 +18,12 @@ def work_of(algorithm: Algorithm, task: Task, federation: Federation) -> VisitWo
     Samples are counted once for each gradient of a local step, of which `objective.gradients_per_step()` states the
     approximate number. Bytes are those of the arrays that are exchanged, without any compression or protocol.
 
-    >>> work = px.work_of(algorithm, task, fed)  # doctest: +SKIP
-    >>> delays = px.traces.generate(1000, key=key).delays(work, key=key)  # doctest: +SKIP
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> algorithm = px.fedavg(lr=0.1, num_steps=5, batch_size=10)
+    >>> work = px.work_of(algorithm, px.classification(px.logistic_regression(10)), fed)
+    >>> work.samples.tolist()  # five batches of ten
+    [50.0, 50.0, 50.0]
     """
     samples = np.broadcast_to(algorithm.local.samples_of(federation.counts), federation.counts.shape)
 
