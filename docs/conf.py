@@ -28,6 +28,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries; links between pages are checked
 
 nb_execution_mode = os.environ.get("PERSONAX_NOTEBOOKS", "cache")  # "off" builds the site without running notebooks
+nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_execution_cache_path = str(HERE / "_build" / "notebooks")
