@@ -87,8 +87,8 @@ clean:
 		--editable ".[test-cluster]"
 	touch $@
 
-.venv-docs/docs: pyproject.toml constraints-docs.txt
+.venv-docs/docs: pyproject.toml locks/docs.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-docs.txt \
-		--editable ".[docs]"
+	.venv-docs/bin/$(HASHED) --requirement locks/docs.txt
+	.venv-docs/bin/$(PROJECT)
 	touch $@

@@ -13,10 +13,10 @@ import commands  # noqa: E402
 import configuration  # noqa: E402
 import docstrings  # noqa: E402
 
-import personax as px  # noqa: E402, F401  (before the pages: importing jax first sets its flags)
+import personax as px  # noqa: E402
 
 project, author, copyright = "personax", "The personax authors", "The personax authors"
-release = version = re.search(r'^version = "(.*)"', (HERE.parent / "pyproject.toml").read_text(), re.MULTILINE)[1]
+release = version = px.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}

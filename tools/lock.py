@@ -26,6 +26,7 @@ LOCKS = {  # the extras to lock, the constraints, and the locks that are install
     "lint": ("lint", "constraints.txt", ("base",)),
     "dist": ("dist", "constraints.txt", ("base",)),
     "flower": ("test-flower", "constraints-flower.txt", ()),
+    "docs": ("docs", "constraints-docs.txt", ()),
     "loggers": ("test-loggers", "constraints-loggers.txt", ()),
 }
 PYTHONS = {"py3", "py2.py3", *(f"cp3{minor}" for minor in range(11, 15))}
