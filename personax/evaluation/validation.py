@@ -24,7 +24,13 @@ _CHUNK = 64  # clients and samples whose losses are computed at once
 
 @dataclass(frozen=True, eq=False)
 class ValidationData:
-    """The clients of a federation with validation data instead of test data: see `split_validation`."""
+    """The clients of a federation with validation data instead of test data: see `split_validation`.
+
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> type(px.split_validation(fed, key=jax.random.key(0))[1]).__name__
+    'ValidationData'
+    """
 
     federation: Federation
 
@@ -34,7 +40,11 @@ def split_validation(federation: Federation, share: float = SHARE, *, key: Array
 
     Test data and newcomers are unchanged, and only the validation data may control a run.
 
-    >>> training, validation = split_validation(fed, key=jax.random.key(0))  # doctest: +SKIP
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> training, validation = px.split_validation(fed, 0.25, key=jax.random.key(0))
+    >>> training.counts.tolist(), validation.federation.test_x.shape[0]
+    ([12, 12, 12], 12)
     """
     if federation.is_mapped:
         raise ValueError(
@@ -77,8 +87,16 @@ def controlled(
         every: the number of rounds, or of events for arrivals, between two decisions.
         key: the key of the run.
 
-    >>> control = controlled(controllers.EarlyStopping(), algorithm, task, validation, key=key)  # doctest: +SKIP
-    >>> simulate(algorithm, task, training, schedule, key=key, monitor=Monitor(control=control))  # doctest: +SKIP
+    >>> import jax, personax as px
+    >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))
+    >>> training, validation = px.split_validation(fed, key=jax.random.key(0))
+    >>> task, algorithm = px.classification(px.logistic_regression(10)), px.fedavg(lr=0.1, num_steps=2)
+    >>> stop = px.controllers.Target(0.0)  # which the first decision reaches
+    >>> control = px.controlled(stop, algorithm, task, validation, every=2, key=jax.random.key(1))
+    >>> monitor, schedule = px.Monitor(control=control), px.rounds(3, num_rounds=10, key=jax.random.key(1))
+    >>> result = px.simulate(algorithm, task, training, schedule, key=jax.random.key(1), monitor=monitor)
+    >>> int(result.snapshot.num_events)  # the first decision comes before the first round
+    0
     """
     if controller.needs_score and not isinstance(validation, ValidationData):
         given = "none" if validation is None else type(validation).__name__

@@ -7,6 +7,8 @@ import numpy as np
 from personax.simulation.control import Controller, Decision, Observed, State
 from personax.values import CONTROLLERS, require, require_count, require_nonnegative, require_positive, value
 
+__all__ = ["EarlyStopping", "Oort", "PowerOfChoice", "RunBudget", "Target", "Together"]
+
 
 @CONTROLLERS.register(summary="Ends a run whose validation score no longer improves")
 @value
