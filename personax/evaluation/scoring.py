@@ -18,8 +18,7 @@ DIVIDED = {  # the same if a part of the model is personal: `whole` is the clien
     "localized": "the client's own iterate, with its own {part}, after the local steps of its next visit",
     "adapted": "{whole} after {steps} of size {lr:g}{each}",
     "personal": "{whole}",
-    "recomputed": "{whole}, where {part} is first trained in {rounds}, step size {lr:g}{each}, with the shared part "
-    "fixed",
+    "recomputed": "{whole}, after {part} is trained in {rounds}, step size {lr:g}{each}, with the shared part fixed",
 }
 COMPUTED = ("localized", "adapted", "recomputed")  # available for every algorithm; `objective.models` has the others
 
@@ -121,7 +120,8 @@ class Scoring:
         """Describe the scoring, for a model that is divided in this way."""
         count = lambda thing, plural="s": f"{self.num_steps} {thing}{'' if self.num_steps == 1 else plural}"
         each = f", each on {self.batch_size} of its {self.adapt_on} samples" if self.num_steps else ""
-        tuned = f" of {_listed(self.tunes)} alone" if self.tunes else ""
+        everything = self.tunes == ("*",)
+        tuned = " of all parameters" if everything else f" of {_listed(self.tunes)} alone" if self.tunes else ""
         words = {"steps": count("gradient step") + tuned, "rounds": count("batch", "es"), "lr": self.lr, "each": each}
         words |= _words_of_part(self, sharing)
         form = DIVIDED[self.model] if sharing.personal and self.model in DIVIDED else MODELS[self.model]
@@ -143,7 +143,8 @@ def _words_of_part(scoring: Scoring, sharing: Sharing) -> dict[str, str]:
     """The words for a personal part: whose it is, and what becomes of a newcomer's."""
     part = _listed(sharing.personal)
     if scoring.clients == "held_out":
-        return {"part": f"{part}, from the common initial value,", "whole": "the newcomer's model"}
+        whole = f"the shared part with the newcomer's {part}, which starts at the common initial value"
+        return {"part": "that", "whole": whole}
     own = f"the shared part with the client's own {part} (at its initial value for a client that was never visited)"
     return {"part": part, "whole": own}
 

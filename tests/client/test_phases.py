@@ -107,7 +107,7 @@ def test_phases_name_parameters_and_suit_the_objective():
         schedule,
         key=KEY,
     )
-    with pytest.raises(ValueError, match="'head', which matches no parameter. Use the names dense_0.bias"):
+    with pytest.raises(ValueError, match="'head', which matches no parameter"):
         run(px.Erm(), "head")
     with pytest.raises(ValueError, match="assume that each step moves all of them"):
         run(px.Scaffold(), "dense_1")
