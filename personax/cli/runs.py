@@ -157,8 +157,9 @@ def personalize(
         newcomers.write(found, path)
         typer.echo(f"{found.algorithm}: {found.words.split(';')[0]}, from {found.num_train} samples")
         typer.echo(f"on {found.num_test} other samples:")
-        for metric, before in found.before.items():
-            typer.echo(f"  {metric:10}{show(before, metric):>8} before{show(found.after[metric], metric):>8} after")
+        for metric, after in found.after.items():
+            before = f"{show(found.before[metric], metric):>8} before" if metric in found.before else ""
+            typer.echo(f"  {metric:10}{before}{show(after, metric):>8} after")
         typer.echo(f"The model is in {path}")
 
 

@@ -110,6 +110,11 @@ def _shared_model(
 ) -> TrainedModel:
     """Load the shared model of an algorithm from its file."""
     require_shared_model(training)
+    if training.algorithm.sharing.personal:
+        raise ConfigError(
+            f"{training.name} has no shared model: {', '.join(training.algorithm.sharing.personal)} is personal. Give "
+            "a client, or use `personalize` for a new one."
+        )
     tree, schema, _ = _read_model(folder, record, training.name)
     network = make_network(config.model.table, schema.num_outputs)
     words = "the shared model, unchanged"

@@ -70,6 +70,11 @@ def read_trained(path: Path, *, allow_imports: bool = False) -> TrainedModel:
             f"Reading {path} imports and runs {', '.join(paths)}, which makes its network. If you trust that code, "
             "use `allow_imports=True` (--allow-imports)."
         )
+    if untrained := json.loads(about.get("untrained", "[]")):
+        raise ConfigError(
+            f"{path} is no model by itself: {', '.join(untrained)} is personal, and here at its initial value. Use "
+            "`personax personalize`, which trains it for a new client, or load the model of one of the run's clients."
+        )
     network = make_network(table, schema.num_outputs)
     params = restore(network, tree["params"] if about.get("model") == "shared" else tree, schema)
     kind, words = about.get("model", "personal"), about.get("scoring", "").split(";")[0]

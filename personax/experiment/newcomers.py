@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,10 +120,13 @@ def personalize_newcomer(
     adapted = personalize(
         training.algorithm, task, params, client.client(0), scoring, shared=shared, key=jax.random.key(seed)
     )
-    before, after = (_metrics(task, model, *client.client_test(0)) for model in (params, adapted))
+    sharing, of = training.algorithm.sharing, lambda model: _metrics(task, model, *client.client_test(0))
+    # With a part that nobody trained there is no model before.
+    before, after = {} if sharing.personal else of(params), of(adapted)
     sizes = (len(client.x), len(client.client_test(0)[1]))
     about = describe_model(config, schema, algorithm)
-    return PersonalModel(adapted, about, algorithm, scoring.describe(training.algorithm.sharing), *sizes, before, after)
+    words = replace(scoring, clients="held_out").describe(sharing)
+    return PersonalModel(adapted, about, algorithm, words, *sizes, before, after)
 
 
 def write(found: PersonalModel, path: Path) -> None:
@@ -134,9 +138,10 @@ def write(found: PersonalModel, path: Path) -> None:
 def _scoring(training: Training, score: str | None, num_steps: int | None, lr: float | None) -> Scoring:
     first, *_ = training.scorings.values()
     able = None if score is None else newcomer_scoring(training.algorithm, training.scorings[score])
+    able = able or newcomer_scoring(training.algorithm, first)
     base = able or Scoring("adapted", max(first.num_steps, 1), first.lr, first.batch_size)
     steps, size = base.num_steps if num_steps is None else num_steps, base.lr if lr is None else lr
-    return Scoring(base.model, steps, size, base.batch_size)
+    return Scoring(base.model, steps, size, base.batch_size, tunes=base.tunes)
 
 
 def read_newcomer(path: Path, config: Config, schema: Schema, seed: int, notify: Notify) -> Federation:

@@ -239,13 +239,23 @@ def metrics_lines(algorithm: str, histories: dict[str, list[EvaluationRecord]]) 
 
 
 def export_model(
-    folder: Folder, config: Config, algorithm: str, schema: Schema, model: tuple[Params, Shared], seed: int = 0
+    folder: Folder,
+    config: Config,
+    training: Training,
+    schema: Schema,
+    model: tuple[Params, Shared],
+    seed: int = 0,
+    base: str = "",
 ) -> None:
     """Write a shared model for `px.load`, `personax personalize` and other programs that read safetensors.
 
-    `schema` describes the samples that it was trained on; `seed` is the position of its seed.
+    `schema` describes the samples that it was trained on, `seed` is the position of its seed, and `base` is the
+    fingerprint of its frozen parameters and of the start of its personal ones.
     """
+    algorithm, sharing = training.name, training.algorithm.sharing
     about = {**describe_model(config, schema, algorithm), "run": config.name, "seed": str(config.seed_list[seed])}
+    if sharing.divides:
+        about |= {"base": base, "sharing": sharing.describe(), "untrained": json.dumps(sharing.personal)}
     folder.models.mkdir(exist_ok=True)
     write_shared(folder.model(algorithm), about, *model)
 

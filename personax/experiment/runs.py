@@ -384,7 +384,8 @@ def _export(config: Config, plan: Study, training: Training, folder: Folder, res
     if seed is None:
         return
     model = jax.tree.map(lambda leaf: leaf[seed], (result.params, result.shared))
-    export_model(folder, config, training.name, plan.federation.schema, model, seed)
+    base = result.snapshot.of_seeds(seed, seed + 1).unshared.fingerprint
+    export_model(folder, config, training, plan.federation.schema, model, seed, base)
 
 
 def _newcomers(config: Config, plan: Study, training: Training, score: str, result: Result) -> AdaptationRecord | None:

@@ -29,7 +29,7 @@ from personax.live.book import Book
 from personax.live.journal import read_lines
 from personax.live.recipe import Recipe
 from personax.schedules import Schedule
-from personax.sharing import join
+from personax.sharing import fingerprint, join
 
 
 def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
@@ -70,8 +70,8 @@ def _about(recipe: Recipe, run: str) -> bytes:
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
     """Write the files that a simulation writes at its end; return None if no client reported any number."""
     recipe, ledger = book.recipe, book.ledger
-    model = (join(book.state.params, recipe.unshared), book.state.shared)
-    export_model(folder, recipe.config, recipe.training.name, recipe.schema, model)
+    model, base = (join(book.state.params, recipe.unshared), book.state.shared), fingerprint(recipe.unshared)
+    export_model(folder, recipe.config, recipe.training, recipe.schema, model, base=base)
     if not ledger.reports:
         return None
     result = _algorithm_result(book, read_lines(folder.root), bytes_up, bytes_down)
