@@ -145,7 +145,7 @@ def test_records_state_what_was_done(folders):
         assert "both are for one model that all clients share as a whole" in record.bound.words
         assert all(one.stationarity is None for one in score.evaluations)
     bytes_up = {record.name: record.bytes_up for record in read_results(folders[0].root).algorithms}
-    assert bytes_up["Head"] == 8 * 4 * 3 * 4  # four rounds of two clients, the kernel of the first layer alone
+    assert bytes_up["Head"] == 8 * (3 * 4) * 8  # four rounds of two clients, the kernel of the first layer alone
 
 
 def test_the_model_file_names_its_base_and_is_no_model_by_itself(folders):
