@@ -142,7 +142,7 @@ def test_records_state_what_was_done(folders):
         assert score.words.startswith("the shared part with the client's own `dense_1`")
         assert "the newcomer's `dense_1`, which starts at the common initial value" in score.newcomers.words
         assert 0 not in score.newcomers.steps
-        assert "both are for one model that all clients share as a whole" in record.bound.words
+        assert "both need one model that all clients share completely" in record.bound.words
         assert all(one.stationarity is None for one in score.evaluations)
     bytes_up = {record.name: record.bytes_up for record in read_results(folders[0].root).algorithms}
     assert bytes_up["Head"] == 8 * (3 * 4) * 8  # four rounds of two clients, the kernel of the first layer alone
