@@ -35,6 +35,7 @@ PAGES = {  # each page whose code runs, and a part of what it prints
     "asynchrony": "in virtual time",
     "newcomers": "20:",
     "first-python": "over local",
+    "adapters": "lora.dense_0.kernel.a",
     "reference/api/types": "1.0",
     "reference/api/values": "fedavg",
 }
