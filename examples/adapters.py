@@ -42,7 +42,7 @@ class Size(NamedTuple):
     step_sizes: tuple[float, ...]  # as many as seeds, so that both have one program
 
 
-FULL = Size(100, 20, 40, 1500, (0.003, 0.01, 0.03))
+FULL = Size(100, 20, 40, 1500, (0.001, 0.003, 0.01))
 SMALL = Size(8, 4, 3, 60, (0.01, 0.03))
 
 
