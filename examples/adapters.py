@@ -33,7 +33,7 @@ WIDTH, NUM_HEADS, NUM_LAYERS = 48, 4, 2
 
 
 class Size(NamedTuple):
-    """How much of everything; `SMALL` is for a test."""
+    """The sizes of a comparison; `SMALL` is for a test."""
 
     num_authors: int
     cohort_size: int

@@ -130,7 +130,7 @@ class Recipe:
     def _text(self) -> str:
         table = tomllib.loads(dump(self.config))
         kept = {name: table[name] for name in ("name", "seeds", "model", "task", "algorithms")}
-        kept["model"].pop("base", None)  # each client has the file, with the same digest, in a place of its own
+        kept["model"].pop("base", None)  # each client has its own copy of the file
         about = {"config": kept, "schema": self.schema.to_dict(), "fits_scaling": self.fits_scaling}
         return json.dumps({**about, "unshared": fingerprint(self.unshared)})
 
