@@ -22,13 +22,15 @@ from personax.experiment import citations, divergence, newcomers
 from personax.experiment.build import resolve
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.config import STARTER, Config, choose_algorithm, load_run
+from personax.experiment.control import endings
 from personax.experiment.folders import Folder, readable_slug, refuse_used
 from personax.experiment.loggers import open_loggers
 from personax.experiment.loggers.events import Listener
 from personax.experiment.records import TUNING, RunRecord, TuningRecord, read_results
 from personax.experiment.runs import Work, execute, prepare, start
+from personax.experiment.targets import describe as describe_target
 from personax.experiment.tuning import best_trials, show_score, split_seed, tune
-from personax.report import verdict, write_report
+from personax.report import verdict, words, write_report
 from personax.values import check_names
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -294,6 +296,8 @@ def _show_run(folder: Folder, record: RunRecord) -> None:
     _print_results(folder, record)
     typer.echo(f"The results are in {folder.root}, the report in {write_report([folder.root], folder.report)}")
     sentences = divergence.warnings(record)
+    for sentence in endings(record):
+        typer.echo(sentence)
     if any(divergence.has_numbers(algorithm, len(record.seeds)) for algorithm in record.algorithms):
         for sentence in sentences:
             typer.echo(f"Warning: {sentence}", err=True)
@@ -309,8 +313,24 @@ def _print_results(folder: Folder, record: RunRecord) -> None:
     columns = [title for title in rows[0] if not title.startswith("over ")]  # the rest fits into 80 characters
     print_table(columns, [[row[title] for title in columns] for row in rows])
     described = [(score.name, score.words) for algorithm in record.algorithms for score in algorithm.scores]
+    _print_target(record)
     for line in (*filter(None, [verdict(folder.root)]), *explain_columns(of_metric), *explain_scores(described)):
         typer.echo(line)
+
+
+def _print_target(record: RunRecord) -> None:
+    """Print the cost of reaching the target for each score, where there is virtual time or traffic to compare."""
+    target = record.target
+    if target is None or not any(one.num_reached for one in target.scores):
+        return
+    number = lambda found: "–" if found is None else f"{found.mean:.4g}"
+    sent = lambda found: "–" if found is None else words.size(found.mean)
+    rows = [
+        [one.score, number(one.rounds), number(one.time), sent(one.bytes), f"{one.num_reached} of {len(record.seeds)}"]
+        for one in target.scores
+    ]
+    typer.echo(f"Cost of reaching the {describe_target(target)}:")
+    print_table(["", "rounds", "virtual time", "bytes sent", "seeds"], rows)
 
 
 def _cells(row: ScoreRow, diverged: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from personax.data.scaling import Scaling
 from personax.data.schema import Schema
 from personax.evaluation.evaluate import check_scoring
 from personax.evaluation.scoring import COMPUTED, Scoring
+from personax.evaluation.validation import ValidationData, split_validation
 from personax.experiment.config import AlgorithmSection, Config, ModelSection
 from personax.experiment.pretrained import digest_of, pretrained
 from personax.models import dual_lora, lora
@@ -49,6 +50,7 @@ class Study(NamedTuple):
     keys: Array  # one per seed
     local_baseline: str | None
     global_baseline: str | None
+    validation: ValidationData | None = None  # by which controllers decide
 
 
 def resolve(config: Config, *, baselines: bool) -> Config:
@@ -75,7 +77,10 @@ def resolve(config: Config, *, baselines: bool) -> Config:
 def build(config: Config) -> Study:
     """Build the parts of a resolved configuration, and check that they fit together."""
     trainings = [make_training(name, entry) for name, entry in config.algorithms.items()]
-    federation = make_federation(config)
+    federation, validation = make_federation(config), None
+    if config.split.validation_share is not None:
+        split_key = jax.random.key(config.split.seed)
+        federation, validation = split_validation(federation, config.split.validation_share, key=split_key)
     task = make_task(config, outputs_of(config, federation), federation.schema.target_scaling)
     keys = jnp.stack([jax.random.key(seed) for seed in config.seed_list])
     first = lambda stands_for: next(
@@ -88,7 +93,7 @@ def build(config: Config) -> Study:
     for training in trainings:
         check_statistics(training.algorithm, task, *federation.first_sample)
         _check_scores(training, federation, params)
-    return Study(federation, task, trainings, keys, first(is_local_baseline), first(is_global_baseline))
+    return Study(federation, task, trainings, keys, first(is_local_baseline), first(is_global_baseline), validation)
 
 
 def is_local_baseline(algorithm: Algorithm, model: str) -> bool:

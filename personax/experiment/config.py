@@ -15,7 +15,18 @@ from pydantic.dataclasses import dataclass
 from personax.data import datasets, partition  # noqa: F401  (registers their kinds)
 from personax.experiment.names import require_title
 from personax.models import networks  # noqa: F401
-from personax.values import DATASETS, MODELS, PARTITIONS, ConfigError, check_names, construct, imports_in, unknown_name
+from personax.simulation import controllers  # noqa: F401
+from personax.values import (
+    CONTROLLERS,
+    DATASETS,
+    MODELS,
+    PARTITIONS,
+    ConfigError,
+    check_names,
+    construct,
+    imports_in,
+    unknown_name,
+)
 
 _KNOWN = ConfigDict(extra="forbid")  # an unknown key is an error
 Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
@@ -88,9 +99,13 @@ class DataSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class Split:
-    """The section `[split]`: the test share of clients without test data, the newcomers, and the seed of the split."""
+    """The section `[split]`: the test share of clients without test data, the newcomers, and the seed of the split.
+
+    `validation_share` of the clients' training data is kept from training, for controllers to look at.
+    """
 
     test_share: Share = 0.2
+    validation_share: Share | None = None
     num_held_out: Natural = 0
     seed: Natural = 0
 
@@ -124,9 +139,14 @@ class ScheduleSection:
 
 @dataclass(frozen=True, config=_KNOWN)
 class EvaluationSection:
-    """The section `[evaluation]`: the interval in rounds, newcomers' adaptation steps, and gradient norms."""
+    """The section `[evaluation]`: the interval in rounds, newcomers' adaptation steps, and gradient norms.
+
+    `target` is a value of the headline metric, such as an accuracy of 0.8: results have the rounds, the virtual time
+    and the bytes until each score reaches it. By default it is the best that all scores reach.
+    """
 
     every: Count = 10
+    target: float | None = None
     stationarity: bool = False
     adaptation_steps: list[Natural] = dataclasses.field(default_factory=lambda: [0, 1, 2, 5, 10])
 
@@ -188,12 +208,22 @@ class Terms:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class ControllerSection:
+    """`[controller]`: a kind with its options, and the rounds between two decisions."""
+
+    kind: str
+    every: Count = 1
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class AlgorithmSection:
     """The section `[algorithms.NAME]`: a recipe (a name, or a table that imports one), its options and its scores."""
 
     recipe: str | dict[str, Any]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     scores: dict[Name, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    controller: dict[str, Any] | None = None  # in place of that of the whole study
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -233,6 +263,7 @@ class Config:
     task: TaskSection = TaskSection()
     schedule: ScheduleSection = ScheduleSection()
     evaluation: EvaluationSection = EvaluationSection()
+    controller: ControllerSection | None = None
     live: Terms | None = None
     local: dict[str, Any] = dataclasses.field(default_factory=dict)
     tune: TuneSection = TuneSection()
@@ -246,13 +277,14 @@ class Config:
 
 STARTER = Path(__file__).with_name("default.toml")
 _CONFIG = TypeAdapter(Config)
-_SECTIONS = {"data": DATASETS, "partition": PARTITIONS, "model": MODELS}
+_SECTIONS = {"data": DATASETS, "partition": PARTITIONS, "model": MODELS, "controller": CONTROLLERS}
 _OF_SECTION = {
     "data": ("kind", "standardize"),
     "partition": ("kind",),
     "model": ("kind", "base", "base_digest", "lora"),
+    "controller": ("kind", "every"),
 }
-_OF_ENTRY = ("recipe", "scores")
+_OF_ENTRY = ("recipe", "scores", "controller")
 _OF_TUNE = ("search", "num_trials", "num_extensions", "share", "seed")
 _ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # added to locations by pydantic
 _ASSIGNMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'=])*)=(.*)""", re.DOTALL)
@@ -294,7 +326,11 @@ def dump(config: Config) -> str:
     of_section = lambda entry: {**{key: item for key, item in entry.items() if key != "options"}, **entry["options"]}
     sections = {name: of_section(table[name]) for name in (*_SECTIONS, "tune") if name in table}
     flat = {
-        name: {"recipe": entry["recipe"], **entry["options"], "scores": entry["scores"]}
+        name: {
+            "recipe": entry["recipe"],
+            **entry["options"],
+            **{key: entry[key] for key in ("scores", "controller") if key in entry},
+        }
         for name, entry in table["algorithms"].items()
     }
     return tomli_w.dumps({**table, **sections, "algorithms": flat})
@@ -343,9 +379,10 @@ def imports_of(config: Config) -> list[str]:
     return list(dict.fromkeys(imports_in(tomllib.loads(dump(config)))))
 
 
-def _completed(
-    name: str, section: Section | DataSection | ModelSection | None
-) -> Section | DataSection | ModelSection | None:
+AnySection = Section | DataSection | ModelSection | ControllerSection
+
+
+def _completed(name: str, section: AnySection | None) -> AnySection | None:
     """Fill in the defaults of a section's kind and check its options. Imports are checked when they are built."""
     if section is None or section.kind == "import":
         return section

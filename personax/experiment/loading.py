@@ -20,7 +20,7 @@ from personax.experiment.model_files import read_trained, restore
 from personax.experiment.newcomers import best_row, require_shared_model
 from personax.experiment.provenance import Provenance, digest_data, provenance_of
 from personax.experiment.records import RunRecord, read_results
-from personax.experiment.runs import planned, snapshot_of
+from personax.experiment.runs import planned, shapes_of, snapshot_of
 from personax.experiment.summaries import newcomer_scoring
 from personax.experiment.trained import TrainedModel
 from personax.simulation.results import Snapshot
@@ -197,9 +197,7 @@ def _last_snapshot(folder: Folder, config: Config, plan: Study, notify: Notify) 
     """Load the final state of the only algorithm of a configuration, if it matches the settings and data."""
     (training,) = plan.trainings
     run = planned(config, plan, training)
-    saved = checkpoint.load(
-        folder.checkpoints(training.name), lambda about: run.state_shapes(about["events"]), notify=notify
-    )
+    saved = checkpoint.load(folder.checkpoints(training.name), lambda about: shapes_of(run, about), notify=notify)
     if saved is None:
         raise FileNotFoundError(
             f"{folder.root} has no checkpoint of {training.name} with the states of its clients. To retrain it, "

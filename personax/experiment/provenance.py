@@ -68,6 +68,7 @@ def provenance_of(config: Config, name: str, data: dict[str, str]) -> Provenance
     table = tomllib.loads(dump(config))
     kept = {key: item for key, item in table.items() if key not in _UNRELATED}
     kept["schedule"] = {key: item for key, item in kept["schedule"].items() if key != "num_rounds"}
+    kept["evaluation"] = {key: item for key, item in kept["evaluation"].items() if key != "target"}
     if config.data.kind != "import":
         kept["data"] = {key: item for key, item in kept["data"].items() if key != "path"}  # its content has a digest
     kept["model"] = {key: item for key, item in kept["model"].items() if key != "base"}  # likewise

@@ -44,6 +44,8 @@ class EvaluationRecord:
     std: dict[str, Numbers]
     worst_decile: dict[str, Numbers]
     best_decile: dict[str, Numbers]
+    bytes_up: Numbers = field(default_factory=list)  # sent so far; empty if nobody counted
+    bytes_down: Numbers = field(default_factory=list)
     personal_number: Numbers | None = None  # its mean over clients, if the objective shows one
     stationarity: Numbers | None = None  # |grad F|^2 at the server's model, of the clients' mean objective
     iterate_stationarity: Numbers | None = None  # and at a random iterate of the last round: Fallah Remark 4.7
@@ -118,6 +120,15 @@ class DivergenceRecord:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class EndRecord:
+    """A seed that a controller ended: after which round, and why. Its numbers stay as they were then."""
+
+    seed: int
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class AlgorithmRecord:
     """One algorithm of a run: its configuration, its cost and its scores."""
 
@@ -139,6 +150,7 @@ class AlgorithmRecord:
     active: dict[str, Numbers] = field(default_factory=dict)  # "time" and "share" of active clients, for the first seed
     bound: BoundRecord | None = None  # on the stationarity, if requested
     divergences: list[DivergenceRecord] = field(default_factory=list)  # one for each seed that diverged
+    ended: list[EndRecord] = field(default_factory=list)  # one for each seed that a controller ended early
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -181,6 +193,34 @@ class TuningRecord:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class ReachedRecord:
+    """The cost of reaching a target by one score: means over the seeds that reached it, None if none did.
+
+    `time` is virtual, and `bytes` are those sent up and down; None where they were not counted.
+    """
+
+    algorithm: str
+    score: str
+    num_reached: int  # seeds
+    rounds: Interval | None
+    time: Interval | None
+    bytes: Interval | None
+
+
+@dataclass(frozen=True, config=_KNOWN)
+class TargetRecord:
+    """A value of a metric, where it comes from, and what each score needed to reach it.
+
+    A seed reaches it at the first evaluation that is as good, so the numbers are as fine as evaluations are frequent.
+    """
+
+    metric: str
+    value: float
+    words: str
+    scores: list[ReachedRecord]
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class FederationRecord:
     """A summary of the data."""
 
@@ -211,6 +251,7 @@ class RunRecord:
     global_baseline: str | None
     table: list[ScoreRow]  # for each metric in turn
     tuning: TuningRecord | None = None
+    target: TargetRecord | None = None  # by the headline metric
 
 
 RUN = TypeAdapter(RunRecord)

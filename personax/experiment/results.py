@@ -35,6 +35,7 @@ from personax.experiment.records import (
     read_results,
 )
 from personax.experiment.summaries import citations_of, headline_of, machine
+from personax.experiment.targets import target_of
 from personax.typing import Params, Shared
 from personax.values import to_dict
 
@@ -209,6 +210,9 @@ def write_run(
         local_baseline=baselines[0],
         global_baseline=baselines[1],
         table=[row for metric in comparison.metrics for row in comparison.rows(metric)],
+        target=target_of(
+            [result.record for result in results], headline_of(comparison.metrics), config.evaluation.target
+        ),
         tuning=TUNING.validate_json(folder.tuning.read_bytes()) if folder.tuning.exists() else None,
     )
     clients = pa.concat_tables([one.clients for one in results], promote_options="default")

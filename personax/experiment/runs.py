@@ -21,6 +21,7 @@ from personax.evaluation.scores import Evaluation, is_share, show
 from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
+from personax.experiment.control import control_of, end_records, from_json
 from personax.experiment.convergence import Convergence, can_follow, tracker_of, why_not
 from personax.experiment.divergence import diverged_seeds, divergence_records, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
@@ -99,6 +100,8 @@ def prepare(config: Config, only: str | None = None, devices: Sequence[Any] | No
     """Build and check everything that a run, or one of its algorithms, needs."""
     plan = build(config)
     chosen = [training for training in plan.trainings if only in (None, training.name)]
+    for training in chosen:
+        control_of(config, plan, training, 1)  # raises if there is something wrong with it
     runs = {training.name: planned(config, plan, training, devices) for training in chosen}
     return Work(config, plan, runs, suspicions_of(plan), devices)
 
@@ -227,6 +230,7 @@ def train(
     convergence = Convergence(plan, algorithm) if _follows(config, plan, algorithm) else None
     diverged = lambda snapshot: diverged_seeds(config, snapshot)
     session = Session(ask, diverged, training, cohort, convergence, provenances[name])
+    control = control_of(config, plan, training, cohort)
     every = config.evaluation.every * (1 if run.schedules[0].has_rounds else cohort)
     try:
         begin = _restore(session, work, place, watch, every)
@@ -251,7 +255,8 @@ def train(
 
     try:
         with announced(listeners, started(folder.root, config, name, session.history)):
-            result = run_plan(run, start=begin, monitor=Monitor(observe, every, until=session.has_ended))
+            monitor = Monitor(observe, every, until=session.has_ended, control=control)
+            result = run_plan(run, start=begin, monitor=monitor)
     except KeyboardInterrupt:
         session.save(place)
         raise
@@ -274,7 +279,7 @@ def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int
     """Restore the last checkpoint of this run, if any, and the session's history up to it."""
     name = session.training.name
     run = work.runs[name]
-    shapes, accept = lambda about: run.state_shapes(about["events"]), _on_the_way(work, session.training)
+    shapes, accept = lambda about: shapes_of(run, about), _on_the_way(work, session.training)
     saved = checkpoint.load(place, shapes, notify=watch.note, accept=accept)
     if saved is None:
         if checkpoint.peek(place) is not None:
@@ -282,7 +287,10 @@ def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int
         checkpoint.discard(place)
         return None
     checkpoint.discard(place, above=saved.number)
+    run = run.controlled(from_json(saved.about))
     pauses = run.pauses(every)  # a shorter run may have ended at a point where this one does not pause
+    if run.has_ended:
+        pauses.append(saved.about["events"])
     session.history = {
         score: [EvaluationRecord(**one) for one in records if one["events"] in pauses]
         for score, records in saved.about["history"].items()
@@ -291,8 +299,14 @@ def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int
     return snapshot_of(run, saved)
 
 
+def shapes_of(run: PlannedRun, about: dict[str, Any]) -> Any:
+    """The shapes of the state that a checkpoint holds, from what is recorded about it."""
+    return run.controlled(from_json(about)).state_shapes(about["events"])
+
+
 def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
     """Rebuild the snapshot of a checkpoint."""
+    run = run.controlled(from_json(saved.about))
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
     unshared, before = run.unshared(), saved.about.get("base", "")
     if unshared.fingerprint != before:
@@ -302,7 +316,7 @@ def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
             "the base of the model, or train again with --fresh."
         )
     at = (saved.about["wave"], events, times)
-    return Snapshot(saved.tree, *at, tuple(run.schedules), run.run.federation.ids, unshared)
+    return Snapshot(saved.tree, *at, tuple(run.schedules), run.run.federation.ids, unshared, run.control)
 
 
 def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bool]:
@@ -330,7 +344,7 @@ def _on_the_way(work: Work, training: Training) -> Callable[[dict[str, Any]], bo
 def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
     """Collect the results of one algorithm: its record, its final scores and its clients' values."""
     config, plan, training = work.config, work.plan, session.training
-    algorithm, schedule = training.algorithm, work.runs[training.name].schedules[0]
+    algorithm, schedule = training.algorithm, result.snapshot.schedules[0]
     num_events, diverged = int(np.max(result.snapshot.num_events)), session.diverged(result.snapshot)
     curves = {score: _newcomers(config, plan, training, score, result) for score in training.scorings}
     classes = {score: _classes(plan, session, score, result) for score in training.scorings}
@@ -359,6 +373,7 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
         active=activity_of(schedule),
         bound=bound,
         divergences=divergence_records(config, plan.federation, result.snapshot, session.cohort),
+        ended=end_records(config, result.snapshot, session.cohort),
     )
     own = personal_numbers(algorithm, result.snapshot)
     rows = [

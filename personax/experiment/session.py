@@ -12,12 +12,14 @@ import numpy as np
 from personax.evaluation.scores import Evaluation
 from personax.experiment import checkpoint
 from personax.experiment.build import Training
+from personax.experiment.control import to_json
 from personax.experiment.convergence import Convergence
 from personax.experiment.divergence import masked
 from personax.experiment.provenance import Provenance
 from personax.experiment.records import EvaluationRecord
 from personax.experiment.summaries import evaluation_record, personal_numbers
 from personax.simulation.results import Snapshot
+from personax.simulation.work import traffic
 
 _COMPILED = [0.0]  # seconds of XLA compilation in this process
 
@@ -73,13 +75,16 @@ class Session:
         at, iterate = (None, None) if self.convergence is None else self.convergence.at(snapshot)
         self.spend("evaluate")
         own, diverged = personal_numbers(self.training.algorithm, snapshot), self.diverged(snapshot)
+        up, down = traffic(self.training.algorithm, snapshot)
         of_run = {
+            "bytes_up": up.tolist(),
+            "bytes_down": down.tolist(),
             "personal_number": None if own is None else masked(np.mean(own, axis=-1), diverged),
             "stationarity": masked(at, diverged),
             "iterate_stationarity": masked(iterate, diverged),
         }
         for name, found in self.found.items():
-            position = int(np.atleast_1d(found.num_events)[0]) // self.cohort
+            position = int(np.max(found.num_events)) // self.cohort
             self.history[name].append(evaluation_record(found, position, self.seconds["train"], **of_run))
         self.seen = snapshot, self.num_evaluations  # one assignment, so that both agree even if interrupted
         return True
@@ -112,6 +117,7 @@ class Session:
                 "events": np.asarray(snapshot.num_events).tolist(),
                 "time": np.asarray(snapshot.time).tolist(),
                 "seconds": self.seconds,
+                "control": to_json(snapshot.control),
                 "history": {name: [asdict(one) for one in records[:num]] for name, records in self.history.items()},
             }
             private = bool(jax.tree.leaves(snapshot.state.personal))

@@ -160,6 +160,8 @@ def make_recipe(config: Config, schema: Schema, fits_scaling: bool = False) -> R
     """Make the recipe to serve from a resolved configuration with one algorithm."""
     recipe = Recipe(replace(choose_algorithm(config, None), seeds=config.seed_list[:1]), schema, fits_scaling)
     check_names_on_the_wire(recipe.config)
+    if config.controller is not None or any(entry.controller for entry in config.algorithms.values()):
+        raise ConfigError("Controllers work in simulations only. Remove `controller` from the configuration.")
     if not recipe.algorithm.objective.federated:
         name = recipe.training.name
         raise ConfigError(f"`{name}` shares nothing, so there is nothing to serve. Choose another with --algorithm.")

@@ -21,6 +21,7 @@ AXES: dict[str, tuple[str, Callable[[EvaluationRecord], float]]] = {
     "rounds": ("round", lambda e: e.round),
     "virtual time": ("virtual time", lambda e: float(np.mean(e.time))),
     "seconds": ("wall-clock seconds", lambda e: e.seconds),
+    "bytes": ("megabytes sent up and down", lambda e: float(np.mean(e.bytes_up) + np.mean(e.bytes_down)) / 1e6),
 }
 WHY_LOGARITHMIC = "The time axis is logarithmic if some runs are much shorter than others; it then omits time 0."
 MOST_BARS = 40
@@ -58,6 +59,12 @@ class Drawn(Protocol):
     def diverged(self) -> str: ...
 
 
+def axes_of(scores: Sequence[Drawn]) -> list[str]:
+    """Return the axes that all curves have: bytes only where they were counted."""
+    counted = all(one.bytes_up for score in scores for one in score.record.evaluations)
+    return [axis for axis in AXES if axis != "bytes" or counted]
+
+
 class CurveView(NamedTuple):
     """Curves of one metric along one axis; `outside` names those outside the initial zoom, if there is one."""
 
@@ -68,7 +75,8 @@ class CurveView(NamedTuple):
 
 def learning_curves(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
     """Draw means over clients during training, with bands over seeds, zoomed to the part where methods differ."""
-    views = [_curves(scores, metric, axis) for metric, axis in product(metrics, AXES)]
+    axes = axes_of(scores)
+    views = [_curves(scores, metric, axis) for metric, axis in product(metrics, axes)]
     words = (
         "Mean over clients. Lines are means over seeds, bands their 95 % t-intervals; a single seed has no band. One "
         "round of an asynchronous algorithm is a cohort's worth of updates. Virtual time is the simulated clock, "
@@ -83,8 +91,8 @@ def learning_curves(scores: Sequence[Drawn], metrics: Sequence[str]) -> Figure:
         words += f" Far outside this part in at least one view: {', '.join(outside)}."
     if any(score.diverged for score in scores):
         words += " Seeds that diverged are left out; if all diverged, the line shows those that lasted longest."
-    alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} over rounds, virtual time or seconds."
-    choices = {"metric": list(metrics), "against": list(AXES)}
+    alt = f"Learning curves of {_many(scores)}: mean {metrics[0]} over rounds, virtual time, seconds or bytes."
+    choices = {"metric": list(metrics), "against": axes}
     return Figure("curves", "Learning curves", words, alt, [view.drawn for view in views], choices)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from personax.experiment.control import endings
 from personax.experiment.divergence import warnings
 from personax.report import classes, figures, tables, tuning
 from personax.report.document import (
@@ -47,6 +48,9 @@ def _sections(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Seq
     if tuned:
         yield PageSection("tuning", "Tuning", tuned, list(tuning.figures(runs, scores)))
     yield from drawn("curves", "Learning curves", figures.learning_curves(scores, metrics))
+    reached = tables.targets(runs)
+    if reached is not None:
+        yield PageSection("target", "Time to the target", [reached])
     yield from drawn(
         "clients", "Results per client", figures.distribution(scores, metrics), figures.changes(scores, metrics)
     )
@@ -71,6 +75,9 @@ def _results(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequ
         facts = verdict(run, [score for score in scores if score.run is run], run.record.headline)
         if facts:
             yield Paragraph(facts, "verdict", f"{run.label}." if len(runs) > 1 else "")
+        early = endings(run.record)
+        if early:
+            yield Paragraph(" ".join(early), "words", f"{run.label}." if len(runs) > 1 else "")
         sentences = warnings(run.record)
         if sentences:
             yield Paragraph(" ".join(sentences), "flag", f"{run.label}." if len(runs) > 1 else "")

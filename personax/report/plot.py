@@ -23,7 +23,7 @@ __all__ = ["clients", "curves", "gains", "staleness"]
 
 
 def curves(*runs: Path | str, metric: str | None = None, against: str = "rounds") -> go.Figure:
-    """Plot learning curves of run folders: means over clients against "rounds", "virtual time" or "seconds".
+    """Plot learning curves of run folders: means over clients against "rounds", "virtual time", "seconds" or "bytes".
 
     >>> px.plot.curves("runs/people", against="seconds").show()  # doctest: +SKIP
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 from personax.evaluation.scores import Interval, ScoreRow, higher_is_better
 from personax.experiment.records import ScoreRecord
+from personax.experiment.targets import describe
 from personax.report import words
 from personax.report.document import Group, Notes, Paragraph, Row, Swatch, Table, TableCell, table
 from personax.report.runs import GRAYS, PALETTE, ReportedRun, Score, algorithm_labels
@@ -77,6 +78,38 @@ def cost(runs: Sequence[ReportedRun]) -> Table:
         cells = [f"{algorithm.num_rounds:,}", f"{algorithm.num_events:,}", *spent, *moved, *lost]
         rows.append(Row(TableCell(label, small=[algorithm.mode]), [TableCell(cell) for cell in cells]))
     return table("Time and traffic of every algorithm", (*titles, "Dropped", "Skipped"), rows)
+
+
+def targets(runs: Sequence[ReportedRun]) -> Table | None:
+    """What each score needed to reach the target of its run; None where there is no target."""
+    rows, captions = [], []
+    for run in runs:
+        target = run.record.target
+        if target is None:
+            continue
+        captions.append(describe(target))
+        for one in target.scores:
+            num = len(run.record.seeds)
+            shown = [_amount(one.rounds, "{:.4g}"), _amount(one.time, "{:.4g}"), _bytes(one.bytes)]
+            seeds = f"{one.num_reached} of {num}"
+            label = f"{run.label}: {one.score}" if len(runs) > 1 else one.score
+            rows.append(Row(TableCell(label), [TableCell(cell) for cell in (*shown, seeds)]))
+    if not rows:
+        return None
+    titles = ("Score", "Rounds", "Virtual time", "Bytes sent", "Seeds that reach it")
+    return table(f"Cost of reaching the target: {'; '.join(dict.fromkeys(captions))}", titles, rows)
+
+
+def _amount(found: Interval | None, form: str) -> str:
+    """A mean over seeds, with half its interval where it has one."""
+    if found is None:
+        return "–"
+    half = "" if found.half is None else f" ± {form.format(found.half)}"
+    return form.format(found.mean) + half
+
+
+def _bytes(found: Interval | None) -> str:
+    return "–" if found is None else words.size(found.mean)
 
 
 def facts(runs: Sequence[ReportedRun]) -> Table:

@@ -102,6 +102,8 @@ class PlannedRun(NamedTuple):
     def controlled(self, control: tuple[Controlled, ...]) -> "PlannedRun":
         """Return the run with the cohorts that controllers chose, in which seeds end where they ended them."""
         first = self.original or self
+        if not control:
+            return first
         schedules = list(map(with_chosen, first.schedules, control))
         same = all(one is other for one, other in zip(schedules, first.schedules, strict=True))
         plan = first.run.plan if same else first.replan(schedules)
