@@ -83,8 +83,10 @@ class Session:
             "stationarity": masked(at, diverged),
             "iterate_stationarity": masked(iterate, diverged),
         }
+        events = np.atleast_1d(snapshot.num_events)
+        furthest = events.max() if any(one.ended for one in snapshot.control) else events[0]
         for name, found in self.found.items():
-            position = int(np.max(found.num_events)) // self.cohort
+            position = int(furthest) // self.cohort
             self.history[name].append(evaluation_record(found, position, self.seconds["train"], **of_run))
         self.seen = snapshot, self.num_evaluations  # one assignment, so that both agree even if interrupted
         return True
