@@ -81,7 +81,7 @@ def cost(runs: Sequence[ReportedRun]) -> Table:
 
 
 def targets(runs: Sequence[ReportedRun]) -> Table | None:
-    """What each score needed to reach the target of its run; None where there is no target."""
+    """Make the table of the cost of reaching the target of each run; None without a target."""
     rows, captions = [], []
     for run in runs:
         target = run.record.target
