@@ -85,7 +85,7 @@ def train_jobs(folder: Folder, work: Work, launch: Launch, fresh: Sequence[str] 
 
 
 def tune_jobs(config: Config, folder: Folder, launch: Launch) -> tuple[Config, TuningRecord]:
-    """Search for the options of each algorithm in a job of its own."""
+    """Search for the options of each algorithm in its own job."""
     study = prepare_tuning(config)
     if not folder.untuned.exists():
         write_atomically(folder.untuned, dump_run(config).encode())

@@ -31,7 +31,7 @@ class Engine(Protocol):
 
     @property
     def room(self) -> int | None:
-        """The most jobs to submit at the same time; None for an engine with a queue of its own."""
+        """The most jobs to submit at the same time; None for an engine with its own queue."""
         ...
 
     def submit(self, jobs: Sequence[Job]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """A job: one algorithm of a study, one search for its options, or one training of a reproduction, with all its seeds.
 
-A job runs in a process of its own, perhaps on another machine that has the run folder on a shared disk. It continues
+A job runs in its own process, perhaps on another machine that has the run folder on a shared disk. It continues
 from what its predecessors left, and reports its progress in `jobs/NAME.json`.
 """
 

@@ -80,8 +80,16 @@ class RayEngine:
         return {job.name: self.name for job in jobs}
 
     def alive(self, ids: Mapping[str, str]) -> dict[str, str]:
-        keeper = self._keeper()
-        return {} if keeper is None else {name: "" for name in self._ask(keeper.alive.remote()) if name in ids}
+        keeper, errors = self._keeper(), self.ray.exceptions
+        if keeper is None:
+            return {}
+        try:
+            known = self.ray.get(keeper.alive.remote(), timeout=SECONDS)
+        except (errors.ActorUnavailableError, errors.GetTimeoutError):
+            return dict.fromkeys(ids, "the cluster does not answer")
+        except errors.RayActorError:  # its node died, and with it the tasks that it owned
+            return {}
+        return {name: "" for name in known if name in ids}
 
     def cancel(self, ids: Mapping[str, str]) -> None:
         if keeper := self._keeper():
