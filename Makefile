@@ -81,12 +81,6 @@ clean:
 	.venv-$*/bin/$(PROJECT)
 	touch $@
 
-.venv-cluster/test: pyproject.toml constraints-cluster.txt
-	$(PYTHON) -m venv .venv-cluster
-	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cluster.txt \
-		--editable ".[test-cluster]"
-	touch $@
-
 .venv-docs/docs: pyproject.toml locks/docs.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/$(HASHED) --requirement locks/docs.txt

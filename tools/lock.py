@@ -26,6 +26,7 @@ LOCKS = {  # the extras to lock, the constraints, and the locks that are install
     "lint": ("lint", "constraints.txt", ("base",)),
     "dist": ("dist", "constraints.txt", ("base",)),
     "flower": ("test-flower", "constraints-flower.txt", ()),
+    "cluster": ("test-cluster", "constraints-cluster.txt", ()),
     "docs": ("docs", "constraints-docs.txt", ()),
     "loggers": ("test-loggers", "constraints-loggers.txt", ()),
 }

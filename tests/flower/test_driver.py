@@ -271,7 +271,7 @@ def test_a_key_that_was_registered_for_a_client_speaks_for_no_other(tmp_path, ca
         grid.come(i)
     assert drive(grid, book)() == []
     assert {line["client"] for line in applied(tmp_path / "run")} == {"anna", "cleo"}
-    assert "registered for dora, and it claims to be bert" in caplog.text
+    assert "registered for dora, but it claims to be bert" in caplog.text
 
 
 def test_odd_reports_are_left_out():

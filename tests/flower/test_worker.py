@@ -231,7 +231,7 @@ def test_what_a_worker_refuses(tmp_path):
     assert (
         "letters, digits, - and _, got '../escape'" in worker.answer({**about, "run": "../escape"}, arrays)[0]["error"]
     )
-    assert "got otherwise" in worker.answer(about, {})[0]["error"]
+    assert "; missing: " in worker.answer(about, {})[0]["error"]
     assert "KeyError" in worker.answer({**agreed(given), "task": "train", "node": worker.node}, arrays)[0]["error"]
     worker.node, worker.members = {**worker.node, "max-steps": 1}, {}
     assert "this client allows 1" in worker.answer({**about, "node": worker.node}, arrays)[0]["error"]
@@ -304,7 +304,7 @@ def test_a_nodes_configuration_is_read_and_refused_in_words(tmp_path):
     assert node["report"] == 1 and "report" not in read_node({"name": "anna", "data": "a.npz"}, path)[1]
     assert read_node({"name": "anna", "data": "a.npz", "folder": str(tmp_path)}, path)[0] == tmp_path
     for given, words in (
-        ({"name": "anna"}, "where the samples are"),
+        ({"name": "anna"}, "must name the samples"),
         ({"data": "a.npz"}, "must have a `name`"),
         ({"data": "a.npz", "name": "../x"}, "must have a `name`"),
         ({"data": "a.npz", "name": "anna", "colour": 1}, "got 'colour'"),
