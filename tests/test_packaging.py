@@ -40,7 +40,11 @@ def normalized(package):
 
 
 ENVIRONMENTS = {"constraints.txt": ("base", "test", "lint", "dist"), "constraints-flower.txt": ("flower",)}
-ENVIRONMENTS |= {"constraints-loggers.txt": ("loggers",), "constraints-docs.txt": ("docs",), "constraints-cluster.txt": ("cluster",)}
+ENVIRONMENTS |= {
+    "constraints-loggers.txt": ("loggers",),
+    "constraints-docs.txt": ("docs",),
+    "constraints-cluster.txt": ("cluster",),
+}
 
 
 @pytest.mark.parametrize("constraints", ENVIRONMENTS)
