@@ -209,3 +209,45 @@ def test_a_resumed_run_is_the_uninterrupted_one():
     again = train(algorithm, schedule=schedule, start=kept[1], observe=lambda snapshot: None, every=4)
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
     assert not np.allclose(RUNNING["own"](kept[1].params)[0], RUNNING["own"](whole.params)[0])
+
+
+def test_a_newcomer_of_fedbn_trains_its_own_normalization():
+    """By hand: one step of its scale, offset and statistics on its whole data; the shared layers stay."""
+    algorithm = px.fedbn(lr=0.1, num_steps=2, batch_size=4)
+    result = train(algorithm)
+    x, y = CLIENTS[2]
+    batch = px.Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(x)), KEY)
+    scoring = px.Scoring("recomputed", num_steps=1, lr=0.3, batch_size=20)
+    found = px.personalize(algorithm, TASK, result.params, CLIENTS[2], scoring, key=KEY)
+    gradient = jax.grad(TASK.loss)(result.params, batch)["norm_0"]
+    new = TASK.statistics(result.params, batch)["norm_0"]
+    layer = {name: result.params["norm_0"][name] - 0.3 * gradient[name] for name in ("scale", "bias")}
+    assert_close(found["norm_0"], layer | {name: new[name] for name in ("mean", "var")}, rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, found["dense_0"], result.params["dense_0"])
+
+
+def shifted_digits(num_clients=10):
+    """The embedded digits, divided evenly; each client's have a gain and an offset of their own."""
+    pool = px.datasets.digits()
+    parts = px.partition.iid(pool.y, num_clients, key=KEY).split(0.3, key=KEY)
+    rng = np.random.default_rng(0)
+    gains, offsets = np.exp(rng.uniform(-1.6, 1.6, num_clients)), rng.uniform(-2, 2, num_clients)
+
+    def clients(part):
+        rows = [part.rows[part.offsets[i] : part.offsets[i + 1]] for i in range(num_clients)]
+        return [(gains[i] * pool.x[rows[i]] / 255 + offsets[i], pool.y[rows[i]]) for i in range(num_clients)]
+
+    return px.Federation.from_clients(*map(clients, parts))
+
+
+@pytest.mark.slow
+def test_fedbn_is_far_above_averaged_statistics_where_features_are_shifted():
+    fed, task = shifted_digits(), px.classification(px.mlp((32,), 10, "relu", norm="batch"))
+    schedule, epoch = px.rounds(10, 40, key=KEY), {"num_epochs": 1, "batch_size": 16, "sampling": "shuffled"}
+
+    def accuracy(algorithm, model):
+        result = px.simulate(algorithm, task, fed, schedule, key=KEY)
+        return px.evaluate(algorithm, task, fed, result, px.Scoring(model), key=KEY).metrics["accuracy"].mean()
+
+    averaged, own = accuracy(px.fedavg(lr=0.1, **epoch), "global"), accuracy(px.fedbn(lr=0.1, **epoch), "personal")
+    assert own > 0.9 and own > averaged + 0.2
