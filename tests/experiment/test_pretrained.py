@@ -157,3 +157,19 @@ def test_two_adapters_are_configured_by_their_mix():
         make_network({**table, "lora": {"rank": 0}}, 10)
     with pytest.raises(ConfigError, match=r"model.lora"):
         parse({**configuration("base"), "model": {"kind": "mlp", "widths": [7], "lora": {"rank": 2, "one": 3}}})
+
+
+def test_recipes_with_adapters_run_over_a_frozen_base(tmp_path):
+    path = write(tmp_path / "base.safetensors", base_params())
+    table = configuration(path, rank=2) | {"algorithms": {"FedSA": {"recipe": "fedsa_lora"}}}
+    table["schedule"]["cohort_size"] = "all"
+    folder = start(resolve(parse(table), baselines=False), tmp_path / "run")
+    record = execute(folder)
+    (row,) = (row for row in record.table if row.metric == "accuracy")
+    assert row.score == "FedSA" and np.isfinite(row.mean.mean)
+    tree, about = checkpoint.read_model(folder.model("FedSA"))
+    assert about["model"] == "shared"
+    jax.tree.map(np.testing.assert_array_equal, tree["params"]["base"], jax.tree.map(np.asarray, base_params()))
+    of_a_client = load(folder.root, "FedSA", client="client 0").params["lora"]["dense_0"]["kernel"]
+    assert np.abs(of_a_client["b"]).max() > 0
+    np.testing.assert_array_equal(of_a_client["a"], tree["params"]["lora"]["dense_0"]["kernel"]["a"])

@@ -15,14 +15,16 @@ from personax.live.limits import Limits, Refused, read_limits
 from personax.live.recipe import make_recipe
 from tests.live.parts import recipe
 
+DITTO = {"recipe": "ditto", "strength": 1.0, "lr": 0.1, "num_steps": 2, "batch_size": 8}
 
-def served(path):
+
+def served(path, **algorithms):
     given = recipe("Ditto")
     table = {
         "name": "live",
         "seeds": [3],
         "model": {"kind": "logistic_regression", "base": str(path), "lora": {"rank": 2}},
-        "algorithms": {"Ditto": {"recipe": "ditto", "strength": 1.0, "lr": 0.1, "num_steps": 2, "batch_size": 8}},
+        "algorithms": algorithms or {"Ditto": DITTO},
     }
     return make_recipe(resolve(parse(table), baselines=False), given.schema)
 
@@ -75,3 +77,14 @@ def test_a_server_cannot_name_a_file_of_the_client(base):
 def test_limits_name_the_file(base, tmp_path):
     (tmp_path / "limits.toml").write_text(f'base = "{base}"\n')
     assert read_limits(tmp_path / "limits.toml").base == str(base)
+
+
+def test_only_the_shared_adapters_travel_over_a_base(base):
+    """A of each layer; the frozen base and the personal B are on no message, and both sides compute the same ones."""
+    options = {"lr": 0.1, "num_steps": 2, "batch_size": 8, "server": {"kind": "asynchronous", "lr": 0.5}}
+    given = served(base, FedSA={"recipe": "fedsa_lora", **options})
+    found = read_recipe(given.to_text(), given.layout_text(), Limits(base=str(base)))
+    for layout in (found.up, found.down):
+        assert [leaf.name.rpartition(".")[2] for leaf in layout.leaves] == ["a"]
+    expected = jax.tree.map(lambda leaf: np.asarray(leaf) + 1, recipe().initial_params())
+    jax.tree.map(np.testing.assert_array_equal, found.unshared["base"], expected)
