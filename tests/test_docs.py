@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import personax as px
+
 ROOT = Path(__file__).parents[1]
+NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 
 def run_blocks(path):
@@ -46,3 +49,20 @@ def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks(ROOT / "docs" / f"{page}.md")
     assert PAGES[page] in capsys.readouterr().out
+
+
+def test_the_algorithm_of_a_page_is_fedavg_with_power_zero(tmp_path, monkeypatch):
+    module, check = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "own-algorithm.md").read_text(), flags=re.DOTALL
+    )
+    (tmp_path / "fair.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(check, "own-algorithm.md", "exec"), {})  # compares the two
+
+
+def test_the_algorithm_of_a_notebook_is_complete():
+    text = (NOTEBOOKS / "own-algorithm.md").read_text()
+    cell = re.findall(r"```\{code-cell\} ipython3\n(.*?)```", text, flags=re.DOTALL)[0]
+    names = {}
+    exec(compile(cell.replace("import matplotlib.pyplot as plt\n", ""), "own-algorithm.md", "exec"), names)
+    px.Algorithm(names["Trusting"](1.0), px.Local(0.1, num_steps=1), px.synchronous())  # checks the contract
