@@ -2,7 +2,7 @@
 
 Namespaces hold the names that mean little on their own: `px.curvature.exact`, `px.step_sizes.Decay`,
 `px.delays.Gamma`, `px.discounts.Polynomial`, `px.partition.dirichlet`, `px.datasets.digits`, `px.plot.curves`.
-`px.sharing` has the functions on parts of a model. `px.objective` and `px.values` are for people who extend the library
+`px.sharing` has the functions on parts of a model. `px.objective` and `px.values` are for extending the library
 (docs/extending.md).
 """
 

@@ -54,7 +54,7 @@ class HostStream(IntEnum):
     DEVICES = 2**31 + 40  # the device of each client (client id)
     GENERATED_DEVICES = 2**31 + 41  # speeds, bandwidths and availability of devices without a trace
     ONLINE_COHORTS = 2**31 + 42  # members of a round that are drawn among clients online (round)
-    NEXT_CLIENTS = 2**31 + 43  # the next client of a server with a limited number of clients at work
+    NEXT_CLIENTS = 2**31 + 43  # the next client of a server with a limited number of active clients
     VISIT_DELAYS = 2**31 + 44  # delays of single visits (client, update)
     CONTROL = 2**31 + 45  # decisions of controllers (event)
     LIVE_COHORTS = 2**31 + 64  # members of a live round (server version, journal entry)

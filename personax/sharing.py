@@ -153,7 +153,7 @@ class Sharing:
     Args:
         personal: parameters that each client trains and keeps. They never leave it. (This is not privacy: the shared
             parameters are trained with them, so that uploads depend on them.)
-        frozen: parameters that stay as they are at the start, the same for all clients. They are never uploaded.
+        frozen: parameters that keep their initial values, the same for all clients. They are never uploaded.
 
     Each is a pattern over the names of the parameters, or several (see `names_of`): `"dense_1"` selects everything
     below that name, `"*.bias"` all biases, and `("*", "!dense_0")` everything except `dense_0`.

@@ -9,7 +9,7 @@ from personax.data.datasets.sources import SOURCES
 from personax.experiment.catalog import CATALOG
 from personax.reproduce import EXPERIMENTS
 
-Listed = list[tuple[str, str, str]]  # name, what it is, source
+Listed = list[tuple[str, str, str]]  # name, description, source
 
 
 def list_catalog() -> None:

@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-# Without markup and emoji, because a name such as "[red]" or ":smile:" is printed as it is.
+# Without markup and emoji, because names such as "[red]" or ":smile:" must be printed literally.
 out = Console(markup=False, emoji=False)
 err = Console(markup=False, emoji=False, stderr=True)
 

@@ -153,7 +153,7 @@ def _leave_or_cancel(root: Path, engine: Engine, names: Sequence[str]) -> None:
 
 
 class _JobBar:
-    """One progress bar for all jobs of a study; where there is no terminal, a line for each job that ends."""
+    """A progress bar for all jobs of a study; without a terminal, a line for each job that ends."""
 
     def __init__(self, num_jobs: int) -> None:
         self.ended: dict[str, str] = {}
@@ -193,7 +193,7 @@ def summary(found: Sequence[JobView]) -> str:
 
 
 def shown_state(view: JobView) -> str:
-    """The state of a job in a word for people."""
+    """Return the state of a job in one word."""
     if view.state != "lost":
         return view.state
     return {"running": "killed", "stopped": "stopped"}.get(view.record.state, "waiting")

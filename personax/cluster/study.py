@@ -108,7 +108,7 @@ def follow(
 ) -> None:
     """Submit the jobs that no engine has, follow all of them to their end, and submit again those that died.
 
-    Raises `JobsFailed` at the end if some failed. Ctrl-C leaves the jobs as they are.
+    Raises `JobsFailed` at the end if some failed. Ctrl-C does not affect the jobs.
     """
     by_name = {job.name: job for job in jobs}
     tries: dict[str, tuple[int, int]] = {}  # since the last progress, and the rounds that were done then

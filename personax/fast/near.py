@@ -50,7 +50,7 @@ class Near(Steps, Protocol):
     """The gradients of one local step on known batches, and its Hessian-vector products.
 
     `batches(role)` names the batches of a role, as a sequence for `loop`; `batch(role)` names its only one. `part` is a
-    vector that is zero outside the parameters that the patterns select; a step along it leaves the others as they are.
+    vector that is zero outside the parameters that the patterns select; a step along it leaves the others unchanged.
     """
 
     def batches(self, role: str) -> Any: ...

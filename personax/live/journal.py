@@ -1,6 +1,6 @@
 """The journal of a server: every settled event, on disk before the server answers.
 
-    journal.jsonl      one line per event: for people, and as proof that nothing is lost or applied twice
+    journal.jsonl      one line per event, readable and as proof that nothing is lost or applied twice
     state/0, state/1   the states after the last events that changed it, written alternately
     archive/           compressed lines that a restart no longer needs
 

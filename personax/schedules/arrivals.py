@@ -30,7 +30,7 @@ def arrivals(
 
     `delays` are `px.delays.Delays`, or those of devices: `px.traces.generate(...).delays(work, key=key)`.
 
-    By default all clients are at work at the same time. With `concurrency` only that many are, as in FedBuff: when an
+    By default, all clients are active at the same time. With `concurrency` only that many are, as in FedBuff: when an
     update arrives, the server gives the model to a client drawn uniformly among those that are online and idle. If
     none of 64 drawn clients is, it takes the one of them that comes online next.
 

@@ -1,4 +1,4 @@
-"""Arrivals at a server that keeps a limited number of clients at work."""
+"""Arrivals at a server that keeps a limited number of clients active."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
@@ -14,7 +14,7 @@ _DRAWN = 1 << 16
 
 
 def limited_visits(num_clients: int, num_events: int, concurrency: int, delays: Timing, key: Array) -> Visits:
-    """Return the first `num_events` visits to arrive, and those that are still at work then."""
+    """Return the first `num_events` visits to arrive, and those that are still active then."""
     is_online, start = delays.visit_starter(key)
     drawn, busy = _draws(num_clients, key), bytearray(num_clients)
     updates = np.zeros(num_clients, np.int64)

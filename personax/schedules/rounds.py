@@ -30,7 +30,7 @@ def rounds(
     A round lasts as long as its slowest client, or as its server waits. With `aggregate="first"` more clients are
     selected than are aggregated: the round ends when `num_aggregated` of them have reported. With a `deadline` it ends
     at the latest that long after its beginning, and the clients that have reported are aggregated; if none has, the
-    model stays as it is. Clients that have not reported are stopped: they upload nothing and their personal state does
+    model is unchanged. Clients that have not reported are stopped: they upload nothing and their personal state does
     not change.
 
     Args:

@@ -128,7 +128,7 @@ class Snapshot:
     schedules: tuple[Schedule, ...]  # one for each seed
     ids: np.ndarray  # ids of the federation's clients, in its order
     unshared: Unshared = Unshared()
-    control: tuple[Controlled, ...] = ()  # of each seed, where a controller is at work
+    control: tuple[Controlled, ...] = ()  # of each seed, if there is a controller
 
     @property
     def has_seeds(self) -> bool:

@@ -75,7 +75,7 @@ class PlannedRun(NamedTuple):
     stream: Stream | None
     precision: Precision
     replan: Callable[[list[Schedule]], WavePlan]
-    control: tuple[Controlled, ...] = ()  # of each seed, where a controller is at work
+    control: tuple[Controlled, ...] = ()  # of each seed, if there is a controller
     original: "PlannedRun | None" = None  # the run before its control
 
     def seedless(self, leaf: np.ndarray) -> Any:
