@@ -541,7 +541,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(whole, tm
     assert path.read_bytes() != content and path.stem == "00000002"
     execute(folder, watch)
     assert watch.begun[0] == ("FedAvg", 4, 1)
-    assert len(watch.said) == 1 and f"{path} is damaged" in watch.said[0] and "Checkpoint 1 is used" in watch.said[0]
+    assert len(watch.said) == 1 and f"{path} is damaged" in watch.said[0] and "Using checkpoint 1 instead" in watch.said[0]
     assert_same_end(folder, whole)
 
 
@@ -654,7 +654,7 @@ def test_results_that_cannot_be_read_are_errors(tmp_path, whole):
 
 
 def test_invalid_runs_are_reported_during_preparation():
-    with refused("`schedule.cohort_size` must be at most the 6 clients"):
+    with refused("`schedule.cohort_size` must be at most the 6 training clients"):
         prepare(tiny(schedule={"cohort_size": 7}))
     assert isinstance(ConfigError(""), ValueError)
 

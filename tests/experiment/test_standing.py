@@ -277,10 +277,10 @@ def test_a_run_may_not_become_shorter(folder):
 def test_a_schedule_that_depends_on_its_length_is_not_continued(folder, monkeypatch):
     make = runs.make_schedules
 
-    def shifted(config, algorithm, num_clients):
+    def shifted(config, algorithm, num_clients, work):
         return [
             dataclasses.replace(schedule, client=(schedule.client + config.schedule.num_rounds) % num_clients)
-            for schedule in make(config, algorithm, num_clients)
+            for schedule in make(config, algorithm, num_clients, work)
         ]
 
     monkeypatch.setattr(runs, "make_schedules", shifted)
