@@ -34,9 +34,7 @@ PHRASES = {
     r"\bfor people\b": "leave it out",
     r"\bat work\b": "training, running",
 }
-MOST: dict[str, int] = {  # the limits of phrases that are not gone yet
-    r"\bstays? as (it|they) (is|are)\b|\bas (it|they) (is|are)[,;.:]": 1,
-}
+MOST: dict[str, int] = {}  # the limits of phrases that are not gone yet
 
 
 def docstrings(trees):
