@@ -36,6 +36,7 @@ ALGORITHMS = {
     "FedAvg": {"recipe": "fedavg"},
     "FedBuff": {"recipe": "fedbuff", "buffer_size": 2},
     "SCAFFOLD": {"recipe": "scaffold", "server": {"kind": "asynchronous"}},
+    "FedBN": {"recipe": "fedbn", "server": {"kind": "asynchronous", "lr": 0.5}},
     "FedPer": {"recipe": "fedper", "personal": "*.bias", "server": {"kind": "asynchronous", "lr": 0.5}},
     "FedRep": {
         "recipe": "fedrep",

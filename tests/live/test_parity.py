@@ -58,15 +58,20 @@ def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_pat
         assert told.started_at.tolist() == schedule.started_at.tolist()
 
 
-def test_statistics_travel_like_the_other_parameters(tmp_path):
-    given, schedule = recipe("FedAsync", model=NORMALIZED), table_of()
+@pytest.mark.parametrize(("name", "num_personal"), [("FedAsync", 0), ("FedBN", 4)])
+def test_statistics_travel_or_stay_like_the_other_parameters(name, num_personal, tmp_path):
+    given, schedule = recipe(name, model=NORMALIZED), table_of()
     with serving(tmp_path / "run", given, DEFAULTS) as running, clients_of(running, tmp_path) as clients:
         for client in clients:
             client.enter()
         follow(clients, schedule)
     simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
-    assert_same(running.book.state.params, simulated.params)
-    assert np.any(simulated.params["norm_0"]["mean"])
+    assert_same(running.book.state.params, given.algorithm.sharing.shared(simulated.params))
+    for i, client in enumerate(clients):
+        own = jax.tree.leaves(client.member.held.personal)
+        assert_same(own, [leaf[i] for leaf in jax.tree.leaves(simulated.personal)])
+        assert len(own) == num_personal
+    assert any(np.any(leaf) for leaf in jax.tree.leaves((simulated.params["norm_0"]["mean"], simulated.personal)))
 
 
 def test_statistics_of_several_models_are_not_served():
