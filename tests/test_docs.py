@@ -33,6 +33,7 @@ PAGES = {  # each page whose code runs, and a part of what it prints
     "evaluation": "over local",
     "theory": "label distance",
     "scale": "personal",
+    "devices": "stopped",
     "logging": "FedAvg FedAvg 2 [",
     "sharing": "dense_0.kernel",
     "asynchrony": "in virtual time",

@@ -10,7 +10,7 @@ from personax.values import CONTROLLERS, require, require_count, require_nonnega
 __all__ = ["EarlyStopping", "Oort", "PowerOfChoice", "RunBudget", "Target", "Together"]
 
 
-@CONTROLLERS.register(summary="Ends a run whose validation score no longer improves")
+@CONTROLLERS.register(summary="Ends a run whose validation score no longer improves", source="common practice")
 @value
 class EarlyStopping:
     """End the run when the validation score has not improved for `patience` decisions.
@@ -44,7 +44,7 @@ class EarlyStopping:
         return Decision({"best": best, "waited": waited}, words if waited >= self.patience else "")
 
 
-@CONTROLLERS.register(summary="Ends a run that has reached a validation score")
+@CONTROLLERS.register(summary="Ends a run that has reached a validation score", source="common practice")
 @value
 class Target:
     """End the run when the validation score is at least `score` (at most, if lower is better).
@@ -71,7 +71,7 @@ class Target:
         )
 
 
-@CONTROLLERS.register(summary="Ends a run whose virtual time or bytes are spent")
+@CONTROLLERS.register(summary="Ends a run whose virtual time or bytes are spent", source="common practice")
 @value
 class RunBudget:
     """End the run at the first decision at which this virtual `time`, or this number of `bytes`, has been spent.
@@ -240,7 +240,9 @@ def _draw(rng: np.random.Generator, among: np.ndarray, weight: np.ndarray, num: 
     return rng.choice(among, num, replace=False, p=weight / weight.sum()) if num else np.zeros(0, int)
 
 
-@CONTROLLERS.register(summary="Several controllers: the first that ends the run does, the last that selects does")
+@CONTROLLERS.register(
+    summary="Several controllers: any of them ends the run, the last that selects does", source="personax"
+)
 @value
 class Together:
     """Several controllers. Any of them ends the run; the last that chooses a cohort chooses it.
