@@ -1,9 +1,9 @@
 # Everything happens in .venv, which is created on first use from plain python3 and pip. Dependencies are installed by
-# hash from locks/ (written by tools/lock.py), and the project itself without dependencies.
+# hash from locks/, which list all of them (written by tools/lock.py), and then the project itself.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
-HASHED := $(PIP) --require-hashes
+HASHED := $(PIP) --require-hashes --no-deps
 PROJECT := $(PIP) --no-deps --no-build-isolation --editable .
 
 .PHONY: demo test test-slow test-attacks test-flower test-cluster test-loggers check lint docs dist locks bench clean
