@@ -122,7 +122,7 @@ FAULTS = [
     Fault(
         "live: a model for a client that was revoked while it waited",
         "personax/live/service.py",
-        "            self.gate.require_valid(who)  # it may have been revoked meanwhile\n",
+        "            self.gate.require_valid(who)  # the certificate may have been revoked meanwhile\n",
         "",
         f"{GATE}test_a_revoked_client_with_an_open_request_gets_no_model",
     ),
@@ -171,8 +171,8 @@ FAULTS = [
     Fault(
         "live: errors of a recipe that nobody expected",
         "personax/live/acceptance.py",
-        "except Exception as error:  # a stranger",
-        "except (KeyError, ValueError) as error:  # a stranger",
+        "except Exception as error:  # the text is untrusted",
+        "except (KeyError, ValueError) as error:  # the text is untrusted",
         f"{SERVER}test_recipes_and_layouts_of_other_types_are_refused_with_a_message",
     ),
     Fault(
@@ -248,29 +248,29 @@ FAULTS = [
     Fault(
         "PersA-FL Theorem 3: Q + 6 for Q + 7 in its condition",
         "personax/theory/persafl.py",
-        "288 * level * (steps + 7)",
-        "288 * level * (steps + 6)",
+        "288 * level * (num_local_steps + 7)",
+        "288 * level * (num_local_steps + 6)",
         f"{THEOREMS}test_from_how_many_updates_theorems_1_to_3_hold",
     ),
     Fault(
         "Meta in shared products: the adaptation batch for the curvature batch",
         "personax/objectives/meta.py",
-        'direction, ("curvature", index))',
-        'direction, ("adapt", index))',
+        '(here.batches("curvature"),)',
+        '(here.batches("adapt"),)',
         f"{NETWORK}[exact, one step]",
     ),
     Fault(
         "Meta in shared products: every Hessian at the last model of the path",
         "personax/objectives/meta.py",
-        "span.curvature(self.hvp, path[index]",
-        "span.curvature(self.hvp, path[-1]",
+        "here.hvp(self.hvp, w, moved(d), batch)",
+        "here.hvp(self.hvp, adapted, moved(d), batch)",
         f"{NETWORK}[Hessian-free, two steps]",
     ),
     Fault(
         "Meta in shared products: the outer gradient before the last adaptation step",
         "personax/objectives/meta.py",
-        'span.gradient(path.pop(), ("outer", 0))',
-        'span.gradient(path[-2], ("outer", 0))',
+        "here.gradient(adapted, outer)",
+        "here.gradient(here.start(), outer)",
         f"{NETWORK}[first-order, two steps]",
     ),
     Fault(
