@@ -5,10 +5,10 @@
 Run it in an environment in which `make test` runs, from any directory. For each fault it copies the package and its
 tests to a temporary folder, replaces the old text, which must be in the file exactly once, and runs the test there.
 Before that, all these tests must pass without a fault. A fault is *caught* if its test fails and *survived* if it
-passes; where the test could not be run, pytest's exit status is shown. The exit status is 1 unless all are caught.
+passes; if the test could not be run, pytest's exit status is shown. The exit status is 1 unless all are caught.
 `--only` runs the faults whose description contains one of the texts. On one idle core it takes about 3 minutes.
 
-To check a new test, add a row with the fault that it is to notice.
+To check a new test, add a row with the fault that it should detect.
 """
 
 import argparse
@@ -169,7 +169,7 @@ FAULTS = [
         f"{SERVER}test_a_recipe_with_one_sample_or_one_step_is_refused_with_the_reason",
     ),
     Fault(
-        "live: errors of a recipe that nobody expected",
+        "live: unexpected errors of a recipe",
         "personax/live/acceptance.py",
         "except Exception as error:  # the text is untrusted",
         "except (KeyError, ValueError) as error:  # the text is untrusted",

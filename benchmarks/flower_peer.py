@@ -27,7 +27,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 @cache
 def clients(checked: bool) -> tuple[Setting, torch.Tensor, torch.Tensor]:
-    """The data of all clients, made once in each process."""
+    """The data of all clients, created once per process."""
     if checked:
         work: Work = read_work(ASKED["check"])
         setting, images, labels = work.setting, work.x[:, 0, 0], work.y[:, 0, 0]
@@ -39,7 +39,7 @@ def clients(checked: bool) -> tuple[Setting, torch.Tensor, torch.Tensor]:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """One visit. In the check every client is asked, and only those that it has count."""
+    """A visit. In the check, every client is asked, and only existing ones count."""
     torch.set_num_threads(1)
     checked = bool(message.content["config"]["check"])
     setting, images, labels = clients(checked)
@@ -59,7 +59,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Check, then run as asked until the input ends."""
+    """Check the work, then run on request until the input ends."""
     setting, work = setting_of(ASKED["setting"]), read_work(ASKED["check"])
     num = setting.num_clients
 

@@ -69,13 +69,13 @@ def worker(number: int, of: int, address: str, width: int) -> None:
     result = px.simulate(algorithm, task, federation, schedule, key=key, monitor=monitor, execution=execution)
     leaves = jax.tree.leaves(result.params)
     if number == 0:
-        each = statistics.median(np.diff(marks)[1:] / EVERY)  # the first has the compilation in it
+        each = statistics.median(np.diff(marks)[1:] / EVERY)  # the first one includes compilation
         found = {"round": each, "sums": sums, "bytes": sum(leaf.nbytes for leaf in leaves)}
         print("RESULT " + json.dumps(found), flush=True)
 
 
 def run(of: int, width: int) -> dict:
-    """One measurement in that many processes."""
+    """Measure in this many processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -99,7 +99,7 @@ def run(of: int, width: int) -> dict:
 
 
 def fitted(sums: dict[str, float]) -> tuple[float, float]:
-    """The seconds of a sum of nothing, and of each byte more."""
+    """Return the seconds of an empty sum, and of each additional byte."""
     import numpy as np
 
     sizes = np.asarray([4.0 * int(size) for size in sums])

@@ -42,14 +42,14 @@ lr = {lr}
 
 
 def import_seconds() -> float:
-    """The time that a process of a job needs to import everything."""
+    """Measure the time that a job's process needs to import everything."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import personax.cluster.jobs"], check=True)
     return time.perf_counter() - began
 
 
 def measure(place: Path, name: str, words: list[str], at_a_time: int) -> dict[str, float]:
-    """Run the study once; seconds by what they were spent on."""
+    """Run the study once, and return the seconds by activity."""
     environment = {**os.environ, "PERSONAX_COMPILED": str(place / f"compiled-{name}")}
     personax = str(Path(sys.executable).with_name("personax"))
     command = [personax, "compare", str(place / "study.toml"), "--out", str(place / name), *words]

@@ -71,7 +71,7 @@ def serve(folder, num_bytes):
 
 
 def echo(folder):
-    """A server with a pool of threads that sends back what it gets; prints its port."""
+    """An echo server with a thread pool; prints its port."""
     import grpc
 
     server = grpc.server(ThreadPoolExecutor(8), options=LARGE)
@@ -82,7 +82,7 @@ def echo(folder):
 
 
 def async_echo(folder):
-    """The same with an event loop."""
+    """An echo server with an event loop; prints its port."""
     import grpc
 
     async def same(request, context):
@@ -135,7 +135,7 @@ def client(folder, name, port):
 
 
 def echo_client(folder, name, port, num_bytes):
-    """One client of an echo."""
+    """One client of an echo server."""
     import grpc
 
     shown = credentials_of(folder, f"clients/{name}")
@@ -150,7 +150,7 @@ def echo_client(folder, name, port, num_bytes):
 
 
 def take_turns(exchange):
-    """For each line with a number of seconds on the input: the exchanges a second in that time."""
+    """Print the exchanges per second for each input line with a number of seconds."""
     exchange()
     print("ready", flush=True)
     for line in sys.stdin:
@@ -162,7 +162,7 @@ def take_turns(exchange):
 
 
 def crowd(folder, port, num):
-    """Many clients that registered, hold the model and stay connected; prints when they are there."""
+    """Many registered clients that hold the model and stay connected; prints when they are ready."""
     import grpc
 
     from personax.live import certificates, wire
@@ -184,7 +184,7 @@ def crowd(folder, port, num):
             welcome = await call("Register", "unary_unary")(hello)
             async for _ in call("Fetch", "unary_stream")(wire.Ask(run=welcome.run, have=-1)):
                 pass
-        return channel, call("Exchange", "stream_stream")()  # which stays open while a client trains
+        return channel, call("Exchange", "stream_stream")()  # stays open while a client trains
 
     async def main():
         together = asyncio.Semaphore(50)
@@ -196,7 +196,7 @@ def crowd(folder, port, num):
 
 
 class Process:
-    """A part of the benchmark, in a process of its own."""
+    """A part of the benchmark in its own process."""
 
     def __init__(self, *words):
         command = [sys.executable, __file__, *map(str, words)]
@@ -210,7 +210,7 @@ class Process:
         self.process.stdin.flush()
 
     def memory(self):
-        """Bytes in memory now."""
+        """Return the current memory in bytes."""
         fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -252,7 +252,7 @@ def measure(num_bytes, seconds=1.0, turns=10):
                 for one in clients[kind]:
                     one.write(str(seconds))
                 total = sum(float(one.read()) for one in clients[kind])
-                if turn:  # the first warms up
+                if turn:  # the first one warms up
                     found.append(total)
     best = {kind: max(of_turns) for kind, of_turns in rates.items()}
     ratios = {"ratio": best["live"] / best["echo"], "async_ratio": best["live"] / best["async_echo"]}
@@ -260,7 +260,7 @@ def measure(num_bytes, seconds=1.0, turns=10):
 
 
 def measure_crowd(num=1000):
-    """Bytes in memory of a server before and with so many connected clients."""
+    """Measure a server's memory in bytes before and with this many connected clients."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         certify(folder)

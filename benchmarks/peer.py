@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One round of ours: `x[client, step, draw, batch, ...]`, `y`, and the models before and after, layer by layer."""
+    """One of our rounds: `x[client, step, draw, batch, ...]`, `y`, and the layers of the models before and after."""
 
     setting: Setting
     x: np.ndarray
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     end: list[np.ndarray]
 
 
-Ready = tuple[Callable[[int], None], dict[str, Any]]  # runs so many rounds and waits for them; what is to be told
+Ready = tuple[Callable[[int], None], dict[str, Any]]  # runs this many rounds and waits for them; facts to report
 
 
 def setting_of(fields: dict[str, Any]) -> Setting:
@@ -80,7 +80,7 @@ def random_clients(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
 
 
 def serve(prepare: Callable[[Setting, str, str], Ready]) -> None:
-    """Get ready, say so, and run as asked until the input ends. `prepare(setting, device, path of the work)`."""
+    """Prepare, report readiness, and run on request until the input ends: `prepare(setting, device, work path)`."""
     asked = json.loads(sys.argv[1])
     run, told = prepare(setting_of(asked["setting"]), asked["device"], asked["check"])
     print(json.dumps(told), flush=True)
@@ -89,7 +89,7 @@ def serve(prepare: Callable[[Setting, str, str], Ready]) -> None:
 
 
 def run_for(run: Callable[[int], None], seconds: float) -> dict[str, float]:
-    """Rounds until the time is over; each call runs as many as have been run so far, so that few calls are timed."""
+    """Run rounds until the time is over; each call doubles their number, so that few calls are timed."""
     num_rounds, begin = 0, time.perf_counter()
     while (took := time.perf_counter() - begin) < seconds:
         left = num_rounds * (seconds / took - 1) if num_rounds else 1

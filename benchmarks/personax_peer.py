@@ -1,4 +1,4 @@
-"""The same row with `px.mlp` or `px.cnn` in place of its twin in Flax: a peer of `personax bench` (see peer.py).
+"""The same row with `px.mlp` or `px.cnn` instead of Flax: a peer of `personax bench` (see peer.py).
 
 Its parameters after the same work are compared with those of the twin: both trees have the same order.
 """
@@ -22,7 +22,7 @@ ORIGINALS = {"flax-mlp": "mlp", "flax-cnn": "cnn"}
 
 
 def main() -> None:
-    """Get ready, say so, and run as asked until the input ends."""
+    """Prepare, report readiness, and run on request until the input ends."""
     asked = json.loads(sys.argv[1])
     twin = SETTING.validate_python(asked["setting"])
     setting = replace(twin, network=ORIGINALS[twin.network])

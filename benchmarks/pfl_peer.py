@@ -1,4 +1,4 @@
-"""FedAvg in Apple's pfl, put together as in its published benchmark: a peer of `personax bench` (see peer.py)."""
+"""FedAvg in Apple's pfl, configured as in its published benchmark: a peer of `personax bench` (see peer.py)."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from torch_parts import Network, Params, as_images, distance, from_ours, init_pa
 
 
 def make_run(setting: Setting, params: Params, images: np.ndarray, labels: np.ndarray) -> tuple[Callable, Network]:
-    """A function that runs so many rounds, and the network that they train. The data are tensors from the start."""
+    """Return a function that runs rounds, and the network that they train. The data are tensors from the start."""
     device = params[0].device.type
     clients = as_images(setting, images, device), torch.from_numpy(labels).long().to(device)
     sampler = get_user_sampler("minimize_reuse", list(range(len(images))))

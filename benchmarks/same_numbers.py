@@ -92,11 +92,11 @@ LIVE = {  # the number of clients, and the algorithm
     ),
 }
 
-# What is found in one case: its "hash", or an "error"; and "numbers" by their paths, if they are compared one by one.
+# The result of a case: its "hash" or an "error", and "numbers" by path if they are compared individually.
 Found = dict[str, Any]
 
 
-# What is hashed
+# Hashes
 
 
 def hash_of(tree: Any) -> str:
@@ -174,7 +174,7 @@ class CommandLine(NamedTuple):
     folder: Path
 
     def words(self, *words: Any) -> list[str]:
-        """A command of personax; where it begins is told by the checkout itself."""
+        """Run a command of personax with the checkout's own entry point."""
         about = tomllib.loads((self.checkout / "pyproject.toml").read_text(encoding="utf-8"))
         module, _, name = about["project"]["scripts"]["personax"].partition(":")
         return [sys.executable, "-c", f"from {module} import {name}; {name}()", *map(str, words)]
