@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,15 @@ def provenance_of(config: Config, name: str, data: dict[str, str]) -> Provenance
         kept["data"] = {key: item for key, item in kept["data"].items() if key != "path"}  # its content has a digest
     kept["model"] = {key: item for key, item in kept["model"].items() if key != "base"}  # likewise
     settings = dict(_flat({**kept, "algorithms": {name: table["algorithms"][name]}}))
-    return Provenance(config.schedule.num_rounds, settings, data)
+    return Provenance(config.schedule.num_rounds, settings, {**data, **_digest_traces(config.schedule.delays)})
+
+
+def _digest_traces(delays: str | dict[str, Any]) -> dict[str, str]:
+    """Digest the files of device traces, if the delays have any."""
+    if not isinstance(delays, dict) or delays.get("kind") != "traces":
+        return {}
+    files = [Path(str(delays[name])) for name in ("devices", "availability") if name in delays]
+    return {f"file {file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 
 def digest_data(federation: Federation) -> dict[str, str]:

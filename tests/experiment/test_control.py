@@ -12,6 +12,7 @@ import pytest
 from personax.evaluation.scores import Interval
 from personax.experiment.config import ConfigError, dump, parse
 from personax.experiment.control import endings
+from personax.experiment.provenance import provenance_of
 from personax.experiment.records import AlgorithmRecord, EvaluationRecord, ScoreRecord
 from personax.experiment.runs import execute, prepare, start
 from personax.experiment.targets import describe, target_of
@@ -127,6 +128,17 @@ def test_an_algorithm_may_have_a_controller_of_its_own(tmp_path):
 def test_wrong_controllers_are_refused_before_the_run(sections, match):
     with pytest.raises(ConfigError, match=match):
         prepare(tiny(**{"algorithms": SYNC, **sections}))
+
+
+def test_a_changed_trace_is_noticed(tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text("device,samples_per_second,upload,download\na,10,1e4,1e4\nb,20,1e4,1e4\n")
+    schedule = LONG | {"delays": {"kind": "traces", "devices": str(path)}}
+    config = tiny(algorithms=SYNC, schedule=schedule)
+    before, again = (provenance_of(config, "FedAvg", {}) for _ in range(2))
+    assert before.changes_to(again) == []
+    path.write_text(path.read_text().replace("20", "30"))
+    assert before.changes_to(provenance_of(config, "FedAvg", {})) == ["the file devices.csv has changed"]
 
 
 # targets
