@@ -343,7 +343,7 @@ def test_equal_arguments_give_the_same_model_however_they_are_written():
         (lambda: cnn((2,), (3,), 2, padding="same"), "`padding` must be one of 'SAME', 'VALID', got 'same'"),
         (lambda: cnn((2,), (3,), 2, dropout=1.0), r"`dropout` must be in \[0, 1\), got 1.0"),
         (lambda: cnn((2,), (), 2, dropout=0.5), "`widths` must not be empty with dropout"),
-        (lambda: cnn2(10).init(jax.random.key(0), jnp.zeros((2, 784))), r"got \(2, 784\). For flat inputs use `mlp"),
+        (lambda: cnn2(10).init(jax.random.key(0), jnp.zeros((2, 784))), r"got \(2, 784\). For flat inputs, use `mlp"),
         (lambda: cnn3(10).init(jax.random.key(0), jnp.zeros((2, 6, 9))), "got a side of 6. Use fewer `channels`"),
         (lambda: cnn((2,), (), 2, padding="VALID").init(jax.random.key(0), jnp.zeros((2, 9, 5))), "got a side of 5"),
     ],
