@@ -5,6 +5,7 @@ ends with its owner. Ray runs a task again if its worker process or its node die
 """
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from personax.values.imports import optional_import
 NAMESPACE = "personax"
 RETRIES = 3  # of a task whose worker or node died; then the head of the study starts it again
 SECONDS = 60.0  # to wait for an answer
+CONNECT_SECONDS = 10.0
 _PASSED = ("JAX_", "PERSONAX_", "PYTHONPATH", "XLA_")  # beginnings of the names of variables that jobs inherit
 
 
@@ -56,6 +58,7 @@ class RayEngine:
         passed = {name: text for name, text in os.environ.items() if name.startswith(_PASSED)}
         address = launch.address or os.environ.get("RAY_ADDRESS") or "auto"
         try:
+            _require_listening(address)
             self.ray.init(
                 address,
                 namespace=NAMESPACE,
@@ -63,9 +66,9 @@ class RayEngine:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-        except (ConnectionError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:
             raise ValueError(
-                f"There is no Ray cluster at {address}: {error} Start one with `ray start --head`, or give --address."
+                f"There is no Ray cluster at {address} ({error}). Start one with `ray start --head`, or give --address."
             ) from None
         self.name = f"study-{slug(str(root.resolve()))}"
 
@@ -114,6 +117,13 @@ class RayEngine:
         except self.ray.exceptions.RayError as error:
             name = type(error).__name__
             raise ConnectionError(f"The Ray cluster does not answer ({name}). Run `personax resume` later.") from None
+
+
+def _require_listening(address: str) -> None:
+    """Raise `OSError` if nobody listens at HOST:PORT, because Ray would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _ray() -> Any:

@@ -60,7 +60,7 @@ def test_a_job_whose_time_is_over_is_queued_again(place, plain, slurm):
     slurm.ask("scancel", "--signal=USR2", number)
     head.finish()
     log = (place.root / "time" / "jobs" / "log" / f"{number}_0_log.err").read_text()
-    assert "Requeued job" in log
+    assert "Caught signal SIGUSR2" in log
     assert json.loads((place.root / "time" / "jobs" / "launched.json").read_text())["ids"] == launched["ids"]
     assert_same(place.root / "time", plain)
 
