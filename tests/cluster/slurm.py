@@ -60,7 +60,7 @@ class Slurm:
         key = self.folder / "munge" / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, ports=_free_ports(2)))
+        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, ports=free_ports(2)))
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         munge = self.folder / "munge"
         files = [f"--{what}-file={munge / what}" for what in ("key", "pid", "log", "seed")]
@@ -116,7 +116,7 @@ def _is_step(pid):
     return False
 
 
-def _free_ports(num):
+def free_ports(num):
     probes = [socket.socket() for _ in range(num)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))

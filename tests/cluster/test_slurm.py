@@ -2,12 +2,14 @@
 
 import json
 import os
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm import Slurm, can_run
-from tests.cluster.studies import LONG, Place, assert_same, kill, running_worker, saved_worker, wait_for
+from tests.cluster.slurm import Slurm, can_run, free_ports
+from tests.cluster.studies import LONG, SHORT, Place, assert_same, kill, running_worker, saved_worker, wait_for
 
 pytestmark = pytest.mark.skipif(not can_run(), reason="needs slurmctld, slurmd and munged, and root to start them")
 
@@ -76,6 +78,18 @@ def test_jobs_survive_the_head_of_the_study(place, plain):
     os.kill(worker, 0)  # still there
     place.run("resume", "head")
     assert_same(root, plain)
+
+
+def test_srun_runs_one_run_in_two_processes(place, slurm):
+    """`--hosts auto`: Slurm knows the processes, and their numbers are those of one process with two devices."""
+    config = place.write("short", **SHORT)
+    personax = str(Path(sys.executable).with_name("personax"))
+    words = ["compare", str(config), "--hosts"]
+    one = Place(place.root)
+    one.environment |= {"JAX_NUM_CPU_DEVICES": "2"}
+    one.run(*words, f"127.0.0.1:{free_ports(1)[0]},0/1", "--out", place.root / "one")
+    slurm.ask("srun", "--ntasks=2", personax, *words, "auto", "--out", str(place.root / "two"))
+    assert_same(place.root / "two", place.root / "one")
 
 
 def test_an_option_that_slurm_does_not_have_is_one_message(place, plain):
