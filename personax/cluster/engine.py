@@ -34,6 +34,11 @@ class Engine(Protocol):
         """The most jobs to submit at the same time; None for an engine with its own queue."""
         ...
 
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks at the jobs."""
+        ...
+
     def submit(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Start jobs, or queue them; return the id of each by its name."""
         ...

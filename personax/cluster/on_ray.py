@@ -52,6 +52,8 @@ class Keeper:
 class RayEngine:
     """Tasks on the cluster at an address, by default the one that runs on this machine."""
 
+    pause = 0.5
+
     def __init__(self, launch: Launch, root: Path) -> None:
         self.ray = _ray()
         self.parallel, self.options = launch.parallel, {"num_cpus": 1, **typed(launch.options)}

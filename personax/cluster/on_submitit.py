@@ -37,6 +37,8 @@ class ResumableJob:
 class LocalEngine:
     """Processes on this machine, each with its own GPU if there are any. They survive the process that started them."""
 
+    pause = 0.2
+
     def __init__(self, launch: Launch, root: Path) -> None:
         self.gpus, self.executor, self.processes = _gpus(), _submitit().LocalExecutor(_logs(root)), {}
         self.parallel = launch.parallel or len(self.gpus) or os.cpu_count() or 1
@@ -84,6 +86,8 @@ class LocalEngine:
 
 class SlurmEngine:
     """Arrays of jobs on Slurm, which starts those of a failed node again elsewhere."""
+
+    pause = 3.0  # squeue is work for the controller that all users share
 
     def __init__(self, launch: Launch, root: Path) -> None:
         self.executor = _submitit().SlurmExecutor(_logs(root), max_num_timeout=_MOST_TIMEOUTS)

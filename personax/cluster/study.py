@@ -21,7 +21,6 @@ from personax.experiment.checkpoint import write_atomically
 from personax.experiment.folders import Folder
 
 ATTEMPTS = 5  # of a job without progress, before it counts as failed
-PAUSE = 1.0  # seconds between two looks at the jobs
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def follow(
             write_atomically(_launched_path(root), _LAUNCHED.dump_json(launched))
         elif not alive and not lost:
             break
-        time.sleep(PAUSE)
+        time.sleep(engine.pause)
     if failed := [view for view in found if view.state == "failed"]:
         lines = [f"{view.name}: {view.words}" for view in failed]
         raise JobsFailed("\n".join([*lines, f"Their logs are in {Folder(root).jobs / 'log'}."]))

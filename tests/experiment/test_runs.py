@@ -31,6 +31,7 @@ from personax.experiment.citations import cite
 from personax.experiment.config import ConfigError, dump, dump_run, load, load_run, parse
 from personax.experiment.folders import Folder, readable_slug, slug, tidy
 from personax.experiment.loggers import Evaluated, open_loggers
+from personax.experiment.parts import execute_part
 from personax.experiment.records import RUN, SCHEMA_VERSION, EvaluationRecord, read_results
 from personax.experiment.results import federation_rows
 from personax.experiment.runs import Silent, execute, prepare, start
@@ -771,4 +772,13 @@ def test_a_run_killed_at_a_random_moment_ends_in_the_same_bits(whole, programs, 
         out, err = started.communicate(timeout=120)
     assert started.returncode == 0 and "The results are in" in out and "Traceback" not in err
     assert (folder.root / "report.html").exists()
+    assert_same_end(folder, whole)
+
+
+def test_jobs_of_single_algorithms_equal_the_whole_run(tmp_path, whole):
+    folder = start(tiny(), tmp_path / "run")
+    records = [execute_part(folder, name, "2026", checkpoint_seconds=0.0) for name in reversed(NAMES)]
+    assert records[:-1] == [None] * 3 and records[-1] is not None  # the last one merges
+    assert execute_part(folder, "APFL", "2026") == records[-1]  # nothing is left to do
+    folder.jobs.rmdir()  # their streams of metrics are merged
     assert_same_end(folder, whole)
