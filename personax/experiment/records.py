@@ -44,11 +44,11 @@ class EvaluationRecord:
     std: dict[str, Numbers]
     worst_decile: dict[str, Numbers]
     best_decile: dict[str, Numbers]
-    bytes_up: Numbers = field(default_factory=list)  # sent so far; empty if nobody counted
-    bytes_down: Numbers = field(default_factory=list)
     personal_number: Numbers | None = None  # its mean over clients, if the objective shows one
     stationarity: Numbers | None = None  # |grad F|^2 at the server's model, of the clients' mean objective
     iterate_stationarity: Numbers | None = None  # and at a random iterate of the last round: Fallah Remark 4.7
+    bytes_up: Numbers = field(default_factory=list)  # sent so far; empty if nobody counted
+    bytes_down: Numbers = field(default_factory=list)
 
 
 @dataclass(frozen=True, config=_KNOWN)
