@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 import personax as px
-from personax.objectives.divided import split
-from personax.sharing import join, names_of
+from personax.client.local import Start, local_update
+from personax.client.sampling import ROLES, ClientRows
+from personax.fast.flops import operations_of
+from personax.fast.near import SharedProducts, near
+from personax.keys import run_stream
+from personax.objectives.divided import Divided, split
+from personax.sharing import join, names_of, over
 from personax.simulation.engine import Procedure, advance
 from personax.simulation.simulate import plan_run
 from tests.simulation.options import grouped
@@ -168,3 +173,29 @@ def test_a_recipe_takes_another_division():
     assert "sharing=Sharing(personal=('dense_1',))" in repr(algorithm) and "sharing" not in repr(
         px.fedavg(lr=0.1, num_steps=2)
     )
+
+
+def test_a_personal_head_keeps_the_shared_products_of_the_meta_gradient():
+    """The visit has the operations of an undivided one, which are fewer than without shared products."""
+    task = px.classification(px.mlp((100,), 3))
+    fed = px.Federation.from_clients([(rng.normal(size=(8, 400)), rng.integers(0, 3, 8))])
+    params = task.model.init(jax.random.key(0), jnp.zeros((1, 400)))
+    rows = ClientRows(*(leaf[0] for leaf in fed.train[2:5]), jnp.zeros((), jnp.int32))
+
+    def operations(objective, sharing):
+        def end(params):
+            own = Divided(objective, sharing).init_personal(params)
+            start = Start(sharing.shared(params), (), own, jnp.zeros((), jnp.int32), sharing.base(params))
+            return local_update(objective, STEPS, task, fed.train, 8, rows, start, run_stream(KEY)).end
+
+        return operations_of(jax.make_jaxpr(end)(params).jaxpr)
+
+    whole = operations(px.Meta(0.1), px.Sharing())
+    assert operations(px.Meta(0.1), HEAD) == whole
+    assert operations(px.Meta(0.1), px.Sharing("dense_1", frozen="dense_0.bias")) == whole
+    batch = jax.tree.map(lambda leaf: leaf[:4], (fed.train.x, fed.train.y))
+    one = px.Batch(*(leaf[None] for leaf in batch), jnp.ones((1, 4)), jax.random.split(KEY, 1))
+    batches = dict.fromkeys(ROLES, one)
+    for base in (px.Sharing(), BOTH):
+        loss = over(task, base.base(params)).loss
+        assert isinstance(near(loss, base.trained(params), batches, 2, px.curvature.exact), SharedProducts)
