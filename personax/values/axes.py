@@ -142,7 +142,7 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
     >>> import personax as px
     >>> list(px.values.parameters_of(px.mlp))
-    ['widths', 'num_outputs', 'activation', 'init']
+    ['widths', 'num_outputs', 'activation', 'init', 'norm']
     """
     target = make.func if isinstance(make, functools.partial) else make
     is_plain_class = isinstance(target, type) and not is_value_class(target)
