@@ -16,6 +16,9 @@ from personax.experiment.provenance import provenance_of
 from personax.experiment.records import AlgorithmRecord, EvaluationRecord, ScoreRecord
 from personax.experiment.runs import execute, prepare, start
 from personax.experiment.targets import describe, target_of
+from personax.report.figures import learning_curves
+from personax.report.runs import read_runs, scores_of
+from personax.report.tables import targets
 from tests.experiment.test_runs import TINY, tiny
 
 pytestmark = pytest.mark.xdist_group("runs")
@@ -198,4 +201,9 @@ def test_a_study_compares_servers_by_time_and_bytes(tmp_path):
         assert last.bytes_up[0] == one.bytes_up and last.bytes_down[0] == one.bytes_down
     by_name = {one.name: one for one in record.algorithms}
     assert by_name["FedAvg"].bytes_down == 2 * by_name["FedAvg"].bytes_up == 2 * by_name["FedBuff"].bytes_up
-    assert reached["FedAvg"].time.mean >= 0
+    runs = read_runs([tmp_path / "run"])
+    curves = learning_curves(scores_of(runs), [record.headline])
+    assert curves.choices["against"] == ["rounds", "virtual time", "seconds", "bytes"]
+    drawn = [trace for trace in curves.views[3].data if trace.name == "FedAvg"]
+    assert max(drawn[-1].x) == pytest.approx((by_name["FedAvg"].bytes_up + by_name["FedAvg"].bytes_down) / 1e6)
+    assert "all scores reach" in targets(runs).caption
