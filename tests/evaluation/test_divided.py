@@ -74,13 +74,13 @@ def test_the_next_visit_is_localized_with_the_own_part():
 
 
 def test_the_shared_part_alone_is_no_model():
-    with pytest.raises(ValueError, match="dense_1 is personal, so the shared part alone is no model of anybody"):
+    with pytest.raises(ValueError, match="dense_1 is personal, so the shared part alone is not a complete model"):
         evaluate(px.Scoring("global"))
 
 
 @pytest.mark.parametrize("scoring", [px.Scoring(clients="held_out"), px.Scoring("recomputed", 0, clients="held_out")])
 def test_newcomers_are_never_scored_with_a_part_that_nobody_trained(scoring):
-    with pytest.raises(ValueError, match="A newcomer's dense_1 is at its initial value and has to be trained first"):
+    with pytest.raises(ValueError, match="A newcomer's dense_1 is at its initial value and must be trained first"):
         evaluate(scoring)
 
 
@@ -124,7 +124,7 @@ def test_a_frozen_part_is_named_in_words_and_moves_only_where_tunes_names_it():
 def test_tunes_names_parameters_of_models_that_adapt():
     with pytest.raises(ValueError, match="`tunes` has 'head', which matches no parameter"):
         evaluate(px.Scoring("adapted", tunes="head"))
-    with pytest.raises(ValueError, match="`tunes` is for models that are 'adapted'"):
+    with pytest.raises(ValueError, match="`tunes` applies only to 'adapted' models"):
         px.Scoring("personal", tunes="dense_1")
 
 
