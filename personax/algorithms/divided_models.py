@@ -78,7 +78,7 @@ def fedrep(
     lr: Tuned[StepSize | float],
     num_personal_steps: int | None = None,
     num_personal_epochs: int | None = None,
-    personal_lr: StepSize | float | None = None,
+    personal_lr: Tuned[StepSize | float | None] = None,
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
@@ -111,7 +111,7 @@ def fedalt(
     lr: Tuned[StepSize | float],
     num_personal_steps: int | None = None,
     num_personal_epochs: int | None = None,
-    personal_lr: StepSize | float | None = None,
+    personal_lr: Tuned[StepSize | float | None] = None,
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:

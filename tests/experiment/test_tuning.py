@@ -265,6 +265,13 @@ DEFAULTS = {  # of each recipe, the numbers that it declares
     "ditto": {"lr", "strength"},
     "pfedme": {"lr", "strength", "prox_lr"},
     "apfl": {"lr", "mix"},
+    "fedper": {"lr"},
+    "lg_fedavg": {"lr"},
+    "fedrep": {"lr"},
+    "fedalt": {"lr"},
+    "fedsim": {"lr"},
+    "fedbabu": {"lr"},
+    "anil": {"lr", "adapt_lr"},
     "fedbn": {"lr"},
     "fedsa_lora": {"lr"},
     "feddpa": {"lr"},
@@ -274,6 +281,8 @@ DEFAULTS = {  # of each recipe, the numbers that it declares
     "persafl": {"lr", "objective.strength", "objective.prox_lr"},
 }
 NEEDED = {
+    "personal": "dense_1",
+    "head": "dense_1",
     "strength": 1.0,
     "adapt_lr": 0.1,
     "prox_lr": 0.1,
@@ -282,11 +291,10 @@ NEEDED = {
 
 
 def entry_of(recipe, **options):
-    needed = {
-        name: NEEDED[name]
-        for name, one in RECIPES.parameters({"kind": recipe}, "x").items()
-        if one.default is one.empty and name in NEEDED
-    }
+    parameters = RECIPES.parameters({"kind": recipe}, "x")
+    needed = {name: NEEDED[name] for name, one in parameters.items() if one.default is one.empty and name in NEEDED}
+    if "num_personal_steps" in parameters:
+        needed["num_personal_steps"] = 1
     return AlgorithmSection(recipe, {"lr": 0.1, "num_steps": 1} | needed | options)
 
 
@@ -299,6 +307,11 @@ def test_each_recipe_states_what_is_tuned_by_default(recipe):
     assert search.choices[0] == own and len(search.choices) == search.num_combinations >= 3
     for options in search.choices:  # every combination makes an algorithm
         make_training("A", with_options("A", AlgorithmSection(recipe, entry.options, {"A": {}}), options))
+
+
+def test_the_step_size_of_personal_steps_is_tuned_if_it_is_given():
+    entry = entry_of("fedrep", num_personal_steps=2, personal_lr=0.3)
+    assert search_of(TuneSection(), "A", entry, KEY).ranges["personal_lr"].values == (0.1, 0.3, 0.9)
 
 
 def test_numbers_are_tried_a_factor_apart_and_shares_between_their_ends():
