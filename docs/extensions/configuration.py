@@ -8,8 +8,9 @@ import dataclasses
 import inspect
 import tomllib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
@@ -20,19 +21,6 @@ from personax.experiment import config
 from personax.values import axis_of
 
 SETTINGS = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
-SECTIONS = {  # the tables whose keys the schema lists, in the order of the page
-    "": config.Config,
-    "data": config.DataSection,
-    "partition": config.Section,
-    "model": config.Section,
-    "split": config.Split,
-    "task": config.TaskSection,
-    "schedule": config.ScheduleSection,
-    "evaluation": config.EvaluationSection,
-    "tune": config.TuneSection,
-    "live": config.Terms,
-    "live.sample": config.Sample,
-}
 AXES = {  # the registries, with the key that names a kind
     "data sets": (px.values.DATASETS, "data.kind"),
     "partitions": (px.values.PARTITIONS, "partition.kind"),
@@ -47,6 +35,12 @@ AXES = {  # the registries, with the key that names a kind
     "batch sizes": (px.values.BATCH_SIZES, "batch_size"),
     "delays": (px.values.DELAYS, "schedule.delays"),
     "delay times": (px.values.DELAY_TIMES, "download, compute, upload, pause"),
+    "controllers": (px.values.CONTROLLERS, "controller.kind"),
+}
+TABLES = {  # values of no axis, whose keys are those of a table
+    "scores": (px.Scoring, "algorithms.NAME.scores.NAME"),
+    "sharing": (px.Sharing, "algorithms.NAME.sharing"),
+    "phases": (px.Phase, "algorithms.NAME.phases"),
 }
 LOCAL = get_type_hints(px.LocalOptions)
 BEHIND = {field.name: field.default for cls in (px.Server, px.Local) for field in dataclasses.fields(cls)}
@@ -65,25 +59,54 @@ class Key(NamedTuple):
     annotation: Any = None
 
 
+def sections(cls: Any = config.Config, name: str = "") -> dict[str, Any]:
+    """The tables of the schema by name, in its order. A class that several keys name is listed at the first."""
+    found = {name: cls}
+    for key, annotation in get_type_hints(cls).items():
+        inside = f"{name}.{key}".lstrip(".")
+        place = f"{inside}.NAME" if get_origin(annotation) is dict else inside
+        for one in _classes(annotation):
+            if one not in found.values():
+                found |= {at: nested for at, nested in sections(one, place).items() if nested not in found.values()}
+    return found
+
+
+def _classes(annotation: Any) -> list[Any]:
+    """The classes of tables in an annotation."""
+    if dataclasses.is_dataclass(annotation):
+        return [annotation]
+    return [one for part in get_args(annotation) for one in _classes(part)]
+
+
+SECTIONS = sections()
+
+
 def section_keys(section: str) -> Iterator[Key]:
-    """Every key of one table of the schema."""
+    """Every key of one table of the schema. Other tables, and the options of kinds, have their own sections."""
     cls = SECTIONS[section]
     hints = get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        if field.name == "options" or f"{section}.{field.name}".strip(".") in (*SECTIONS, "local", "algorithms"):
-            continue
         name = f"{section}.{field.name}".lstrip(".")
+        if field.name == "options" or name in (*SECTIONS, "local") or f"{name}.NAME" in SECTIONS:
+            continue
         entry = SETTINGS["keys"].get(name, {})
         default = _default(field)
         yield Key(name, describe(hints[field.name]), default, entry.get("meaning", ""), entry.get("example", ""))
+    if cls is config.AlgorithmSection:  # an option of every recipe
+        entry = SETTINGS["keys"].get(f"{section}.sharing", {})
+        yield Key(f"{section}.sharing", "table", "none", entry.get("meaning", ""), entry.get("example", ""))
 
 
 def kind_keys(axis_name: str, kind: str) -> Iterator[Key]:
     """Every option of one kind of an axis."""
     axis, _ = AXES[axis_name]
-    for name, one in axis.parameters({"kind": kind}, "reference").items():
+    parameters = axis.parameters({"kind": kind}, "reference")
+    for name, one in parameters.items():
         if axis is not px.values.RECIPES or name not in LOCAL:
-            yield _option(f"{axis_name}.{kind}.{name}", name, one)
+            yield _option(f"{axis_name}.{kind}.{name}", name, one, BEHIND)
+    if axis is px.values.PARTITIONS and "num_each" in parameters:  # `personax.experiment.build` reads it
+        one = inspect.Parameter("test_each", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int)
+        yield _option(f"{axis_name}.{kind}.test_each", "test_each", one)
 
 
 def local_keys() -> Iterator[Key]:
@@ -92,16 +115,29 @@ def local_keys() -> Iterator[Key]:
         yield _option(f"local.{name}", name, one)
 
 
-def scoring_keys() -> Iterator[Key]:
-    """Every key of a score, `[algorithms.NAME.scores]`."""
-    for name, one in px.values.parameters_of(px.Scoring).items():
-        yield _option(f"scores.{name}", name, one)
+def table_keys(table: str) -> Iterator[Key]:
+    """Every key of a table that is a value of no axis."""
+    for name, one in px.values.parameters_of(TABLES[table][0]).items():
+        yield _option(f"{table}.{name}", name, one)
 
 
-def _option(full: str, name: str, one: inspect.Parameter) -> Key:
-    """An option, whose meaning is that of its full name, or of the name in any kind."""
+def option_keys() -> Iterator[Key]:
+    """Every option of every kind, of local training, and of the tables that they name."""
+    for name, (axis, _) in AXES.items():
+        for kind in axis.kinds:
+            yield from kind_keys(name, kind)
+    yield from local_keys()
+    for table in TABLES:
+        yield from table_keys(table)
+
+
+def _option(full: str, name: str, one: inspect.Parameter, behind: Mapping[str, Any] = MappingProxyType({})) -> Key:
+    """An option, whose meaning is that of its full name, or of the name in any kind.
+
+    `behind` has the defaults of options that `Unpack` passes on, which it does not know.
+    """
     entry = SETTINGS["options"].get(full) or SETTINGS["options"].get(name) or {}
-    given = BEHIND.get(name) if one.default is None else one.default  # `Unpack` does not know the default
+    given = behind.get(name) if one.default is None else one.default
     default = "required" if given is one.empty else _show(given)
     example = f"{name} = {_toml(entry['example'])}" if "example" in entry else ""
     return Key(full, describe(one.annotation), default, entry.get("meaning", ""), example, one.annotation)
@@ -165,9 +201,9 @@ def _toml(item: Any) -> str:
 def page() -> str:
     """The whole reference in Markdown."""
     parts = [_section(section) for section in SECTIONS]
-    parts.append("## [algorithms.NAME]\n\n" + SETTINGS["sections"]["algorithms"] + "\n")
     parts.append("## [local]\n\n" + SETTINGS["sections"]["local"] + "\n\n" + _table(local_keys()))
-    parts.append("## [algorithms.NAME.scores]\n\n" + SETTINGS["sections"]["scores"] + "\n\n" + _table(scoring_keys()))
+    for table, (_, key) in TABLES.items():
+        parts.append(f"## [{key}]\n\n" + SETTINGS["sections"][table] + "\n\n" + _table(table_keys(table)))
     for axis_name, (axis, key) in AXES.items():
         parts.append(f"## Kinds of {axis_name}\n\n{SETTINGS['sections'][axis_name]} Set by: `{key}`.\n")
         for kind, made in axis.kinds.items():
