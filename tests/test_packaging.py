@@ -68,3 +68,10 @@ def test_the_version_is_stated_once_and_repeated_correctly():
     newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT.parent / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
     assert newest[1] == release and re.fullmatch(r"\d{4}-\d\d-\d\d", newest[2])
     assert f"\ndate-released: {newest[2]}\n" in (ROOT.parent / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_the_page_on_installing_lists_every_extra_for_users():
+    page = (ROOT.parent / "docs" / "install.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r'^\| `pip install "personax\[([\w-]+)\]"` \|', page, flags=re.MULTILINE))
+    extras = PROJECT["project"]["optional-dependencies"].keys()
+    assert listed == {name for name in extras if not name.startswith("test")} - {"dist", "docs", "lint"}
