@@ -344,6 +344,11 @@ def with_scores(name: str, entry: AlgorithmSection) -> AlgorithmSection:
     return dataclasses.replace(entry, scores={name: _algorithm(name, entry).divided.default_scoring()})
 
 
+def implies_scores(name: str, entry: AlgorithmSection) -> bool:
+    """Return True if an entry's scores are those of its objective, which follow its options."""
+    return entry == with_scores(name, dataclasses.replace(entry, scores={}))
+
+
 def make_training(name: str, entry: AlgorithmSection) -> Training:
     """Make an algorithm and its scorings from an entry with at least one score."""
     scorings = {

@@ -1,5 +1,6 @@
 """The search of `--tune`: ranges of a recipe's numbers, their combinations, and extensions."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 
-from personax.experiment.build import recipe_table
+from personax.evaluation.scoring import Scoring
+from personax.experiment.build import implies_scores, recipe_table
 from personax.experiment.config import AlgorithmSection, TuneSection
 from personax.keys import HostStream, host_generator
 from personax.typing import Array
@@ -15,6 +17,10 @@ from personax.values import RECIPES, Axis, axis_of, options_of, tuned_as
 
 FACTOR = 3  # between neighboring values of a number, or between the odds of a share
 SHARES = (0.25, 0.5, 0.75)
+SCORES = "scores"
+ADAPTATION = tuple(f"{SCORES}.{number}" for number in ("num_steps", "lr", "batch_size"))  # of the first score
+ADAPTED = ("adapted", "recomputed")
+_SCORING = {field.name: field.default for field in dataclasses.fields(Scoring)}
 Options = dict[str, Any]  # by dotted names
 Kind = Literal["scale", "share"]
 
@@ -105,19 +111,32 @@ def search_of(section: TuneSection, name: str, entry: AlgorithmSection, key: Arr
 def values_of(entry: AlgorithmSection, name: str, options: Sequence[str]) -> Options:
     """Return the values of an entry's options by dotted names, without those that have no value or default."""
     parameters = RECIPES.parameters(recipe_table(name, entry), f"algorithms.{name}")
+    given = {key: one.default for key, one in parameters.items() if one.default is not one.empty} | entry.options
+    table = {**given, SCORES: {**_SCORING, **first_score(entry)}}
     found: Options = {}
     for option in options:
-        first, *rest = option.split(".")
-        item = entry.options.get(first, parameters[first].default)
-        for part in rest:
+        item: Any = table
+        for part in option.split("."):
             item = item.get(part) if isinstance(item, Mapping) else None
-        if item is not None and item is not parameters[first].empty:
+        if item is not None:
             found[option] = item
     return found
 
 
+def first_score(entry: AlgorithmSection) -> dict[str, Any]:
+    """Return the table of the score by which an algorithm is tuned."""
+    return next(iter(entry.scores.values()), {})
+
+
 def has_option(name: str, entry: AlgorithmSection, option: str) -> bool:
-    """Return True if a recipe accepts an option, whose dotted name may refer to a nested table."""
+    """Return True if a recipe accepts an option, whose dotted name may refer to a nested table.
+
+    `scores.lr` and the other numbers of an adaptation are options of algorithms that are scored after steps of their
+    own: a default score has the steps of the recipe.
+    """
+    if option in ADAPTATION:
+        model = first_score(entry).get("model", Scoring.model)
+        return model in ADAPTED and not implies_scores(name, entry)
     axis, table, where = RECIPES, {**recipe_table(name, entry), **entry.options}, f"algorithms.{name}"
     *outer, last = option.split(".")
     for part in outer:

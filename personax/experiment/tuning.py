@@ -14,10 +14,10 @@ from personax.evaluation.evaluate import evaluate
 from personax.evaluation.scores import Evaluation, higher_is_better, interval, show
 from personax.evaluation.scoring import Scoring
 from personax.evaluation.validation import validation_of
-from personax.experiment.build import Study, Training, build, make_schedules, make_training, with_scores
+from personax.experiment.build import Study, Training, build, implies_scores, make_schedules, make_training, with_scores
 from personax.experiment.config import AlgorithmSection, Config, ConfigError, TuneSection
 from personax.experiment.records import TrialRecord, TunedAlgorithm, TuningRecord
-from personax.experiment.search import Options, OptionSearch, has_option, put, search_of, values_of
+from personax.experiment.search import SCORES, Options, OptionSearch, first_score, has_option, put, search_of, values_of
 from personax.experiment.summaries import headline_of
 from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
@@ -145,12 +145,14 @@ def _check(config: Config, searches: dict[str, OptionSearch]) -> None:
 
 def with_options(name: str, entry: AlgorithmSection, options: Options) -> AlgorithmSection:
     """Return the entry with other options, and with scores that are derived from them."""
-    implied = entry == with_scores(name, dataclasses.replace(entry, scores={}))
-    changed: dict[str, Any] = dict(entry.options)
+    changed: dict[str, Any] = {**entry.options, SCORES: first_score(entry)}
     for option, item in options.items():
         changed = put(changed, option, item)
-    chosen = dataclasses.replace(entry, options=changed)
-    return with_scores(name, dataclasses.replace(chosen, scores={})) if implied else chosen
+    score = changed.pop(SCORES)
+    if implies_scores(name, entry):
+        return with_scores(name, dataclasses.replace(entry, options=changed, scores={}))
+    scores = {key: score if at == 0 else table for at, (key, table) in enumerate(entry.scores.items())}
+    return dataclasses.replace(entry, options=changed, scores=scores)
 
 
 Trials = tuple[str, list[TrialRecord]]  # the metric (empty if all diverged) and the trials
@@ -170,7 +172,6 @@ def tune_algorithm(
     config, plan, search = study.config, study.plan, study.searches[name]
     before = values_of(config.algorithms[name], name, list(search.ranges))
     num_combinations = search.num_combinations
-    scoring = _scoring(make_training(name, with_options(name, config.algorithms[name], search.choices[0])))
     attempt = keep(lambda choices: _try_all(config, plan, name, choices))
     progress(f"{len(search.choices)} combinations")
     metric, trials = attempt(search.choices)
@@ -184,15 +185,15 @@ def tune_algorithm(
         found, more = attempt(search.choices)
         metric, trials = metric or found, [*trials, *more]
     best = best_trial(trials, metric)
-    sharing = make_training(name, config.algorithms[name]).algorithm.sharing
+    chosen = before if best is None else best.options
     return TunedAlgorithm(
         algorithm=name,
         search=search.how,
         num_combinations=num_combinations,
         metric=metric,
-        words=scoring.describe(sharing).replace("test data", "validation data"),
+        words=_describe_scoring(make_training(name, with_options(name, config.algorithms[name], chosen))),
         before=before,
-        chosen=before if best is None else best.options,
+        chosen=chosen,
         trials=trials,
         warnings=_warnings(name, search, best),
     )
@@ -231,12 +232,25 @@ def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> l
     work = lambda algorithm: work_of(algorithm, *run)
     schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients, work(algorithm))
     execution = Execution(config.schedule.cohort_chunk, on_nonfinite="skip", precision=config.precision)
-    algorithms = [training.algorithm for training in trainings]
-    ends = run_all(algorithms, *run, schedules, plan.keys, execution=execution)
+    each = [_identity(training.algorithm) for training in trainings]
+    different = {one: training.algorithm for one, training in zip(each, trainings, strict=True)}
+    runs = run_all(list(different.values()), *run, schedules, plan.keys, execution=execution)
+    ends = dict(zip(different, runs, strict=True))  # trainings that differ only in their scoring share a run
     return [
-        None if end is None else evaluate(training.algorithm, *run, end, _scoring(training), key=plan.keys)
-        for training, end in zip(trainings, ends, strict=True)
+        None
+        if (end := ends[one]) is None
+        else evaluate(training.algorithm, *run, end, _scoring(training), key=plan.keys)
+        for one, training in zip(each, trainings, strict=True)
     ]
+
+
+def _identity(algorithm: Algorithm) -> tuple:
+    """Return what two equal algorithms have in common, also if their numbers are arrays."""
+    return jax.tree.structure(algorithm), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(algorithm))
+
+
+def _describe_scoring(training: Training) -> str:
+    return _scoring(training).describe(training.algorithm.sharing).replace("test data", "validation data")
 
 
 def _scoring(training: Training) -> Scoring:

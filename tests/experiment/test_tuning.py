@@ -224,6 +224,39 @@ def test_scores_that_options_implied_follow_them_and_others_do_not():
     assert followed.options == {**config.algorithms["A"].options, **options} and dump(config)
 
 
+def test_the_steps_of_a_given_score_are_tuned_without_training_again(data, monkeypatch):
+    scores = {"fine-tuned": {"model": "adapted", "num_steps": 2}, "before": {"model": "global"}}
+    config = config_of(data, {"lr": [0.02, 0.2], "scores": {"lr": [0.0, 0.3], "num_steps": [1, 4]}}, scores=scores)
+    trained, real = [], tuning.simulate
+    monkeypatch.setattr(tuning, "simulate", lambda *given, **more: trained.append(given[0]) or real(*given, **more))
+    chosen, found = tune(config)
+    (tuned,), plan = found.algorithms, build(config)
+    assert [len(swept) for swept in trained] == [2 * len(plan.keys)]
+    assert len(tuned.trials) == 8 and tuned.before == {"lr": 0.5, "scores.lr": 0.01, "scores.num_steps": 2}
+    federation = validation_of(plan.federation, jax.random.key(config.split.seed))
+    for trial in tuned.trials:
+        algorithm = px.fedavg(lr=trial.options["lr"], num_steps=2, batch_size=4)
+        result = px.simulate(algorithm, plan.task, federation, make_schedules(config, algorithm, 6), key=plan.keys)
+        scoring = px.Scoring("adapted", trial.options["scores.num_steps"], trial.options["scores.lr"])
+        means = px.evaluate(algorithm, plan.task, federation, result, scoring, key=plan.keys).mean("accuracy")
+        assert trial.of_seeds == pytest.approx(means)
+    best = best_trial(tuned.trials, "accuracy").options
+    steps = {"num_steps": best["scores.num_steps"], "lr": best["scores.lr"]}
+    assert chosen.algorithms["A"].scores == {"fine-tuned": {"model": "adapted", **steps}, "before": {"model": "global"}}
+    assert chosen.algorithms["A"].options == {**config.algorithms["A"].options, "lr": best["lr"]}
+    assert f"{steps['num_steps']} gradient step" in tuned.words and resolve(chosen, baselines=False) == chosen
+
+
+def test_scores_that_follow_the_recipe_or_take_no_steps_have_none_to_tune(data):
+    recipe = {"recipe": "per_fedavg", "adapt_lr": 0.1, "lr": 0.1, "num_steps": 1}
+    config = resolve(parse({"algorithms": {"A": recipe}}), baselines=False)
+    assert not has_option("A", config.algorithms["A"], "scores.lr")
+    with refused("None of A has the option `tune.scores.lr`. Remove it."):
+        tune(config_of(data, {"scores.lr": [0.1]}))
+    with refused("None of A has the option `tune.scores.tunes`. Remove it."):
+        tune(config_of(data, {"scores.tunes": ["*"]}, scores={"S": {"model": "adapted"}}))
+
+
 FOUND = TuningRecord(
     share=0.2,
     seed=0,
