@@ -21,7 +21,7 @@ test-slow: .venv/test
 test-attacks: .venv/test
 	$(BIN)/python -m pytest tests/live -m attack
 
-# Flower pins its dependencies tightly: it has an environment of its own. It starts a process for each message, and
+# Flower pins its dependencies tightly: it is in a separate environment. It starts a process for each message, and
 # the tests send some hundred: too long for `check`.
 test-flower: .venv-flower/test
 	.venv-flower/bin/python -m pytest tests/flower personax/flower
@@ -31,7 +31,7 @@ test-flower: .venv-flower/test
 test-cluster: .venv-cluster/test
 	.venv-cluster/bin/python -m pytest tests/cluster personax/cluster
 
-# wandb and MLflow have many dependencies: they have an environment of their own, too.
+# wandb and MLflow have many dependencies: they are in a separate environment, too.
 test-loggers: .venv-loggers/test
 	.venv-loggers/bin/python -m pytest tests/experiment/test_loggers.py tests/experiment/test_trackers.py
 

@@ -1,6 +1,6 @@
 """Peak memory of adapters over a frozen base of 5 million parameters: `python benchmarks/adapters.py` on the CPU.
 
-1,000 clients, a cohort of 100 in each round, adapters of rank 8. Each measurement has a process of its own, and so has
+1,000 clients, a cohort of 100 in each round, adapters of rank 8. Each measurement has its own process, and so has
 a control: the same program over a tiny base, which needs what Python, JAX and the compiler need. The difference of
 their peak resident memory is compared with what the run has to hold:
 

@@ -1,7 +1,7 @@
 """Schedules of a million clients with availability: their time and memory on one core, and a run along one.
 
 `python benchmarks/arrivals.py` draws as many devices as clients, with hours in which each is online, and schedules as
-many arrivals as there are clients: of all clients at work together, and of at most 1000. Each case is a process of its
+many arrivals as there are clients: of all clients training together, and of at most 1000. Each case is a process of its
 own on one core, which prints the seconds of its parts and its peak memory. With `--simulate`, FedBuff with a logistic
 regression then runs along the second schedule, with the data of all clients in memory-mapped files.
 """
@@ -84,7 +84,7 @@ def main() -> None:
             done = subprocess.run(
                 [*command, str(int(options.simulate and limit > 0))], check=True, stdout=subprocess.PIPE, text=True
             )
-            print(f"{number:,} clients, at most {limit or 'all'} at work: {done.stdout.strip()}", flush=True)
+            print(f"{number:,} clients, at most {limit or 'all'} training: {done.stdout.strip()}", flush=True)
 
 
 if __name__ == "__main__":

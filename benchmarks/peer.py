@@ -4,7 +4,7 @@
 
 A peer prints one line of JSON when it is ready: its version, notes, and how far its parameters are from ours after the
 same work. Then, for each line with a number of seconds on its input, it runs about that long and prints the rounds and
-the seconds. `personax/bench/setting.py` says what a setting holds.
+the seconds. `personax/bench/setting.py` lists the contents of a setting.
 """
 
 import json

@@ -237,7 +237,7 @@ def live_case(checkout: Path, folder: Path, num_clients: int, algorithm: str) ->
 
 
 def wait_for(processes: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
-    """Wait for the end of processes; an error says what the one that failed has said."""
+    """Wait for the end of processes; an error has the output of the one that failed."""
     until = time.monotonic() + PATIENCE
     while any(process.poll() is None for process in processes.values()):
         failed = [name for name, process in processes.items() if process.poll() not in (None, 0)]
@@ -393,7 +393,7 @@ def variants() -> dict[str, Callable[..., Any]]:
 
 
 def single_cases() -> dict[str, Case]:
-    """Recipes with a server of their own, and runs on other models and schedules."""
+    """Recipes with their own server, and runs on other models and schedules."""
     cnn = lambda: px.cnn(channels=(4,), widths=(16,), num_outputs=10, kernel_size=3)
     wide = lambda: px.mlp(widths=(1 << 14,), num_outputs=10)  # large enough for steps of another kind
     fedavg, both = partial(px.fedavg, lr=0.1, **STEPS), ("global", "adapted")
@@ -471,7 +471,7 @@ def work(checkout: Path, out: Path, groups: list[str]) -> None:
 
 @contextlib.contextmanager
 def checked_out(given: str) -> Iterator[Path]:
-    """A checkout as it is, or a revision in a work tree of its own for a while."""
+    """A checkout unchanged, or a revision in a temporary work tree."""
     if (Path(given) / "personax").is_dir():
         yield Path(given).resolve()
         return

@@ -33,7 +33,7 @@ def foreach_add(tensors: Any, direction: Any, step: Any) -> Params:
 
 
 class Loop:
-    """Rounds, or arrivals one by one, of one setting."""
+    """Rounds, or arrivals in sequence, of one setting."""
 
     def __init__(self, setting: Setting, params: Params, data: tuple[Tensor, Tensor]) -> None:
         self.setting, self.params, (self.images, self.labels) = setting, params, data

@@ -26,18 +26,18 @@ TASK = Task(MODEL, _loss, lambda params, batch: {"loss": _loss(params, batch)})
 
 
 class Quadratic(NamedTuple):
-    """`f(w) = (w - minimiser)^T H (w - minimiser) / 2 + constant`."""
+    """`f(w) = (w - minimizer)^T H (w - minimizer) / 2 + constant`."""
 
     hessian: np.ndarray
-    minimiser: np.ndarray
+    minimizer: np.ndarray
 
     def gradient(self, w):
-        return self.hessian @ (w - self.minimiser)
+        return self.hessian @ (w - self.minimizer)
 
     def descend(self, w, lr, num_steps):
         """The iterate after gradient steps: the error is multiplied by (I - lr H) at each."""
         contraction = np.linalg.matrix_power(np.eye(len(w)) - lr * self.hessian, num_steps)
-        return self.minimiser + contraction @ (w - self.minimiser)
+        return self.minimizer + contraction @ (w - self.minimizer)
 
     def meta_gradient(self, w, lr, num_steps):
         """(I - lr H)^nu grad f(w_nu)."""
@@ -47,7 +47,7 @@ class Quadratic(NamedTuple):
     def prox(self, w, strength):
         """argmin f(theta) + strength/2 |theta - w|^2."""
         identity = np.eye(len(w))
-        return np.linalg.solve(self.hessian + strength * identity, self.hessian @ self.minimiser + strength * w)
+        return np.linalg.solve(self.hessian + strength * identity, self.hessian @ self.minimizer + strength * w)
 
 
 def clients(num=4, seed=0, sizes=(6, 9, 5, 8)):

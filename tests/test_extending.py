@@ -75,7 +75,7 @@ def test_ditto_takes_the_steps_of_its_equation(place):
         np.testing.assert_allclose(ours.personal["w"][i], v, rtol=1e-10)
 
 
-def test_compare_says_what_it_imports_and_scores_the_personal_model(compared):
+def test_compare_prints_what_it_imports_and_scores_the_personal_model(compared):
     said = " ".join(compared.output.split())
     assert "This configuration imports and runs my_extension:" in said and all(path in said for path in PATHS)
     record = read_results(Path("run"))

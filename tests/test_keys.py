@@ -103,7 +103,7 @@ def test_every_stream_is_in_the_table():
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in ("fold_in", "default_rng"):
-                raise AssertionError(f"{name}:{node.lineno} derives a stream of its own")
+                raise AssertionError(f"{name}:{node.lineno} derives its own stream")
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "host_generator":
                 stream = node.args[1:2]
                 assert not stream or "HostStream" in ast.dump(stream[0]), f"{name}:{node.lineno}"
@@ -119,7 +119,7 @@ def test_a_visit_has_no_more_steps_than_there_are_keys():
         px.simulate(algorithm, task, fed, schedule, key=KEY)
 
 
-def test_streams_say_what_they_are_for():
+def test_streams_have_a_comment_on_their_use():
     source = inspect.getsource(HostStream) + inspect.getsource(RunStream)
     for name in [*HostStream.__members__, *RunStream.__members__]:
         line = next(line for line in source.splitlines() if line.strip().startswith(f"{name} ="))

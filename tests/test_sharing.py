@@ -1,4 +1,4 @@
-"""Parts of a model: selected by name, joined again, and told apart by their digest."""
+"""Parts of a model: selected by name, joined again, and distinguished by their digests."""
 
 import jax
 import jax.numpy as jnp

@@ -82,7 +82,7 @@ def test_every_algorithm_runs_and_seeds_differ(kind):
         assert np.abs(together[0] - together[1]).max() > 0
 
 
-def test_arrivals_in_waves_end_where_one_by_one_they_end():
+def test_arrivals_in_waves_end_where_sequential_ones_end():
     setting = replace(TINY, algorithm="moreau", asynchronous=True, num_rounds=20)
     waves, one_by_one = (ours.make_run(replace(setting, wave_width=width))() for width in (None, 1))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), waves, one_by_one)

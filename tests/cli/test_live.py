@@ -66,7 +66,7 @@ def test_private_keys_are_private_and_the_authoritys_is_apart(authority):
     assert all(signer not in path.read_bytes() for path in others)
 
 
-def test_certificates_say_who_and_for_what(authority):
+def test_certificates_name_the_holder_and_the_purpose(authority):
     found = [identity_of(read_credentials(authority / place).certificate) for place in ("server", "clients/bert")]
     assert [(one.name, one.role, one.id) for one in found] == [("server", "server", None), ("bert", "client", 1)]
     parsed = x509.load_pem_x509_certificate((authority / "clients" / "bert" / "cert.pem").read_bytes())
@@ -124,7 +124,7 @@ def test_without_tls_only_this_machine_is_served(address, tmp_path):
     assert "Give either --" in personax("join", address, "--data", config).output
 
 
-def test_what_cannot_be_served_is_said(tmp_path):
+def test_configurations_that_cannot_be_served_are_reported(tmp_path):
     config = tmp_path / "c.toml"
     personax("init", config)
     serve = lambda *words: personax("serve", config, "--insecure", "--out", tmp_path / "run", *words).output
@@ -152,8 +152,8 @@ def test_limits_come_from_a_file_of_the_owner(tmp_path):
         assert ended.exit_code == 1 and told in ended.output, ended.output
 
 
-def test_the_command_line_is_light_and_says_what_to_install():
-    """It imports nothing of the extra, and without it a live command says what is missing."""
+def test_the_command_line_is_light_and_names_the_extra_to_install():
+    """It imports nothing of the extra, and without the extra a live command names the missing package."""
     heavy = ("grpc", "cryptography", "prometheus_client")
     code = (
         "import sys; from personax.cli import app\n"
@@ -175,7 +175,7 @@ def test_status_finds_the_operators_certificate_by_itself(authority, tmp_path, m
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """A server that a client has told a number to."""
+    """A server to which a client has reported a number."""
     place = tmp_path_factory.mktemp("told")
     with serving(place / "run", recipe(num_rounds=100)) as running:
         with clients_of(running, place, NAMES[:2]) as clients:
@@ -256,7 +256,7 @@ def test_a_shutdown_does_not_wait_for_clients_that_train(tmp_path):
 
 
 def test_a_clean_shutdown_drains_and_saves(tmp_path):
-    """An upload whose first half is there when the server is told to stop is taken in; then nobody is let in."""
+    """An upload that is half complete when the server is stopped is accepted; later requests are refused."""
     given, stopping, over = recipe(num_rounds=100), threading.Event(), threading.Event()
     with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
         client.enter()

@@ -68,7 +68,7 @@ def untouched():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A small CIFAR-10 in place of the real one, on a server of its own."""
+    """A small CIFAR-10 in place of the real one, on its own server."""
     arrays = cifar_like()
     with serving() as web:
         web.files["tiny.tar.gz"] = cifar_tar(arrays)
@@ -77,7 +77,7 @@ def tiny(monkeypatch):
         yield web
 
 
-def test_fetch_says_where_the_data_is(tiny, place):
+def test_fetch_names_the_place_of_the_data(tiny, place):
     for _ in range(2):
         ended = personax("data", "fetch", "cifar10")
         assert (ended.exit_code, ended.stdout) == (0, f"cifar10 is in {place / 'cifar10.npz'}\n")
@@ -102,7 +102,7 @@ def test_a_folder_that_is_a_file_is_one_message(monkeypatch, place):
     assert ended.exit_code == 1 and "Error: [Errno" in ended.stderr and isinstance(ended.exception, SystemExit)
 
 
-def test_ctrl_c_says_that_one_can_go_on(tiny, monkeypatch):
+def test_ctrl_c_names_the_command_that_resumes(tiny, monkeypatch):
     def interrupt(files):
         raise KeyboardInterrupt
 
@@ -276,7 +276,7 @@ def test_resume_does_not_simulate_a_live_run(done, place):
     assert refused.exit_code == 1 and "is a live run. To continue it, serve it again" in refused.stderr
 
 
-def test_resume_goes_on_with_a_run_that_was_only_started(done, small, place):
+def test_resume_continues_a_run_that_was_only_started(done, small, place):
     folder, ended = done
     start(load(folder.config), place / "run")
     again = personax("resume", str(place / "run"))
@@ -521,7 +521,7 @@ def test_a_missing_package_of_the_live_extra_is_one_message(capsys):
     assert ended.value.exit_code == 1 and capsys.readouterr() == ("", expected)
 
 
-def test_an_interrupt_has_a_message_and_a_status_of_its_own(capsys):
+def test_an_interrupt_has_its_own_message_and_status(capsys):
     with pytest.raises(typer.Exit) as ended, plain_errors("Interrupted. Go on."):
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130 and capsys.readouterr() == ("", "Interrupted. Go on.\n")
@@ -551,14 +551,14 @@ def test_a_bar_shows_rounds_the_time_left_and_the_latest_numbers():
     assert "round 30/40" in faster and "0 s left" in faster and "50.0" in faster
 
 
-def test_a_bar_says_where_a_run_was_resumed_and_what_it_cost():
+def test_a_bar_shows_where_a_run_was_resumed_and_what_it_cost():
     text = shown(True, ("begin", NAME, 40, 20), ("end", NAME, SECONDS), ("note", "[file] is damaged"))
     assert "round 20/40" in text and "resumed at 20" in text and "took 2 s" in text
     assert "[file] is damaged" in text
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_bar_fits_and_says_which_algorithm_of_how_many(width):
+def test_a_bar_fits_and_counts_the_algorithms(width):
     names = [f"Algorithm {number} with a name that is far too long for a line" for number in range(1, 12)]
     calls = ("begin", names[1], 1000, 0), ("advance", names[1], 500, "accuracy 93.1, 95.6 %")
     lines = shown(True, *calls, width=width, names=names).replace("\r", "\n").splitlines()

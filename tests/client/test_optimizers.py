@@ -107,7 +107,7 @@ def test_optimizers_are_static_values():
         (lambda: Optimizer(3), "from name 3"),
     ],
 )
-def test_errors_say_what_is_wrong(make, match):
+def test_errors_name_the_problem(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 

@@ -28,7 +28,7 @@ def visit(local, client, objective=px.Erm(), params=PARAMS):
 
 
 def by_hand(local, client, lrs):
-    """Phase after phase with an optimizer of its own, on the batches of consecutive step numbers."""
+    """Run phase after phase, each with its own optimizer, on the batches of consecutive step numbers."""
     params, step, size = PARAMS, 0, local.size_of("outer")
     for phase, lr in zip(local.phases, lrs, strict=True):
         num = phase.num_steps or phase.num_epochs * -(-COUNTS[client] // size)

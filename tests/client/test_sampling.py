@@ -146,7 +146,7 @@ def test_dropout_keys_are_all_different():
     assert len(set(keys)) == len(keys) == 2 * 2 * 4 * 9
 
 
-def test_a_model_is_not_initialised_from_the_key_of_batches():
+def test_a_model_is_not_initialized_from_the_key_of_batches():
     keys = (KEY, run_stream(KEY), run_stream(KEY, RunStream.INIT))
     assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == 3
 

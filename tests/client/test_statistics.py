@@ -189,7 +189,7 @@ def test_objectives_own_personal_models_have_statistics_of_their_batches(algorit
     assert_close(RUNNING["own"](found), RUNNING["own"](TASK.statistics(start, batch)), rtol=1e-6)
 
 
-def test_seeds_together_are_the_seeds_one_by_one():
+def test_seeds_together_equal_the_seeds_in_sequence():
     keys = jax.random.split(KEY, 2)
     algorithm = px.fedavg(lr=0.1, clip_norm=1.0, **EPOCHS)
     together = train(algorithm, key=keys)
@@ -227,7 +227,7 @@ def test_a_newcomer_of_fedbn_trains_its_own_normalization():
 
 
 def shifted_digits(num_clients=10):
-    """The embedded digits, divided evenly; each client's have a gain and an offset of their own."""
+    """The embedded digits, divided evenly; each client has its own gain and offset."""
     pool = px.datasets.digits()
     parts = px.partition.iid(pool.y, num_clients, key=KEY).split(0.3, key=KEY)
     rng = np.random.default_rng(0)

@@ -69,7 +69,7 @@ def test_a_number_is_constant():
 # identities
 
 
-def test_the_round_clock_stands_still_within_a_visit():
+def test_the_round_clock_is_constant_within_a_visit():
     for make, _ in (*FORMULAS.values(), (lambda clock: InverseSqrt(1.0, clock), None)):
         assert len({float(make("round")(Clock(3, s, 6))) for s in range(6)}) == 1
         assert len({float(make("step")(Clock(3, s, 6))) for s in range(6)}) == 6
@@ -123,7 +123,7 @@ def test_step_sizes_can_be_traced_and_their_numbers_swept(formula, name):
         (lambda: require_step_size("lr", float("inf")), "`lr` must be positive, got inf"),
     ],
 )
-def test_errors_say_what_is_wrong(make, match):
+def test_errors_name_the_problem(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 

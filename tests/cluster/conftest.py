@@ -1,4 +1,4 @@
-"""These tests need submitit and Ray, which have an environment of their own: make test-cluster."""
+"""These tests need submitit and Ray, which are in a separate environment: make test-cluster."""
 
 import importlib.util
 

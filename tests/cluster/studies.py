@@ -79,7 +79,7 @@ class Place:
         return path
 
     def start(self, *words, **streams):
-        """Start a command in a session of its own; what it prints goes to a file."""
+        """Start a command in a new session; its output goes to a file."""
         command = [str(Path(sys.executable).with_name("personax")), *map(str, words)]
         log = self.root / f"command-{len(list(self.root.glob('command-*')))}.log"
         with log.open("w") as file:

@@ -49,7 +49,7 @@ def place(tmp_path_factory):
 
 
 def start(place, words, num_processes, num_devices):
-    """Start the processes of a run, and divide so many devices among them."""
+    """Start the processes of a run, and divide this number of devices among them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -104,7 +104,7 @@ def test_spreads_are_variances_of_the_clients_means(spread):
     assert spread_within([float(made.x[0, 0]) for made in makes], spread + 2)
 
 
-def test_no_spread_still_gives_every_client_a_model_of_its_own():
+def test_no_spread_still_gives_every_client_its_own_model():
     one, two = draw(0, 0, 0, num=5), draw(1, 0, 0, num=5)
     assert np.abs(one.weight - two.weight).mean() > 1 and not np.array_equal(one.x, two.x)
 

@@ -98,7 +98,7 @@ def test_a_killed_run_with_a_controller_ends_in_the_same_results(controller, tmp
     assert cohorts.shape == (24,)
 
 
-def test_an_algorithm_may_have_a_controller_of_its_own(tmp_path):
+def test_an_algorithm_may_have_its_own_controller(tmp_path):
     both = {
         "FedAvg": SYNC["FedAvg"],
         "Chosen": {

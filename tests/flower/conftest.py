@@ -1,4 +1,4 @@
-"""Most of these tests need Flower, which has an environment of its own: make test-flower."""
+"""Most of these tests need Flower, which is in a separate environment: make test-flower."""
 
 import importlib.util
 

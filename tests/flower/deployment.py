@@ -177,7 +177,7 @@ class Run:
         return []
 
     def wait_for(self, num, of=None, seconds=600):
-        """Until so many uploads are settled, of all clients or of one."""
+        """Wait until this number of uploads is settled, of all clients or of one."""
         wait_until(lambda: sum(of in (None, u["client"]) for u in self.uploads) >= num, seconds, self.told)
 
     def wait_for_end(self, seconds=600):

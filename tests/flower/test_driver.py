@@ -144,7 +144,7 @@ def test_a_synchronous_run_ends_where_the_simulator_does(tmp_path):
 
 
 def test_a_run_standardizes_as_the_simulator_does(tmp_path):
-    """Nodes send their moments when they say who they are; a scaling of all three is fitted before any trains."""
+    """Nodes send their moments when they register; a scaling of all three is fitted before any trains."""
     given, grid = recipe("FedAvg", num_rounds=2), Loopback(tmp_path)
     book = make_book(tmp_path / "run", make_recipe(given.config, given.schema, fits_scaling=True), TERMS)
     for i in range(3):
@@ -288,7 +288,7 @@ def test_odd_reports_are_left_out():
 # The ServerApp
 
 
-def test_a_run_goes_on_in_its_folder_and_two_do_not_share_it(tmp_path):
+def test_a_run_continues_in_its_folder_and_two_do_not_share_it(tmp_path):
     given, grid = recipe("FedAvg", num_rounds=1), Loopback(tmp_path)
     config = replace(given.config, live=Terms(sample=Sample([4], num_outputs=3)))
     for i in range(3):

@@ -80,7 +80,7 @@ def test_every_client_has_a_model_of_its_own_and_its_state_is_private(finished, 
             assert model.stat().st_mode & 0o077 == 0
 
 
-def test_a_killed_node_and_a_killed_server_go_on(deployment):
+def test_a_killed_node_and_a_killed_server_continue(deployment):
     """SCAFFOLD: a client's control variate, which it keeps to itself, is in everything that it uploads."""
     run = Run(deployment, "SCAFFOLD", 5, "faults")
     run.begin()

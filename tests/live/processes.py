@@ -111,7 +111,7 @@ class Faulty:
         return []
 
     def wait_for(self, num, of=None, seconds=180):
-        """Until so many uploads are settled, of all clients or of one."""
+        """Wait until this number of uploads is settled, of all clients or of one."""
         until = time.monotonic() + seconds
         while len(self.uploads(of)) < num:
             assert time.monotonic() < until, self.told()

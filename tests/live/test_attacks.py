@@ -56,7 +56,7 @@ def joined(running, name):
 
 @pytest.fixture(autouse=True)
 def untouched(running):
-    """Whatever an attack tries, the model stays as it is."""
+    """No attack changes the model."""
     before = [np.asarray(leaf).copy() for leaf in jax.tree.leaves(running.book.state.params)]
     events = running.book.ledger.num_events
     yield

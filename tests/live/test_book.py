@@ -146,8 +146,8 @@ def test_a_line_without_its_state_takes_what_came_after_it_along(tmp_path):
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_what_a_power_cut_took_is_lost_and_told(saved, tmp_path, caplog):
-    """Without `sync` the disk may have neither state: the run goes on from its checkpoint, or begins anew."""
+def test_what_a_power_cut_took_is_lost_and_reported(saved, tmp_path, caplog):
+    """Without `sync` the disk may have neither state: the run continues from its checkpoint, or starts over."""
     book = make_book(tmp_path)
     book.join("anna")
     book.settle("anna", upload(book, 0))
@@ -294,7 +294,7 @@ def test_who_is_away_is_replaced(tmp_path):
 
 
 def test_counts_beside_the_delta_must_be_counts(tmp_path):
-    """ARUBA's server loops over the number of visits that it is told: nobody may say two billion."""
+    """ARUBA's server loops over the reported number of visits, so it refuses one of two billion."""
     book = make_book(tmp_path, recipe_of_aruba())
     book.join("anna")
     assert book.settle("anna", upload(book, 0, scale=1)).outcome == "applied"

@@ -291,7 +291,7 @@ def test_a_recipe_that_makes_no_sense_is_refused():
         read_recipe(given.to_text(), other, Limits())
 
 
-def test_registration_says_what_does_not_match(tmp_path):
+def test_registration_names_what_does_not_match(tmp_path):
     with serving(tmp_path / "run", recipe()) as running:
         connection = running.connect("anna")
         with pytest.raises(RefusedByServer, match="Register again"):
@@ -344,7 +344,7 @@ def test_models_longer_than_a_message_travel_in_pieces(tmp_path, monkeypatch):
     for module in (connections, service):
         monkeypatch.setattr(module, "PIECE", 16)
         monkeypatch.setattr(module, "pieces", partial(messages.pieces, size=50))
-    monkeypatch.setattr(service, "SMALL", 16)  # and so in a thread of its own
+    monkeypatch.setattr(service, "SMALL", 16)  # and therefore in a separate thread
     assert messages.PIECE > 50
     given = recipe(num_rounds=100)
     with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, NAMES[:1]) as (client,):
@@ -408,7 +408,7 @@ def test_a_server_that_takes_too_long_is_asked_again(tmp_path, monkeypatch):
             client.send(client.train())
 
 
-def test_a_stream_that_ended_meanwhile_is_opened_anew_at_once(tmp_path):
+def test_a_stream_that_ended_meanwhile_is_opened_again_at_once(tmp_path):
     with serving(tmp_path / "run", recipe(num_rounds=100)) as running, clients_of(running, tmp_path, NAMES[:1]) as made:
         (client,) = made
         client.enter()

@@ -55,7 +55,7 @@ def encoded(running, scale=0.01):
 
 
 def raw_call(connection, name):
-    """A call that sends bytes as they are."""
+    """A call that sends bytes without encoding them."""
     method = wire.METHODS[name]
     kind = ("stream" if method.many_in else "unary", "stream" if method.many_out else "unary")
     call = getattr(connection.channel, f"{kind[0]}_{kind[1]}")(method.path)

@@ -33,7 +33,7 @@ def ip(*words, check=True):
 
 
 class Hosts:
-    """A namespace for each host, all on one bridge in a namespace of its own: nothing reaches other networks."""
+    """A namespace for each host, all on one bridge in a separate namespace: nothing reaches other networks."""
 
     def __init__(self, names):
         self.tag = f"px{os.getpid() % 10000}"
@@ -116,7 +116,7 @@ def federation(folder, names, num_updates):
 
 @pytest.mark.parametrize("num_rounds", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_late_lost_and_cut_connections_change_nothing(num_rounds, tmp_path):
-    """Every client behind a relay of its own: every update is applied once, and the simulator ends there, too."""
+    """Every client behind its own relay: every update is applied once, and the simulator ends there, too."""
     place, given = tmp_path / "certificates", recipe("APFL", num_rounds=num_rounds)
     certificates.create(place, ["127.0.0.1"], NAMES)
     with contextlib.ExitStack() as stack:

@@ -58,7 +58,7 @@ NUMBERED = "shape = [4]\nnum_outputs = 3"
 
 
 def rows_of(seed, classes, num=40):
-    """Samples of these classes alone, each around a mean of its own."""
+    """Samples of these classes alone, each class around its own mean."""
     rng = np.random.default_rng(seed)
     y = rng.choice(classes, num)
     means = np.array([[2, 0, 0, 1], [0, 2, 0, -1], [0, 0, 2, 0]])
@@ -291,7 +291,7 @@ def test_what_a_server_announces_is_checked(tmp_path):
         make_book(tmp_path, make_recipe(given.config, given.schema, fits_scaling=True), Terms())
 
 
-def test_a_run_goes_on_with_the_same_schema_alone(tmp_path):
+def test_a_run_continues_only_with_the_same_schema(tmp_path):
     given = recipe()
     open_run(tmp_path, given, "run-1")
     assert open_run(tmp_path, given, "run-2")[1] == "run-1"

@@ -1,4 +1,4 @@
-"""Speed and memory beside a bare echo under the same TLS; `benchmarks/live.py` says what is measured."""
+"""Speed and memory beside a bare echo under the same TLS; `benchmarks/live.py` explains the measurements."""
 
 import importlib.util
 from pathlib import Path

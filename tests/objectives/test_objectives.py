@@ -333,7 +333,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("make", "message"), BAD)
-def test_bad_numbers_say_what_got_do(make, message):
+def test_bad_numbers_are_named_with_the_remedy(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -218,7 +218,7 @@ def test_what_a_run_has_is_drawn_and_nothing_else(page, minimal, regression):
         assert told in words_of(page).split("<main>")[0]
 
 
-def test_a_long_tail_of_staleness_is_told_in_ranges(full, tmp_path):
+def test_a_long_tail_of_staleness_is_shown_in_ranges(full, tmp_path):
     counts = np.arange(1, 301)
     late = {"staleness": list(range(300)), "count": counts.tolist()}
     shutil.copytree(full, tmp_path / "run")
@@ -239,7 +239,7 @@ def test_many_clients_are_thinned_to_what_can_be_drawn(tmp_path):
     np.testing.assert_allclose([line["y"][0], line["y"][-1]], 100 * numbers[[0, -1]], rtol=1e-5)
 
 
-def test_numbers_that_are_not_finite_are_said_to_be(tmp_path):
+def test_numbers_that_are_not_finite_are_labeled(tmp_path):
     folder = write_full(tmp_path)
 
     def diverge(run):

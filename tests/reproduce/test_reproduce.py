@@ -135,7 +135,7 @@ def test_a_training_that_diverges_leaves_its_updates_out_and_says_so(tmp_path):
     assert REPRODUCTION.validate_json((tmp_path / "results.json").read_bytes()) == record
 
 
-def test_numbers_that_are_not_finite_are_kept_and_shown_and_have_a_verdict_of_their_own(tmp_path):
+def test_numbers_that_are_not_finite_are_kept_and_shown_and_have_their_own_verdict(tmp_path):
     base = tiny()
     far = {"far": px.Scoring("adapted", 30, 1.7e308, 5)}
     cells = (base.trainings[0].cells[0], Cell("loss", "near", {"near": px.Scoring()}, metric="loss"))
@@ -160,7 +160,7 @@ def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
     chosen = {}
     for name, search in {"whole": None, "short": partial(px.rounds, 4, 2, 1)}.items():
         one = dataclasses.replace(training, search=search)
-        record = reproduce(dataclasses.replace(base, trainings=(one,), claims=()), tmp_path)  # a fingerprint of its own
+        record = reproduce(dataclasses.replace(base, trainings=(one,), claims=()), tmp_path)  # another fingerprint
         chosen[name] = record.cells[0].chosen
         assert len(record.cells[0].scorings[0].of_seeds) == 2
     held = validation_of(base.federations["made"](), jax.random.key(0))
@@ -204,7 +204,7 @@ def test_another_network_is_another_training(done, tmp_path):
         assert other.cells[0].scorings != done[1].cells[0].scorings
 
 
-def test_an_interrupted_reproduction_goes_on_where_it_was(done, tmp_path):
+def test_an_interrupted_reproduction_continues_where_it_stopped(done, tmp_path):
     def stop(cells):
         raise KeyboardInterrupt
 

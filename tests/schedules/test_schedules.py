@@ -353,7 +353,7 @@ def test_given_times_are_read_round_by_round():
         (lambda: Given(-np.ones((1, 3))), "`times` must not be negative"),
     ],
 )
-def test_errors_say_what_is_wrong(make, match):
+def test_errors_name_the_problem(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 

@@ -94,7 +94,7 @@ def test_arrivals_with_availability_replay_an_event_queue(delays, num_events):
 
 @small
 @given(delays=whole_delays(num_clients=6), num_events=st.integers(1, 50), concurrency=st.integers(1, 6))
-def test_limited_arrivals_keep_clients_at_work_and_their_times(delays, num_events, concurrency):
+def test_limited_arrivals_keep_clients_busy_and_their_times(delays, num_events, concurrency):
     schedule = arrivals(6, num_events, delays=delays, key=KEY, concurrency=concurrency)
     at_work, freed = {}, 0.0
     for client, started_at, requested, received, time in rows(schedule):
@@ -289,6 +289,6 @@ def test_a_pickle_is_not_a_trace(tmp_path):
         (lambda: rounds(4, 2, 2, key=KEY, aggregate="last"), "`aggregate`"),
     ],
 )
-def test_errors_say_what_to_do(make, match):
+def test_errors_name_the_remedy(make, match):
     with pytest.raises(ValueError, match=match):
         make()

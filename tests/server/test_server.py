@@ -434,6 +434,6 @@ def test_three_names_for_one_server():
         (lambda: Hinge(1.0, -1.0), "`start` must not be negative, got -1.0"),
     ],
 )
-def test_errors_say_what_is_wrong(make, match):
+def test_errors_name_the_problem(make, match):
     with pytest.raises(ValueError, match=match):
         make()

@@ -261,6 +261,6 @@ def test_one_of_several_ends_and_the_last_selects():
         ),
     ],
 )
-def test_errors_say_what_to_do(make, match):
+def test_errors_name_the_remedy(make, match):
     with pytest.raises(ValueError, match=match):
         make()

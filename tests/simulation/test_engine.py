@@ -125,7 +125,7 @@ def test_batches_are_read_on_an_accelerator_as_on_a_cpu(sampling, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_a_loss_of_ones_own_sees_samples_as_they_are_stored(backend, monkeypatch):
+def test_a_custom_loss_sees_samples_as_they_are_stored(backend, monkeypatch):
     seen = []
     model = personax.logistic_regression(3)
 

@@ -21,7 +21,7 @@ def many(num_clients):
 
 
 @pytest.mark.parametrize("num_clients", [30, 300])
-def test_waves_equal_one_by_one_with_hundreds_of_clients(num_clients):
+def test_waves_equal_sequential_training_with_hundreds_of_clients(num_clients):
     key, fed = jax.random.key(0), many(num_clients)
     task = personax.classification(personax.mlp((16,), 4))
     schedule = personax.arrivals(

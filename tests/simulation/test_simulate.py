@@ -47,17 +47,17 @@ def hessian_of(problems, factor):
     return sum(factor(p).T @ p.hessian @ factor(p) for p in problems)
 
 
-def test_fedavg_with_one_step_converges_to_the_minimiser_of_the_mean():
+def test_fedavg_with_one_step_converges_to_the_minimizer_of_the_mean():
     _, problems = federation()
     result = run(personax.fedavg(lr=0.3, num_steps=1, **FULL_BATCH), 400, 4)
     total = sum(p.hessian for p in problems)
-    optimum = np.linalg.solve(total, sum(p.hessian @ p.minimiser for p in problems))
+    optimum = np.linalg.solve(total, sum(p.hessian @ p.minimizer for p in problems))
     np.testing.assert_allclose(result.params["w"], optimum, rtol=1e-8)
 
 
 @pytest.mark.parametrize("hvp", [personax.curvature.exact, personax.curvature.relative_difference(1e-3)], ids=str)
 @pytest.mark.parametrize("num_adapt_steps", [1, 3])
-def test_per_fedavg_with_one_step_converges_to_the_minimiser_of_the_meta_function(hvp, num_adapt_steps):
+def test_per_fedavg_with_one_step_converges_to_the_minimizer_of_the_meta_function(hvp, num_adapt_steps):
     _, problems = federation()
     result = run(
         personax.per_fedavg(adapt_lr=0.2, lr=0.3, hvp=hvp, num_adapt_steps=num_adapt_steps, num_steps=1, **FULL_BATCH),
@@ -66,18 +66,18 @@ def test_per_fedavg_with_one_step_converges_to_the_minimiser_of_the_meta_functio
     )
     factor = lambda p: np.linalg.matrix_power(np.eye(3) - 0.2 * p.hessian, num_adapt_steps)
     total = hessian_of(problems, factor)
-    pull = sum(factor(p) @ p.hessian @ factor(p) @ p.minimiser for p in problems)
+    pull = sum(factor(p) @ p.hessian @ factor(p) @ p.minimizer for p in problems)
     np.testing.assert_allclose(result.params["w"], np.linalg.solve(total, pull), rtol=1e-6)
 
 
-def test_pfedme_converges_to_the_minimiser_of_the_mean_envelope_and_keeps_theta():
+def test_pfedme_converges_to_the_minimizer_of_the_mean_envelope_and_keeps_theta():
     _, problems = federation()
     result = run(
         personax.pfedme(strength=2.0, lr=0.3, prox_lr=0.15, num_prox_steps=100, num_steps=1, **FULL_BATCH), 300, 4
     )
     # grad F_i(w) = strength (w - theta_i(w)) with theta_i linear in w.
     shrink = [np.linalg.inv(p.hessian + 2.0 * np.eye(3)) @ p.hessian for p in problems]
-    optimum = np.linalg.solve(sum(shrink), sum(s @ p.minimiser for s, p in zip(shrink, problems, strict=True)))
+    optimum = np.linalg.solve(sum(shrink), sum(s @ p.minimizer for s, p in zip(shrink, problems, strict=True)))
     np.testing.assert_allclose(result.params["w"], optimum, rtol=1e-6)
     np.testing.assert_allclose(result.personal["w"], [p.prox(optimum, 2.0) for p in problems], rtol=1e-5)
 
@@ -86,7 +86,7 @@ def test_scaffold_removes_client_drift_where_fedavg_keeps_it():
     """With several local steps FedAvg stops beside the optimum of the mean; SCAFFOLD reaches it."""
     _, problems = federation()
     total = sum(p.hessian for p in problems)
-    optimum = np.linalg.solve(total, sum(p.hessian @ p.minimiser for p in problems))
+    optimum = np.linalg.solve(total, sum(p.hessian @ p.minimizer for p in problems))
     drifted = run(personax.fedavg(lr=0.1, num_steps=5, **FULL_BATCH), 400, 4).params["w"]
     corrected = run(personax.scaffold(lr=0.1, num_steps=5, **FULL_BATCH), 400, 4).params["w"]
     np.testing.assert_allclose(corrected, optimum, rtol=1e-6)
@@ -152,7 +152,7 @@ def seeds_in_order(request, monkeypatch):
     engine.advance.clear_cache()
 
 
-def test_long_visits_have_a_program_of_their_own(monkeypatch):
+def test_long_visits_have_another_program(monkeypatch):
     """On a GPU the loop of their steps is not written out."""
     algorithm, before = personax.fedavg(lr=0.1, **STEPS), engine.advance_long._cache_size()
     short = run(algorithm)
@@ -180,7 +180,7 @@ def test_seeds_of_a_run_are_runs_of_their_own():
 @pytest.mark.usefixtures("seeds_in_order")
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_sweep_is_each_of_its_runs(waits):
-    """Numbers of the objective, of the clients' descent and of the server, each algorithm with a seed of its own."""
+    """Numbers of the objective, of the clients' descent and of the server, each algorithm with its own seed."""
     server = personax.synchronous if waits else personax.asynchronous
     algorithms = [
         personax.Algorithm(personax.Mixture(mix), personax.Local(lr, **STEPS), server(server_lr))
@@ -223,7 +223,7 @@ def test_clients_that_are_not_selected_keep_their_state():
     assert np.all(np.asarray(result.personal.model["w"])[chosen] != W)
 
 
-def test_short_epochs_stand_still_with_a_stateful_optimizer():
+def test_short_epochs_skip_steps_with_a_stateful_optimizer():
     """A client with fewer batches than the longest takes exactly its own steps, momentum and all."""
     data = closed_forms.clients()
     local = {
@@ -485,6 +485,6 @@ BAD_LOCALS = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD_LOCALS)
-def test_bad_local_options_say_what_got_do(options, message):
+def test_bad_local_options_name_the_value_and_the_remedy(options, message):
     with pytest.raises(ValueError, match=message):
         personax.Local(**options)

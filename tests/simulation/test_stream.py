@@ -82,7 +82,7 @@ def test_a_streamed_run_resumes_from_any_snapshot_and_through_files(name, tmp_pa
             assert_same_bits(end(whole), end(run(name, Stream(600), start=begin)))
 
 
-def test_snapshots_do_not_move_when_the_run_goes_on():
+def test_snapshots_do_not_change_when_the_run_continues():
     seen = []
     observe = lambda snapshot: seen.append((snapshot, jax.tree.map(np.array, snapshot.personal)))
     run("apfl", Stream(0), every=2, observe=observe)

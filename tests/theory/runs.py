@@ -23,17 +23,17 @@ class Linear(NamedTuple):
     noise: np.ndarray
 
     @property
-    def minimiser(self):
+    def minimizer(self):
         return (self.slope * self.center).sum() / self.slope.sum()
 
     @property
     def gap(self):
         """F(0) - min F of the mean of slope (w - center)^2 / 2."""
-        return self.slope.mean() * self.minimiser**2 / 2
+        return self.slope.mean() * self.minimizer**2 / 2
 
     def squared_gradient(self, mean, second):
         """E|grad F(w)|^2 from the first two moments of w."""
-        m = self.minimiser
+        m = self.minimizer
         return self.slope.mean() ** 2 * (second - 2 * m * mean + m**2)
 
 

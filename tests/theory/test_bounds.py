@@ -423,7 +423,7 @@ def apfl_risks(x, y, own, everyone, mix):
     risk_of = lambda slope, p: p @ (slope * x - y) ** 2
     best = lambda p: np.clip((p @ (x * y)) / (p @ x**2), -1, 1)
     shared = best(everyone)
-    # the mixed empirical minimiser of section 2.1, in the class
+    # the mixed empirical minimizer of section 2.1, in the class
     target = (own @ (x * y)) / (own @ x**2)
     local = shared if mix == 0 else np.clip((target - (1 - mix) * shared) / mix, -1, 1)
     mixed = risk_of(mix * local + (1 - mix) * shared, own)
@@ -461,7 +461,7 @@ def test_apfl_theorem_1_is_as_loose_as_measured(mix, measured):
 RISK = apfl.Risk(0.2, 0.3, 0.8, 1.0, 2.0, 0.1, 50, 1000, 12.0)
 
 
-def test_apfls_best_mix_minimises_its_bound():
+def test_apfls_best_mix_minimizes_its_bound():
     grid = np.linspace(0, 1, 2001)
     bounds = [apfl.risk_bound(RISK, m, 0.5) for m in grid]
     best = apfl.best_mix(RISK, 0.5)
@@ -479,7 +479,7 @@ def test_apfls_best_mix_leans_to_the_client_with_much_data_or_other_data():
     assert apfl.best_mix(replace(RISK, total_samples=10), 0.5) > best
 
 
-def test_corollary_1_is_theorem_1_minus_the_lower_bound_with_a_constant_of_its_own():
+def test_corollary_1_is_theorem_1_minus_the_lower_bound_with_another_constant():
     m, C1, C2 = 0.6, 0.5, 0.3
     own = (12 / 50) ** 0.5
     rest = (2 * m**2 - 1) * 0.2 + 2 * m**2 * 2.0 * 0.1 + 2 * (1 - m) ** 2 * RISK.shared(C1)

@@ -274,12 +274,12 @@ def test_regions_are_stated_and_balls_are_full():
 
 def test_optima_and_their_gap():
     optima = theory.find_optima(square_loss, {"w": jnp.zeros(3)}, SQUARES)
-    minimisers = np.array([curve.minimiser for curve in CURVES])
-    np.testing.assert_allclose(optima.alone["w"], minimisers, atol=1e-6)
+    minimizers = np.array([curve.minimizer for curve in CURVES])
+    np.testing.assert_allclose(optima.alone["w"], minimizers, atol=1e-6)
     hessians = np.array([curve.hessian for curve in CURVES])
-    together = np.linalg.solve(hessians.mean(axis=0), np.einsum("cij,cj->i", hessians, minimisers) / len(CURVES))
+    together = np.linalg.solve(hessians.mean(axis=0), np.einsum("cij,cj->i", hessians, minimizers) / len(CURVES))
     np.testing.assert_allclose(optima.shared["w"], together, atol=1e-6)
-    gap = ((minimisers - together) ** 2).sum(axis=1)
+    gap = ((minimizers - together) ** 2).sum(axis=1)
     np.testing.assert_allclose(theory.optimal_gap(optima), gap, atol=1e-5)
     assert optima.gradient_norms.shape == (5,) and optima.gradient_norms.max() < 1e-6
 

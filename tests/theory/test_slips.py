@@ -290,6 +290,6 @@ def test_asynchronous_moments_are_those_of_runs():
                 clients.slope[i] * (w - clients.center[i]) + rng.normal(size=len(w)) * clients.noise[i] ** 0.5
             )
         models.append(models[-1] - (begin - w))
-    gradient = lambda w: clients.slope.mean() * (w - clients.minimiser)
+    gradient = lambda w: clients.slope.mean() * (w - clients.minimizer)
     sampled = np.mean([(gradient(w) ** 2).mean() for w in models[:-1]])
     np.testing.assert_allclose(asynchronous_stationarity(clients, training, lr), sampled, rtol=0.01)

@@ -256,7 +256,7 @@ def test_an_import_is_a_kind_of_every_axis():
         (require_count, True, "`a` must be a whole number of at least 1, got True."),
     ],
 )
-def test_errors_say_what_must_hold_and_what_was_given(check, given, message):
+def test_errors_have_the_requirement_and_the_given_value(check, given, message):
     with pytest.raises(ValueError) as caught:
         check("a", given)
     assert str(caught.value) == message
