@@ -658,7 +658,7 @@ CSV_ERRORS = [
     ),
     (
         "client,label,f\n1,2,3\n1,2,\n",
-        r"value in row 1 \(counted from 0, without the header\) of the column 'f'",
+        r"missing value in row 1 \(counted from 0, without the header\), column 'f'",
     ),
     ("client,label,f\n1,2,3\n1,2,nan\n", "missing value in row 1 .*, column 'f'"),
     ("client,label,f\n1,2,3\n,2,4\n", "missing value in row 1 .*, column 'client'"),

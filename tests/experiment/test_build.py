@@ -313,6 +313,22 @@ WRITTEN = {
         {"mix": 0.3, "update_mix": "never", "radius": 9.0},
         px.apfl(mix=0.3, update_mix="never", radius=9.0, **LOCAL),
     ),
+    "anil": (
+        {"head": "dense_1", "adapt_lr": 0.2, "hvp": "exact"},
+        px.anil(head="dense_1", adapt_lr=0.2, hvp=px.curvature.exact, **LOCAL),
+    ),
+    "fedper": ({"personal": "dense_1"}, px.fedper(personal="dense_1", **LOCAL)),
+    "lg_fedavg": ({"personal": ["dense_0"]}, px.lg_fedavg(personal=("dense_0",), **LOCAL)),
+    "fedrep": (
+        {"personal": "dense_1", "num_personal_epochs": 2, "personal_lr": 0.3},
+        px.fedrep(personal="dense_1", num_personal_epochs=2, personal_lr=0.3, **LOCAL),
+    ),
+    "fedalt": (
+        {"personal": "*.bias", "num_personal_steps": 2},
+        px.fedalt(personal="*.bias", num_personal_steps=2, **LOCAL),
+    ),
+    "fedsim": ({"personal": "*.bias"}, px.fedsim(personal="*.bias", **LOCAL)),
+    "fedbabu": ({"head": "dense_1"}, px.fedbabu(head="dense_1", **LOCAL)),
     "fedbn": ({"norm": ["norm_0", "*.var"]}, px.fedbn(norm=("norm_0", "*.var"), **LOCAL)),
     "fedsa_lora": ({"personal": "*.b"}, px.fedsa_lora(personal="*.b", **LOCAL)),
     "feddpa": (

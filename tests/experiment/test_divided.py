@@ -96,11 +96,11 @@ def test_defaults_score_the_clients_own_model():
         ({"recipe": "scaffold", "sharing": {"personal": "dense_1"}}, "uploads numbers for every parameter"),
         (
             {"recipe": "fedper", "personal": "dense_1", "scores": {"A": {"model": "global"}}},
-            "the shared part alone is no model of anybody",
+            "so the shared part alone is not a complete model",
         ),
         (
             {"recipe": "fedper", "personal": "dense_1", "scores": {"A": {"model": "adapted", "clients": "held_out"}}},
-            "has to be trained first",
+            "is at its initial value and must be trained first",
         ),
         (
             {"recipe": "fedavg", "scores": {"A": {"model": "adapted", "tunes": "head"}}},

@@ -229,7 +229,7 @@ def test_folders_are_divided_before_they_are_saved(tmp_path):
     made = lambda name, **split: make_federation(parse({**table, "data": place(name), "split": split}))
     with pytest.raises(ConfigError, match="has no test data"):
         made("no tests")
-    with pytest.raises(ConfigError, match="cannot be held out here"):
+    with pytest.raises(ConfigError, match="cannot be held out"):
         made("tests", num_held_out=1)
 
 
