@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from personax.client.step_sizes import StronglyConvex
+from personax.theory.quantities import NotCovered
 from personax.values import require, require_count, require_nonnegative, require_positive
 
 
@@ -233,7 +234,7 @@ def personal_terms_nonconvex(setting: MixtureSetting, mix: float, squared_diamet
 def global_terms_of_all(setting: MixtureSetting) -> dict[str, float]:
     """Return the terms of E[F(w)] - F* for strongly convex losses with all clients in every round: Theorem 4.
 
-    Departures from the paper: see `global_terms`.
+    Departures from the paper: the 1/mu in `noise`, see `global_terms`.
     """
     s = setting
     return _global_terms(s, s.total_diversity / s.num_clients, s.num_clients)
@@ -253,17 +254,39 @@ def personal_terms_of_all(setting: MixtureSetting, mix: float) -> dict[str, floa
 
 
 def global_terms(setting: MixtureSetting) -> dict[str, float]:
-    """Return the terms of E[F(w)] - F* for strongly convex losses and sampled clients: Theorem 6, (24).
+    """Return the terms of E[F(w)] - F* for strongly convex losses and sampled clients: Theorem 6, (24), corrected.
 
-    Remark 5 derives O(sqrt(1/KT)) from it for tau = sqrt(T/K), which is true; the terms give O(1/KT).
+    With K < n, only one local step per round (tau = 1) is covered.
 
-    Departures from the paper: `noise` is sigma^2 / (mu K T), where Theorems 4 and 6 print sigma^2 / (n T) and sigma^2 /
-    (K T). The last sum of their proofs, (1/S_T) sum_t p_t eta_t sigma^2 / K, contains the 1/mu of eta_t, and no
-    constant can replace it: for one client with f = mu w^2 / 2 from w = 0, E[F] - F* is 0.82 sigma^2 / (mu T) after
-    10^5 steps.
+    Departures from the paper: Theorem 6 is false as printed if K < n. (25) replaces the cohort's mean gradient by grad
+    F, also inside the square, and thus drops the variance of the cohort. `sampling` is this term for tau = 1:
+
+        q zeta / (n mu T),  q = (n - K) / (K (n - 1))
+
+    since the mean of K of n gradients, drawn without replacement, has the variance q (1/n) sum_j |grad f_j - grad F|^2.
+    Counterexample: f(w) = mu (w -+ 1)^2 / 2, one of two clients per step, without noise, from w*: E[F] - F* is 0.82 mu
+    / T, and the printed terms are about 4 mu / T^2. With several local steps, the iterate within a round also depends
+    on the cohort. We have no proof for this case, so it raises `NotCovered`.
+
+    `noise` is sigma^2 / (mu K T), where Theorems 4 and 6 print sigma^2 / (n T) and sigma^2 / (K T). The last sum of
+    their proofs, (1/S_T) sum_t p_t eta_t sigma^2 / K, contains the 1/mu of eta_t, and no constant can replace it: for
+    one client with f = mu w^2 / 2 from w = 0, E[F] - F* is 0.82 sigma^2 / (mu T) after 10^5 steps.
+
+    Remark 5 derives O(sqrt(1/KT)) from it for tau = sqrt(T/K). With K = n the terms even give O(1/KT).
     """
     s = setting
-    return _global_terms(s, 2 * s.total_diversity / s.cohort_size, s.cohort_size)
+    terms = _global_terms(s, 2 * s.total_diversity / s.cohort_size, s.cohort_size)
+    if s.cohort_size >= s.num_clients:
+        return terms
+    if s.num_local_steps > 1:
+        raise NotCovered(
+            f"Theorem 6 is false for sampled clients (`cohort_size` {s.cohort_size} of {s.num_clients}), and its "
+            f"correction covers only one local step, got `num_local_steps` {s.num_local_steps}. "
+            "Set `num_local_steps` to 1, or sample all clients."
+        )
+    left_out = (s.num_clients - s.cohort_size) / (s.cohort_size * (s.num_clients - 1))
+    variance = left_out * s.total_diversity / s.num_clients
+    return {**terms, "sampling": variance / (s.strong_convexity * s.num_steps)}
 
 
 def personal_terms_of_any_mix(setting: MixtureSetting, mix: float, gradient_bound: float) -> dict[str, float]:

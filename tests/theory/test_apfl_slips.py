@@ -1,6 +1,7 @@
 """Counterexamples to APFL's theorems as printed, and to steps of its proofs."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +88,48 @@ def test_the_average_of_the_noise_is_that_of_runs():
         lr = StronglyConvex(1.0, 20.0)(Clock(0, t - 1, 40))
         w = w - lr * (w + rng.normal(size=num_runs))
     np.testing.assert_allclose(np.mean((mean / total) ** 2), averaged_variance(40, 20.0), rtol=0.03)
+
+
+def of_one_in_two(strong_convexity, num_steps):
+    """The setting of f(w) = mu (w -+ 1)^2 / 2 with one of the two clients per step: |grad f_i - grad F| = mu."""
+    mu = strong_convexity
+    return apfl.MixtureSetting(mu, mu, 0.0, mu**2, 2 * mu**2, 1.0, num_steps, 1, 1, 2)
+
+
+def test_theorem_6_drops_the_variance_of_the_cohort():
+    """Of f(w) = mu (w -+ 1)^2 / 2 one client per step, from w* = 0: E[F] - F* is 0.82 mu / T, the terms 4 mu / T^2."""
+    ratios = []
+    for num_steps in (10**3, 10**4, 10**5):
+        for mu in (1e-2, 3.0):
+            terms = apfl.global_terms(of_one_in_two(mu, num_steps))
+            # the step is (1 - mu eta) w +- eta mu: noise of deviation mu
+            truth = mu / 2 * averaged_variance(num_steps, 128.0)
+            assert truth <= terms["sampling"] == pytest.approx(mu / num_steps)
+        ratios.append(truth / (sum(terms.values()) - terms["sampling"]))
+    np.testing.assert_allclose(ratios, (182, 2037, 20616), rtol=0.01)
+
+
+def test_the_error_from_one_of_two_clients_is_that_of_runs():
+    rng, num_runs, num_steps, w = np.random.default_rng(0), 20_000, 200, np.zeros(20_000)
+    setting = of_one_in_two(2.0, num_steps)
+    lr, mean, total = apfl.step_size(setting), 0.0, 0.0
+    for t in range(1, num_steps + 1):
+        mean, total = mean + (t + 128) ** 2 * w, total + (t + 128) ** 2
+        center = rng.choice([-1.0, 1.0], num_runs)
+        w = w - float(lr(Clock(0, t - 1, num_steps))) * 2.0 * (w - center)
+    found = np.mean((mean / total) ** 2)  # (mu / 2) w^2 with mu = 2
+    np.testing.assert_allclose(found, averaged_variance(num_steps, 128.0), rtol=0.03)
+    assert found <= apfl.global_terms(setting)["sampling"]
+
+
+def test_the_variance_of_a_cohort_is_that_of_all_its_draws():
+    """The mean of K of n numbers without replacement: (n - K) / (K (n - 1)) times their variance."""
+    slopes = np.array([0.3, -1.0, 2.0, 0.5, 0.1])
+    for cohort_size in (1, 2, 4):
+        means = [np.mean(one) for one in combinations(slopes, cohort_size)]
+        setting = apfl.MixtureSetting(1.0, 1.0, 0.0, 0.0, 5 * slopes.var(), 0.0, 10, 1, cohort_size, 5)
+        assert apfl.global_terms(setting)["sampling"] == pytest.approx(np.var(means) / 10)
+    assert "sampling" not in apfl.global_terms(replace(SETTING, cohort_size=8))
 
 
 def test_the_inequality_of_e_1_3_is_false_and_what_makes_up_for_it():

@@ -530,9 +530,10 @@ def test_formulas_of_apfls_theorems():
     drift = k**2 * tau * (sigma**2 + tau * Z / n) / mu
     expected = {"start": mu / T**3, "local_drift": drift / T**2, "late_drift": drift * np.log(T) / T**3}
     assert apfl.global_terms_of_all(SETTING) == pytest.approx({**expected, "noise": sigma**2 / (mu * n * T)})
-    drift = k**2 * tau * (sigma**2 + 2 * tau * Z / K) / mu
+    drift = k**2 * (sigma**2 + 2 * Z / K) / mu
     expected = {"start": mu / T**3, "local_drift": drift / T**2, "late_drift": drift * np.log(T) / T**3}
-    assert apfl.global_terms(SETTING) == pytest.approx({**expected, "noise": sigma**2 / (mu * K * T)})
+    expected |= {"noise": sigma**2 / (mu * K * T), "sampling": (n - K) / (K * (n - 1)) * Z / (n * mu * T)}
+    assert apfl.global_terms(replace(SETTING, num_local_steps=1)) == pytest.approx(expected)
     assert apfl.personal_terms_of_all(SETTING, m) == pytest.approx(
         {
             "start": mu / T**3,
@@ -564,10 +565,9 @@ def test_formulas_of_apfls_theorems():
 
 
 def test_remark_5_of_apfl_draws_too_slow_a_rate():
-    """It is true and loose: with tau = sqrt(T / K) every term of Theorem 6 is of order 1 / (K T), not its root."""
-    total = lambda T: sum(
-        apfl.global_terms(replace(SETTING, num_steps=T, num_local_steps=round((T / 4) ** 0.5))).values()
-    )
+    """With K = n and tau = sqrt(T / K), every term of Theorem 6 is of order 1 / (K T), not its root."""
+    of_all = lambda T: replace(SETTING, num_steps=T, num_local_steps=round((T / 8) ** 0.5), cohort_size=8)
+    total = lambda T: sum(apfl.global_terms(of_all(T)).values())
     assert np.log(total(4 * 10**8) / total(4 * 10**6)) / np.log(100) == pytest.approx(-1, abs=0.05)
 
 
@@ -580,6 +580,7 @@ def test_remark_5_of_apfl_draws_too_slow_a_rate():
         ),
         (lambda: persafl.moreau_smoothness(SOME, 0.5), "`strength` must be above the smoothness, 0.7, got 0.5"),
         (lambda: persafl.moreau_spread(SOME, 4.0), r"`strength` must be at least 7 times the smoothness, 4.9, got 4.0"),
+        (lambda: apfl.global_terms(SETTING), r"`cohort_size` 4 of 8.*only one local step, got `num_local_steps` 5"),
     ],
 )
 def test_what_a_lemma_does_not_cover_is_refused(call, told):
