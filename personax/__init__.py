@@ -233,7 +233,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use what takes a while to import."""
+    """Import slow modules on first use."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, item = _LAZY[name]

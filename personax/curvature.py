@@ -58,7 +58,7 @@ class Hvp(Protocol):
 
 
 def require_hvp(given: Any) -> None:
-    """Raise unless `given` states what objectives ask of a Hessian-vector product.
+    """Raise unless `given` has the attributes that objectives require of a Hessian-vector product.
 
     >>> import personax as px
     >>> px.curvature.require_hvp(px.curvature.exact)
@@ -139,7 +139,7 @@ class FiniteDifference:
     given_norm = norm_unused
 
     def __post_init__(self) -> None:
-        require_positive("radius", self.radius, "For no curvature at all use `first_order`.")
+        require_positive("radius", self.radius, "To drop the Hessian, use `first_order`.")
 
     def __call__(self, loss: LossFn, params: Params, vector: Params, batch: Batch) -> Params:
         return _central_difference(loss, params, vector, batch, self.radius)
@@ -151,8 +151,8 @@ class RelativeDifference:
     """`FiniteDifference` with the radius `r / |v|`, and zero for v = 0.
 
     Departures from the paper: the step `r v / |v|` has length r whatever the length of v. With the papers' fixed
-    radius a short v drowns in float32 rounding, and a long one leaves the region where the difference is a
-    derivative.
+    radius, the difference for a short v is lost in float32 rounding, and a long v is outside of the region in which the
+    difference approximates the derivative.
 
     >>> import jax.numpy as jnp, personax as px
     >>> loss = lambda w, batch: jnp.sum(w**2)  # its Hessian is 2
@@ -165,7 +165,7 @@ class RelativeDifference:
     is_coordinate_free = True
 
     def __post_init__(self) -> None:
-        require_positive("radius", self.radius, "For no curvature at all use `first_order`.")
+        require_positive("radius", self.radius, "To drop the Hessian, use `first_order`.")
 
     def given_norm(self, norm: Scalar) -> FiniteDifference:
         """The difference with the radius for a vector of this norm, which may be given in other coordinates."""
@@ -199,7 +199,7 @@ def finite_difference(radius: float) -> FiniteDifference:
 
 
 def relative_difference(radius: float) -> RelativeDifference:
-    """The central difference with a radius relative to the vector's norm; what float32 wants.
+    """The central difference with a radius relative to the vector's norm, recommended for float32.
 
     >>> import personax as px
     >>> px.per_fedavg(adapt_lr=0.1, lr=0.1, hvp=px.curvature.relative_difference(0.01), num_steps=5).objective.hvp

@@ -37,7 +37,7 @@ Keys = tuple[Any, ...]  # the path of a leaf in a tree
 
 
 def as_patterns(given: Patterns | Sequence[str], where: str) -> tuple[str, ...]:
-    """Return one pattern or several as a tuple; anything but strings is refused.
+    """Return one pattern or several as a tuple; raise unless they are strings.
 
     >>> as_patterns("dense_1", "personal")
     ('dense_1',)
@@ -99,7 +99,7 @@ def like(tree: PyTree, part: PyTree) -> PyTree:
 
 
 def join(*parts: PyTree) -> PyTree:
-    """Return one tree of several parts. A leaf that more than one part has is taken from the first of them.
+    """Join several parts into one tree. If several parts have a leaf, the first one is used.
 
     >>> join({"a": None, "b": 2.0}, {"a": 1.0, "b": None})
     {'a': 1.0, 'b': 2.0}
@@ -148,11 +148,11 @@ def require_patterns(patterns: Patterns, names: Sequence[str], where: str) -> se
 
 @value
 class Sharing:
-    """The division of a model's parameters: `personal`, `frozen`, and shared, which is all the others.
+    """The division of a model's parameters into `personal`, `frozen` and shared ones, which are all others.
 
     Args:
-        personal: parameters that each client trains and keeps. They never leave it. (This is not privacy: the shared
-            parameters are trained with them, so that uploads depend on them.)
+        personal: parameters that each client trains and keeps. They never leave it. (This is not a privacy guarantee:
+            the shared parameters are trained with them, so uploads depend on them.)
         frozen: parameters that keep their initial values, the same for all clients. They are never uploaded.
 
     Each is a pattern over the names of the parameters, or several (see `names_of`): `"dense_1"` selects everything
@@ -182,7 +182,7 @@ class Sharing:
         return without(params, self.frozen)
 
     def shared(self, params: Params) -> Params:
-        """Return the part that the server averages, and that travels."""
+        """Return the part that is sent and that the server averages."""
         return without(self.trained(params), self.personal)
 
     def own(self, params: Params) -> Params:
@@ -194,11 +194,11 @@ class Sharing:
         return only(params, self.frozen)
 
     def rest(self, params: Params) -> Params:
-        """Return everything that is not shared: the frozen part, and the start of each client's personal part."""
+        """Return everything that is not shared: the frozen part, and the initial values of the personal part."""
         return join(self.base(params), self.own(params))
 
     def require_division(self, params: Params) -> None:
-        """Raise unless the patterns divide this model, with something left to share."""
+        """Raise unless the patterns divide this model and leave something to share."""
         names = names_of(params)
         personal = require_patterns(self.personal, names, "sharing.personal")
         frozen = require_patterns(self.frozen, names, "sharing.frozen")
@@ -206,12 +206,12 @@ class Sharing:
             raise ValueError(f"A parameter is personal or frozen, not both: {', '.join(both)}. Remove it from one.")
         if len(personal | frozen) == len(names):
             raise ValueError(
-                f"`sharing` leaves nothing to share: of {', '.join(names)}, all are personal or frozen. Share some, or "
+                f"All parameters are personal or frozen: {', '.join(names)}. Share some, or "
                 "use `local_only(...)` for clients that train alone."
             )
 
     def describe(self) -> str:
-        """State the division in words; "" where everything is shared."""
+        """Describe the division; "" if everything is shared."""
         listed = lambda patterns: ", ".join(f"`{pattern}`" for pattern in patterns)
         said = [f"{listed(self.personal)} personal"] if self.personal else []
         return " and ".join([*said, *([f"{listed(self.frozen)} frozen"] if self.frozen else [])])
@@ -220,7 +220,7 @@ class Sharing:
 def over(task: Task, base: Params) -> Task:
     """Return the task as a function of the other parameters, with the frozen ones (`base`) held at their values.
 
-    Autodiff then never computes a gradient of a frozen parameter. Without any, this is the task itself.
+    Autodiff then never computes a gradient of a frozen parameter. If none is frozen, the task is returned unchanged.
 
     >>> import personax as px
     >>> task = px.classification(px.mlp((4,), 3))
@@ -241,7 +241,7 @@ def over(task: Task, base: Params) -> Task:
 
 
 def statistics_at(statistics: StatisticsFn | None, base: Params) -> StatisticsFn | None:
-    """Return the statistics as a function of a part of the model, where the other parameters are those of `base`."""
+    """Return the statistics as a function of a part of the model; the other parameters come from `base`."""
     if statistics is None:
         return None
     return lambda part, batch: like(statistics(join(part, base), batch), part)

@@ -17,7 +17,7 @@ from personax.values.notebook import html_table, settings
 
 @value
 class Algorithm:
-    """An objective, the local training that minimizes it, the server that applies the updates, and what is shared.
+    """An objective, the local training that minimizes it, the server that applies updates, and the model's division.
 
     By default all parameters are shared.
 
@@ -42,7 +42,7 @@ class Algorithm:
         return Divided(self.objective, self.sharing)
 
     def require_model(self, params: Params) -> None:
-        """Raise unless the parameters that this algorithm names are those of a model, and can be used in this way."""
+        """Raise unless the model has the parameters that this algorithm names, and they can be used in this way."""
         if self.sharing.divides:
             self.divided.require_division(params)
         if self.local.phases:
@@ -50,7 +50,7 @@ class Algorithm:
             self.divided.require_phases(params)
 
     def init_server(self, params: Params) -> ServerState:
-        """Return the server's state before the first update, of a whole model."""
+        """Return the server's initial state, given a whole model."""
         extra = jax.eval_shape(self.divided.first_extra, params)
         return self.server.init(self.objective, self.sharing.shared(params), extra)
 

@@ -97,7 +97,7 @@ def aruba(
 def local_only(
     *, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
-    """Local training: each client trains alone, and the server only determines when. A baseline, not from a paper.
+    """Local training: each client trains alone; the server only decides when. A baseline, not from a paper.
 
     >>> import personax as px
     >>> px.local_only(lr=0.1, num_epochs=1).objective

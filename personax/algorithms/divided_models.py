@@ -43,7 +43,7 @@ def fedper(
 
 
 @RECIPES.register(
-    summary="FedAvg with personal lower layers, whose representations the shared upper layers take",
+    summary="FedAvg with personal lower layers below shared upper layers",
     source="Liang 2020, Algorithm 1",
     citations=("liang2020",),
 )
@@ -57,8 +57,8 @@ def lg_fedavg(
     """LG-FedAvg: Liang 2020, Algorithm 1. The steps are those of `fedper`; `personal` names the lower layers.
 
     Departures from the paper: all clients start at the same model (their code starts from one that FedAvg trained); no
-    auxiliary losses on the representations. A newcomer trains lower layers of its own with the upper ones fixed, where
-    the paper averages the predictions of all clients' models.
+    auxiliary losses on the representations. A newcomer trains its own lower layers with the upper ones fixed; the paper
+    averages the predictions of all clients' models.
 
     >>> import personax as px
     >>> px.lg_fedavg(personal="dense_0", lr=0.1, num_steps=5).objective
@@ -68,7 +68,7 @@ def lg_fedavg(
 
 
 @RECIPES.register(
-    summary="A shared body below personal heads, where a visit trains first the head, then the body",
+    summary="A shared body with personal heads; a visit trains first the head, then the body",
     source="Collins 2021, Algorithm 1",
     citations=("collins2021",),
 )
@@ -89,8 +89,8 @@ def fedrep(
 
     eta_v is `personal_lr`, by default `lr`. The server averages w.
 
-    Departures from the paper: the mean is uniform, as in its Algorithm 1; the paper's representation is initialized by
-    the method of moments in the linear case, here as the model is.
+    Departures from the paper: the mean is uniform, as in its Algorithm 1; in the linear case the paper initializes the
+    representation by the method of moments, and here the model's own initialization is used.
 
     >>> import personax as px
     >>> [phase.trains for phase in px.fedrep(personal="head", lr=0.1, num_personal_steps=9, num_steps=1).local.phases]
@@ -161,10 +161,10 @@ def fedsim(
 def fedbabu(
     *, head: Patterns, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
-    """FedBABU: Oh 2022, Algorithm 1. The head stays at its random start while FedAvg trains the body.
+    """FedBABU: Oh 2022, Algorithm 1. The head keeps its random initial values while FedAvg trains the body.
 
     Its personal models are fine-tuned after training: score `Scoring("adapted", ..., tunes="*")`, or `tunes="dense_1"`
-    for the head alone. The steps of a scoring without `tunes` move what was trained, the body.
+    for the head alone. Without `tunes`, the steps of a scoring change the trained part, which is the body.
 
     Departures from the paper: the mean is uniform, not by samples, unless the server has `weighting="samples"`.
 
@@ -192,8 +192,8 @@ def fedbn(
     `norm` names the normalization layers: scale, bias and running statistics. The default selects every name with
     "norm" or "Norm" in it.
 
-    Departures from the paper: not all clients train in each round, but the cohort of the schedule; a newcomer trains
-    normalization of its own, where the paper averages that of all clients.
+    Departures from the paper: only the cohort of the schedule trains in each round, not all clients; a newcomer trains
+    its own normalization, and the paper averages that of all clients.
 
     >>> import personax as px
     >>> px.fedbn(lr=0.1, num_steps=5).sharing
@@ -219,8 +219,8 @@ def fedsa_lora(
 
     Departures from the paper: the mean over the cohort is uniform, unless the server has `weighting="samples"`. In the
     paper's experiments the output layer is trained, too, and stays with its client: `personal=("lora.*.b",
-    "base.output")` and `frozen=("base", "!base.output")`. Its text was not at hand; the division into a shared A and a
-    personal B is that of its abstract and its figure 1, the output layer that of its configurations.
+    "base.output")` and `frozen=("base", "!base.output")`. The full text was not available: the division into a shared A
+    and a personal B follows its abstract and its figure 1, and the output layer follows its configurations.
 
     >>> fedsa_lora(lr=0.1, num_steps=5).sharing
     Sharing(personal=('lora.*.b',), frozen=('base',))
@@ -249,10 +249,10 @@ def feddpa(
     length of the second part, and of the first unless it has `num_personal_steps`.
 
     Departures from the paper: it trains the shared adapter alone and mixes for the personal one; here both are trained
-    as parts of the mixture, an option of the published code. The weight at inference is `mix` for every sample, where
-    the paper computes one from the similarity of a sample to those of the client. The first round has both parts, and
-    the mean over the cohort is uniform unless the server has `weighting="samples"`. Its text was not at hand; the order
-    of the parts and the weights are those of the published code.
+    as parts of the mixture, an option of the published code. The weight at inference is `mix` for every sample; the
+    paper computes one from the similarity of a sample to those of the client. The first round has both parts, and the
+    mean over the cohort is uniform unless the server has `weighting="samples"`. The full text was not available: the
+    order of the parts and the weights follow the published code.
 
     >>> feddpa(lr=0.1, num_steps=5).local.phases
     (Phase(trains=('local',), num_steps=5), Phase(trains=('global',), num_steps=5))
@@ -266,7 +266,7 @@ def feddpa(
 
 
 def _alternating(own: Phase, lr: StepSize | float, server: Server, local: LocalOptions) -> Algorithm:
-    """Train the personal part, then the shared one, whose number of steps the local options have."""
+    """Train the personal part, then the shared one, whose number of steps is in the local options."""
     personal = as_patterns(own.trains, "personal")
     if "phases" in local:
         raise ValueError("The phases of this recipe are its own. Leave out `phases`.")

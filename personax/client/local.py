@@ -27,10 +27,10 @@ from personax.values import Static, require, require_count, require_one_of, requ
 
 @value
 class Phase:
-    """A part of a visit, in which only some of the parameters move.
+    """A part of a visit in which only some of the parameters are trained.
 
     Args:
-        trains: patterns of the parameters that move, see `Sharing`. The others wait.
+        trains: patterns of the parameters that are trained, see `Sharing`. The others do not change.
         num_steps: the number of steps. Give either this or `num_epochs`.
         num_epochs: the number of passes over the client's data.
         lr: the step size; by default that of `Local`.
@@ -143,7 +143,7 @@ class Local:
         return stages
 
     def require_parts(self, params: Params) -> None:
-        """Raise unless each phase names parameters of a model, of those that are trained."""
+        """Raise unless each phase names trained parameters of the model."""
         for number, phase in enumerate(self.phases):
             require_patterns(phase.trains, names_of(params), f"phases.{number}.trains")
 
@@ -180,7 +180,7 @@ class Stage(NamedTuple):
     longest: int
 
     def part(self, tree: PyTree) -> PyTree:
-        """Return the part of a tree that moves: all, unless a phase names some."""
+        """Return the part of a tree that is trained: all of it, unless the phase names a part."""
         return only(tree, self.trains) if self.trains else tree
 
 
@@ -225,7 +225,7 @@ class Start(NamedTuple):
     shared: Shared
     personal: Personal
     round: Scalar  # the server's version
-    frozen: Params = None  # the parameters that nobody trains
+    frozen: Params = None  # the parameters that are not trained
 
 
 class _Carry(NamedTuple):
@@ -315,7 +315,7 @@ def local_update(
 def _take_steps(
     course: _Course, begin: _Carry, at: tuple[Array, PyTree], is_recorded: bool
 ) -> tuple[tuple[Params, Memory, Scalar], PyTree]:
-    """Take one step for each entry of `at`, with a fresh optimizer state, along the part that moves in this phase.
+    """Take one step for each entry of `at`, with a fresh optimizer state, along the part that this phase trains.
 
     Return the model, the memory and the sum of the step sizes; and, if they are recorded, the iterate and the memory
     after each step.
@@ -324,8 +324,8 @@ def _take_steps(
     start, descends, batch = begin.iterate, course.descends, course.outer_batch(at)
     fixed = statistics_of(task, start, batch)
     part = lambda tree: without_statistics(stage.part(tree), fixed)
-    # What does not move is a constant of the loss, so that no gradient of it is computed. Other objectives than the
-    # plain loss need the whole model; XLA removes the gradients that no step uses.
+    # The other parameters are constants of the loss, so their gradients are never computed. Objectives other than the
+    # plain loss need the whole model; XLA removes unused gradients.
     along_part = (lambda w, batch: task.loss(join(w, start), batch)) if stage.trains else task.loss
     moving = stage.part(start) if descends else start
     here = along(along_part, moving, batch, len(at[0]), is_recorded or not descends or fixed is not None)

@@ -92,7 +92,7 @@ def _refuse_state(kinds: set[str]) -> None:
 
 
 def _counted(weight: Array, x: Array) -> Array:
-    """The mask of the rows that count, for `x` as a layer sees it; all of them where none does."""
+    """Return the mask of the rows without filler, shaped for the input `x` of a layer; all rows if all are filler."""
     if x.shape[0] != len(weight):
         raise ValueError(
             f"Batch normalization must see the batch as its leading axis, got {x.shape} for a batch of {len(weight)}. "
@@ -123,7 +123,7 @@ def _from_linen(module: Any) -> Model:
             return variables.get("params", {})
         if not accepted:
             raise ValueError(
-                f"{type(module).__name__} has batch normalization, and its `__call__` takes none of "
+                f"{type(module).__name__} has batch normalization, but its `__call__` takes none of "
                 f"{', '.join(_MODES)}. Give it the argument `train`: `linen.BatchNorm(use_running_average=not train)`."
             )
         return {"params": variables.get("params", {}), "batch_stats": variables["batch_stats"]}
@@ -205,7 +205,7 @@ _WEIGHT: ContextVar[Array] = ContextVar("weight")  # of the batch that an nnx mo
 
 @functools.cache
 def _excluding_filler(kind: type) -> type:
-    """A class of batch normalizations that sees the rows that count: nnx has no hook for the arguments of a layer."""
+    """Make a subclass of a batch normalization that ignores filler rows: nnx has no hook for a layer's arguments."""
 
     def call(self: Any, x: Array, *args: Any, mask: Array | None = None, **options: Any) -> Array:
         counted = _counted(_WEIGHT.get(), x)
@@ -215,7 +215,7 @@ def _excluding_filler(kind: type) -> type:
 
 
 def _spread(part: dict, tree: dict) -> dict:
-    """A part of nested dicts as a tree like the whole, with None where it has nothing."""
+    """Return a part of nested dicts in the structure of the whole, with None for missing entries."""
     spread = lambda name, leaf: _spread(part.get(name, {}), leaf) if isinstance(leaf, dict) else part.get(name)
     return {name: spread(name, leaf) for name, leaf in tree.items()}
 
@@ -251,7 +251,7 @@ def _from_equinox(make: Callable[[Array], Any]) -> Model:
 
     def train(params: Params, x: Array, weight: Array, key: Array) -> tuple[Array, Params]:
         module = eqx.nn.inference_mode(eqx.combine(params, static), False)
-        # Folding in the row number keeps an example's mask the same however many rows the batch has.
+        # Folding in the row number makes an example's mask independent of the size of the batch.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(x.shape[0])) if takes_key else None
         if stateful is not None:
             outputs, new = stateful.run(module, x, weight, keys)

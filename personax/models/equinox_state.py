@@ -59,7 +59,7 @@ class Stateful:
 
 
 def _placed(module: Any, state: eqx.nn.State) -> Any:
-    """Put the values of a state into a module's indices, as floats."""
+    """Store the values of a state in the indices of a module, as floats."""
 
     def value(leaf: Any) -> Any:
         if not _is_index(leaf):

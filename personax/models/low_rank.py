@@ -112,7 +112,7 @@ def _adapted(model: Model, rank: int, on: tuple[str, ...], adapters: tuple[tuple
 
 
 def _named(function: Callable[..., Any], base: Params) -> Callable[..., Any]:
-    """A function of the base as a function of its leaves by name."""
+    """Convert a function of the base to a function of its leaves by name."""
     structure, names = jax.tree.structure(base), list(_by_name(base))
     return lambda leaves, *given: function(jax.tree.unflatten(structure, [leaves[name] for name in names]), *given)
 

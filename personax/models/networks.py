@@ -22,7 +22,7 @@ from personax.typing import Model, Params
 from personax.values import MODELS, require, require_count, require_one_of, require_positive
 
 Activation = Callable[[Array], Array]
-Norm = Callable[[int, Array], Array]  # the normalization of this number
+Norm = Callable[[int, Array], Array]  # the normalization with this number
 
 
 @jax.custom_jvp
@@ -265,7 +265,7 @@ def _cnn(
 def _model(
     init: Callable[[Array, Array], Params], forward: Callable[[Params, Array, Array | None, Norm], Array], norms: bool
 ) -> Model:
-    """A network, given as a function of its normalizations, with or without them."""
+    """Make a network from a function of its normalizations, with or without them."""
     if not norms:
         return Model(init, lambda params, x, key=None: forward(params, x, key, _no_norm))
 
@@ -292,7 +292,7 @@ def _no_norm(index: int, x: Array) -> Array:
 
 
 def _with_norms(layers: Params, sizes: Sequence[int]) -> Params:
-    """Layers with a normalization after each but the last, in place of its bias."""
+    """Return layers with a normalization instead of a bias, except for the last layer."""
     *hidden, last = layers
     kernels = {name: {"kernel": layers[name]["kernel"]} for name in hidden}
     norms = {f"norm_{i}": init_batch_norm(size) for i, size in enumerate(sizes)}

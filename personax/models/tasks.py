@@ -86,8 +86,8 @@ def _rematerialized(task: Task, slice_size: int) -> Task:
             return task.loss(params, batch)
         if statistics_of(task, params, batch) is not None:
             raise ValueError(
-                "`rematerialize` takes the loss of a batch as the mean over its slices. With batch normalization the "
-                f"loss of {len(batch.weight)} examples is another. Use layer or group normalization, or no slices."
+                "`rematerialize` computes the mean loss of slices, which with batch normalization is not the loss of "
+                f"the batch of {len(batch.weight)} examples. Use layer or group normalization, or one slice."
             )
         filler = num * slice_size - len(batch.weight)
         pad = lambda leaf: jnp.pad(leaf, ((0, filler),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")

@@ -22,8 +22,8 @@ class Ditto:
         w_i <- w_i - eta grad f_i(w_i)
         v   <- v   - eta (grad f_i(v) + strength (v - w^t))
 
-    v stays with the client and never influences w. `local_lr` gives v a step size of its own; by default it is eta_t. v
-    starts at the initial model, and a client that is not selected keeps it.
+    v stays with the client and never influences w. `local_lr` is the step size of v; by default it is eta_t. v starts
+    at the initial model, and a client that is not selected keeps it.
 
     Departures from the paper: v takes as many steps as w (the paper's s is free), on the same batches, as in the
     authors' code, and plain gradient steps whatever optimizer or clipping `Local` gives w. `strength` is the same for
@@ -55,7 +55,7 @@ class Ditto:
 
     def __post_init__(self) -> None:
         require_nonnegative("strength", self.strength, "With 0 the personal model is that of `local_only(...)`.")
-        require_positive("local_lr", self.local_lr, "For the step size of `Local` leave it out.")
+        require_positive("local_lr", self.local_lr, "To use the step size of `Local`, leave it out.")
 
     def init_personal(self, params: Params) -> Personal:
         return params

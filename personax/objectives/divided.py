@@ -12,28 +12,28 @@ from personax.values import value
 
 
 class Own(NamedTuple):
-    """A client's state where a part of the model is personal: that part, and what the objective keeps beside it."""
+    """The state of a client with a personal part of the model: that part, and the state of the objective."""
 
     part: Params
     state: Personal
 
 
 def split(personal: Personal) -> tuple[Params, Personal]:
-    """Return the personal part of the model (None if there is none) and what the objective keeps."""
+    """Return the personal part of the model (None if there is none) and the state of the objective."""
     return tuple(personal) if isinstance(personal, Own) else (None, personal)
 
 
 def with_part(part: Params, state: Personal) -> Personal:
-    """Return the client's state that `split` takes apart."""
+    """Return the client's state with a personal part, the inverse of `split`."""
     return state if part is None else Own(part, state)
 
 
 @value
 class Divided:
-    """An objective over the trained part of a model, where each client has the personal part to itself.
+    """An objective on the trained part of a model; the personal part stays with its client.
 
-    The methods are those of `Objective` that see the client's state or its models. `params` is always a whole model:
-    the shared part, the frozen part, and the start of the personal part, which a newcomer has.
+    Its methods are those of `Objective` that depend on the client's state or models. `params` is always a whole model:
+    the shared part, the frozen part, and the initial personal part, with which newcomers begin.
     """
 
     objective: Objective
@@ -49,7 +49,7 @@ class Divided:
         return self.objective.init_shared(self.sharing.shared(params))
 
     def first_extra(self, params: Params) -> Extra:
-        """Return an extra upload, for its shapes."""
+        """Return an extra upload of the right shapes."""
         trained = self.sharing.trained(params)
         return first_extra(self.objective, trained, self.objective.init_personal(trained))
 
@@ -58,7 +58,7 @@ class Divided:
         return join(split(personal)[0], params)
 
     def models(self, params: Params, personal: Personal) -> dict[str, Params]:
-        """Return the models that the client holds. Without its personal part the shared one is no model of a client."""
+        """Return the models that the client holds. If a part is personal, the shared part alone is not among them."""
         whole = self.whole(params, personal)
         found = self.objective.models(self.sharing.trained(whole), split(personal)[1])
         named = {name: join(model, whole) for name, model in found.items()}
@@ -80,8 +80,8 @@ class Divided:
         """Compute the client's model from any shared part with fresh batches.
 
         The personal part takes a gradient step of size `lr` per batch while the shared part stays fixed. An objective
-        with a personal model of its own (the adapted model of `Meta`, theta of `Moreau`) then computes it from there,
-        on the same batches.
+        with its own personal model (the adapted model of `Meta`, theta of `Moreau`) then computes it from there, on the
+        same batches.
         """
         whole, of_whole = self.whole(params, personal), lambda part, batch: loss(join(part, whole), batch)
         if self.sharing.personal:
@@ -96,17 +96,17 @@ class Divided:
         return join(made, whole)
 
     def default_scoring(self) -> dict[str, Any]:
-        """Score the objective's model, or the client's own where a part of it is personal."""
+        """Score the objective's model, or the client's own model if a part of it is personal."""
         scoring = self.objective.default_scoring()
         return {"model": "personal"} if self.sharing.personal and scoring["model"] == "global" else scoring
 
     def newcomer_model(self, scored: str) -> str | None:
-        """Let a newcomer train its personal part, from the common start, before it has any model."""
+        """Let a newcomer first train its personal part from the common initial values."""
         made = self.objective.newcomer_model(scored)
         return "recomputed" if self.sharing.personal and made is not None else made
 
     def require_division(self, params: Params) -> None:
-        """Raise, with the reason, unless this objective can be trained on a model divided in this way."""
+        """Raise an error with the reason if this objective does not support this division of the model."""
         self.sharing.require_division(params)
         personal = names_of(self.sharing.own(params))
         if not personal:
@@ -115,8 +115,8 @@ class Divided:
         objective = self.objective
         if depends_on(self.uploads, shapes, self.sharing.own(shapes)):
             raise ValueError(
-                f"{objective} uploads numbers for every parameter that a client trains, also for the personal "
-                f"{listed}, which must not leave it. Share these parameters, or use another objective."
+                f"{objective} uploads values for every trained parameter, including the personal {listed}, which must "
+                "not leave its client. Share these parameters, or use another objective."
             )
         keeps_models = len(jax.eval_shape(lambda w: objective.models(w, objective.init_personal(w)), shapes)) > 1
         if (
@@ -125,21 +125,21 @@ class Divided:
             and depends_on(objective.init_personal, shapes, self.sharing.own(shapes))
         ):
             raise ValueError(
-                f"{objective} already keeps a personal copy of every parameter, so that a personal {listed} would be "
-                "a second one. Leave `sharing.personal` out, or use another objective."
+                f"{objective} already keeps a personal copy of every parameter, so a personal {listed} would be a "
+                "second one. Leave out `sharing.personal`, or use another objective."
             )
 
     def require_phases(self, params: Params) -> None:
-        """Raise, with the reason, unless the objective can be trained in phases that move a part of the model each."""
+        """Raise an error with the reason if this objective does not support phases that train parts of the model."""
         trained = self.sharing.trained(jax.eval_shape(lambda w: w, params))
         if depends_on(self.uploads, trained, trained):
             raise ValueError(
-                f"{self.objective} uploads numbers for every parameter, which assume that each step moves all of them. "
-                "Leave `phases` out, or use another objective."
+                f"{self.objective} uploads values for every parameter and requires that each step trains all of them. "
+                "Leave out `phases`, or use another objective."
             )
 
     def uploads(self, trained: Params) -> tuple[Shared, Extra]:
-        """Return what travels besides the model and its delta, for its shapes."""
+        """Return the initial shared state and an extra upload, which are sent besides the model and its delta."""
         own = self.objective.init_personal(trained)
         return self.objective.init_shared(trained), first_extra(self.objective, trained, own)
 

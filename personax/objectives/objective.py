@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 Answer = TypeVar("Answer", covariant=True)
-Memory = PyTree  # what an objective carries from step to step within a visit
+Memory = PyTree  # state of an objective from step to step within a visit
 
 
 class Visit(NamedTuple):
@@ -190,12 +190,12 @@ def require_objective(given: Any) -> None:
 
 
 def require_one_model(given: Objective, statistics: Params | None) -> None:
-    """Raise an error if the model has statistics and a step of this objective uses several models."""
+    """Raise an error if the model has statistics and this objective computes gradients at several models."""
     if statistics is not None and not given.is_at_iterate:
         raise ValueError(
-            f"{given} computes gradients at other models than the one that it trains, and the statistics of batch "
-            "normalization would be those of several models. Use layer or group normalization, or an objective that "
-            "`is_at_iterate`, such as that of `fedavg(...)` or `fedprox(...)`."
+            f"{given} computes gradients at several models, which would mix their batch normalization statistics. "
+            "Use layer or group normalization, or an algorithm that computes them at one model, such as `fedavg(...)` "
+            "or `fedprox(...)`."
         )
 
 
@@ -230,7 +230,7 @@ def newcomer_personalizes(self: Any, scored: str) -> str | None:
 
 
 def one_gradient(self: Any) -> int:
-    """Count one gradient per local step.
+    """Return 1: one gradient per local step.
 
     >>> import personax as px
     >>> px.objective.one_gradient(px.Erm())
@@ -240,7 +240,7 @@ def one_gradient(self: Any) -> int:
 
 
 def no_single_function(self: Any) -> None:
-    """State that the clients do not minimize one function together.
+    """Return None: the clients do not minimize one function together.
 
     >>> import personax as px
     >>> px.objective.no_single_function(px.LocalOnly()) is None
@@ -250,7 +250,7 @@ def no_single_function(self: Any) -> None:
 
 
 def no_theorem(self: Any, theorems: Theorems[Answer]) -> Answer:
-    """State that no theorem of the papers applies.
+    """Return the case in which no theorem of the papers applies.
 
     >>> import personax as px
     >>> class NoName:
@@ -262,7 +262,7 @@ def no_theorem(self: Any, theorems: Theorems[Answer]) -> Answer:
 
 
 def no_number(self: Any, personal: Personal) -> None:
-    """Show no personal number.
+    """Return None: reports show no personal number.
 
     >>> import personax as px
     >>> px.objective.no_number(px.Erm(), ()) is None
@@ -272,7 +272,7 @@ def no_number(self: Any, personal: Personal) -> None:
 
 
 def no_citations(self: Any) -> tuple[str, ...]:
-    """Cite nothing besides the recipe's papers.
+    """Return no citations besides those of the recipe.
 
     >>> import personax as px
     >>> px.objective.no_citations(px.Erm())

@@ -109,5 +109,5 @@ def test_phases_name_parameters_and_suit_the_objective():
     )
     with pytest.raises(ValueError, match="'head', which matches no parameter"):
         run(px.Erm(), "head")
-    with pytest.raises(ValueError, match="assume that each step moves all of them"):
+    with pytest.raises(ValueError, match="requires that each step trains all of them"):
         run(px.Scaffold(), "dense_1")

@@ -153,7 +153,7 @@ SEVERAL_MODELS = {
 @pytest.mark.parametrize("name", SEVERAL_MODELS)
 @pytest.mark.parametrize("network", ["own", "linen"])
 def test_objectives_with_gradients_at_several_models_are_refused(name, network):
-    with pytest.raises(ValueError, match=r"computes gradients at other models .* Use layer or group normalization"):
+    with pytest.raises(ValueError, match=r"computes gradients at several models.* Use layer or group normalization"):
         train(SEVERAL_MODELS[name], px.classification(NETWORKS[network]))
     train(SEVERAL_MODELS[name], px.classification(px.mlp((4,), 3)))
 

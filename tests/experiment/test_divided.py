@@ -93,7 +93,7 @@ def test_defaults_score_the_clients_own_model():
     [
         ({"recipe": "fedper", "personal": "head"}, "'head', which matches no parameter. Use the names dense_0.bias"),
         ({"recipe": "fedper", "personal": "dense_1", "sharing": {}}, "divides the model itself"),
-        ({"recipe": "scaffold", "sharing": {"personal": "dense_1"}}, "uploads numbers for every parameter"),
+        ({"recipe": "scaffold", "sharing": {"personal": "dense_1"}}, "uploads values for every trained parameter"),
         (
             {"recipe": "fedper", "personal": "dense_1", "scores": {"A": {"model": "global"}}},
             "so the shared part alone is not a complete model",

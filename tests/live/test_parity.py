@@ -75,7 +75,7 @@ def test_statistics_travel_or_stay_like_the_other_parameters(name, num_personal,
 
 
 def test_statistics_of_several_models_are_not_served():
-    with pytest.raises(ValueError, match="computes gradients at other models than the one that it trains"):
+    with pytest.raises(ValueError, match="computes gradients at several models"):
         recipe("PersA-FL-ME", model=NORMALIZED)
 
 

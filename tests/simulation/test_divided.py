@@ -141,8 +141,8 @@ def test_one_client_with_a_personal_head_is_plain_training():
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (px.Scaffold(), "uploads numbers for every parameter that a client trains, also for the personal dense_1.bias"),
-        (px.Aruba(), "uploads numbers for every parameter that a client trains"),
+        (px.Scaffold(), "uploads values for every trained parameter, including the personal dense_1.bias"),
+        (px.Aruba(), "uploads values for every trained parameter"),
         (px.Ditto(1.0), "already keeps a personal copy of every parameter"),
         (px.Mixture(0.5), "already keeps a personal copy of every parameter"),
         (px.LocalOnly(), "already keeps a personal copy of every parameter"),
