@@ -24,6 +24,7 @@ __all__ = [
     "fingerprint",
     "join",
     "like",
+    "listed",
     "names_of",
     "only",
     "over",
@@ -154,6 +155,8 @@ class Sharing:
         personal: parameters that each client trains and keeps. They never leave it. (This is not a privacy guarantee:
             the shared parameters are trained with them, so uploads depend on them.)
         frozen: parameters that keep their initial values, the same for all clients. They are never uploaded.
+        tuned: frozen parameters that the steps of an `"adapted"` model move as well, after training, such as FedBABU's
+            head. Until then the shared model is not complete.
 
     Each is a pattern over the names of the parameters, or several (see `names_of`): `"dense_1"` selects everything
     below that name, `"*.bias"` all biases, and `("*", "!dense_0")` everything except `dense_0`.
@@ -164,10 +167,16 @@ class Sharing:
 
     personal: Static[Patterns] = ()
     frozen: Static[Patterns] = ()
+    tuned: Static[Patterns] = ()
 
     def __post_init__(self) -> None:
-        for field in ("personal", "frozen"):
+        for field in ("personal", "frozen", "tuned"):
             object.__setattr__(self, field, as_patterns(getattr(self, field), field))
+        if self.personal and self.tuned:
+            raise ValueError(
+                f"`tuned` parameters ({listed(self.tuned)}) cannot be combined with personal ones. Make them personal, "
+                "too."
+            )
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -177,9 +186,18 @@ class Sharing:
         """True unless everything is shared."""
         return bool(self.personal or self.frozen)
 
+    @property
+    def is_completed_by_clients(self) -> bool:
+        """True if a new client must train a part of the model before it has a complete one."""
+        return bool(self.personal or self.tuned)
+
     def trained(self, params: Params) -> Params:
         """Return the part that clients train: the shared and the personal parameters."""
         return without(params, self.frozen)
+
+    def adapted(self, params: Params) -> Params:
+        """Return the part that the steps of an adapted model move: what clients train, and the tuned parameters."""
+        return join(self.trained(params), only(params, self.tuned)) if self.tuned else self.trained(params)
 
     def shared(self, params: Params) -> Params:
         """Return the part that is sent and that the server averages."""
@@ -202,6 +220,9 @@ class Sharing:
         names = names_of(params)
         personal = require_patterns(self.personal, names, "sharing.personal")
         frozen = require_patterns(self.frozen, names, "sharing.frozen")
+        tuned = require_patterns(self.tuned, names, "sharing.tuned")
+        if trained := [name for name in names if name in tuned - frozen]:
+            raise ValueError(f"`sharing.tuned` has {', '.join(trained)}, not frozen. Freeze them, or leave them out.")
         if both := [name for name in names if name in personal & frozen]:
             raise ValueError(f"A parameter is personal or frozen, not both: {', '.join(both)}. Remove it from one.")
         if len(personal | frozen) == len(names):
@@ -212,9 +233,17 @@ class Sharing:
 
     def describe(self) -> str:
         """Describe the division; "" if everything is shared."""
-        listed = lambda patterns: ", ".join(f"`{pattern}`" for pattern in patterns)
         said = [f"{listed(self.personal)} personal"] if self.personal else []
         return " and ".join([*said, *([f"{listed(self.frozen)} frozen"] if self.frozen else [])])
+
+
+def listed(patterns: Patterns) -> str:
+    """Return the patterns in words.
+
+    >>> listed(("dense_1", "*.bias"))
+    '`dense_1`, `*.bias`'
+    """
+    return ", ".join(f"`{pattern}`" for pattern in patterns)
 
 
 def over(task: Task, base: Params) -> Task:

@@ -68,11 +68,22 @@ def test_only_strings_select(given):
         (px.Sharing("dense_1", "*.bias"), "personal or frozen, not both: dense_1.bias"),
         (px.Sharing("dense_0", "dense_1"), "All parameters are personal or frozen"),
         (px.Sharing("*"), "All parameters are personal or frozen"),
+        (px.Sharing(frozen="dense_1", tuned="*.bias"), "`sharing.tuned` has dense_0.bias, not frozen"),
     ],
 )
 def test_a_division_that_cannot_be_trained_is_refused(sharing, message):
     with pytest.raises(ValueError, match=message):
         sharing.require_division(PARAMS)
+
+
+def test_a_personal_part_needs_no_tuning():
+    with pytest.raises(ValueError, match=r"`tuned` parameters \(`b`\) cannot be combined with personal ones"):
+        px.Sharing("a", frozen="b", tuned="b")
+
+
+def test_adaptation_moves_what_is_trained_or_tuned():
+    of = lambda tuned: names_of(px.Sharing(frozen="dense_1", tuned=tuned).adapted(PARAMS))
+    assert of(()) == NAMES[:2] and of("dense_1.bias") == NAMES[:3] and of("dense_1") == NAMES
 
 
 def test_a_task_over_a_base_has_the_gradient_of_the_others_alone():

@@ -1,6 +1,7 @@
 """An algorithm: one value on each axis."""
 
 from dataclasses import fields
+from typing import Any
 
 import jax
 
@@ -48,6 +49,14 @@ class Algorithm:
         if self.local.phases:
             self.local.require_parts(self.sharing.trained(params))
             self.divided.require_phases(params)
+
+    def default_scoring(self) -> dict[str, Any]:
+        """Return the fields of `Scoring` by default. Tuning takes as many steps as a visit, of the same size."""
+        scoring = self.divided.default_scoring()
+        if not self.sharing.tuned:
+            return scoring
+        num_steps, lr = self.local.usual_steps()
+        return {**scoring, "num_steps": num_steps, "lr": lr}
 
     def init_server(self, params: Params) -> ServerState:
         """Return the server's initial state, given a whole model."""

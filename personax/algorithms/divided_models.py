@@ -163,16 +163,16 @@ def fedbabu(
 ) -> Algorithm:
     """FedBABU: Oh 2022, Algorithm 1. The head keeps its random initial values while FedAvg trains the body.
 
-    Its personal models are fine-tuned after training: score `Scoring("adapted", ..., tunes="*")`, or `tunes="dense_1"`
-    for the head alone. Without `tunes`, the steps of a scoring change the trained part, which is the body.
+    Its personal models are fine-tuned after training, body and head together: `Scoring("adapted", ...)`, by default
+    with the steps of a visit. For the head alone use `tunes="dense_1"`.
 
     Departures from the paper: the mean is uniform, not by samples, unless the server has `weighting="samples"`.
 
     >>> import personax as px
     >>> px.fedbabu(head="dense_1", lr=0.1, num_steps=5).sharing
-    Sharing(frozen=('dense_1',))
+    Sharing(frozen=('dense_1',), tuned=('dense_1',))
     """
-    return Algorithm(Erm(), Local(lr, **local), server, Sharing(frozen=head))
+    return Algorithm(Erm(), Local(lr, **local), server, Sharing(frozen=head, tuned=head))
 
 
 @RECIPES.register(

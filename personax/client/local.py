@@ -24,6 +24,8 @@ from personax.sharing import Patterns, as_patterns, join, like, names_of, only, 
 from personax.typing import Array, Batch, Batches, Clock, Extra, LossFn, Params, Personal, PyTree, Scalar, Shared, Task
 from personax.values import Static, require, require_count, require_one_of, require_positive, short_repr, value
 
+USUAL_BATCHES = 10  # in an epoch of a client whose data is not known
+
 
 @value
 class Phase:
@@ -119,6 +121,15 @@ class Local:
         per_epoch = -(-count // self.size_of("outer"))
         of = lambda part: part.num_epochs * per_epoch if part.num_steps is None else part.num_steps
         return [of(part) for part in self.phases or (self,)]
+
+    def usual_steps(self, trains: Patterns = ()) -> tuple[int, float]:
+        """Return the number and first size of the steps of the phase that trains these parameters, or of the first one.
+
+        The client's number of samples is not known here: an epoch counts as `USUAL_BATCHES` steps.
+        """
+        stages = self.stages(USUAL_BATCHES * self.size_of("outer"), 1)
+        stage = next((stage for stage in stages if stage.trains == trains), stages[0])
+        return stage.end - stage.first, float(step_size_at(stage.lr, Clock(0, 0, 1)))
 
     def samples_of(self, count: Any) -> Any:
         """Return the number of samples in the outer batches of a visit of a client with `count` samples."""

@@ -80,7 +80,7 @@ def evaluate(
     metrics = {name: np.concatenate([part[name] for part in found], axis=positions.ndim - 1) for name in found[0]}
     num_test = scored.test_counts if scoring.reads_test else scored.counts
     ids, at = scored.ids[positions], (snapshot.num_events, snapshot.time)
-    return Evaluation(scoring, metrics, ids, num_test[positions], scored.counts[positions], *at, algorithm.sharing)
+    return Evaluation(scoring, metrics, ids, num_test[positions], scored.counts[positions], *at, algorithm.divided)
 
 
 def client_models(
@@ -298,7 +298,7 @@ def personalize(
     if not scoring.can_adapt or scoring.adapt_on == "test":
         raise ValueError(
             "`personalize` needs a scoring of an 'adapted' or 'recomputed' model with training data, got "
-            f"{scoring.describe()}"
+            f"{scoring.describe(algorithm.divided)}"
         )
     alone = Federation.from_clients([client_data], ids=[id])
     check_model(task, alone, params)
@@ -341,17 +341,21 @@ def check_scoring(algorithm: Algorithm, params: Params, personal: Personal, scor
 
 
 def _require_trained_part(algorithm: Algorithm, scoring: Scoring) -> None:
-    """Raise an error if a newcomer would be scored with an untrained personal part."""
-    untrained = scoring.model == "adapted" or (scoring.model == "recomputed" and scoring.num_steps == 0)
-    if algorithm.sharing.personal and scoring.clients == "held_out" and untrained:
+    """Raise an error if a newcomer, or a tuned part, would be scored without any training."""
+    sharing = algorithm.sharing
+    how = "recomputed" if sharing.personal else "adapted"
+    trains = (scoring.model == how and scoring.num_steps > 0) or (scoring.model == "localized" and sharing.personal)
+    if sharing.is_completed_by_clients and scoring.clients == "held_out" and not trains:
         raise ValueError(
-            f"A newcomer's {_listed(algorithm.sharing)} is at its initial value and must be trained first. Score a "
-            "'recomputed' model with at least one step."
+            f"A newcomer's {_listed(sharing)} is at its initial value and must be trained first. Score models that are "
+            f"{how!r} with at least one step."
         )
+    if sharing.tuned and scoring.model == "recomputed":
+        raise ValueError(f"A 'recomputed' model has {_listed(sharing)} at its initial value. Score an 'adapted' one.")
 
 
 def _listed(sharing: Sharing) -> str:
-    return ", ".join(sharing.personal)
+    return ", ".join(sharing.personal or sharing.tuned)
 
 
 def is_common(algorithm: Algorithm, scoring: Scoring) -> bool:
@@ -465,7 +469,7 @@ def _adapted(
     batches: Batch = gather(data, *drawn)
     statistics = (task.statistics,) if _updates_statistics(task, params, batches) else ()
     if scoring.model == "adapted" or algorithm is None:
-        moving = whole if algorithm is None else algorithm.sharing.trained(whole)
+        moving = whole if algorithm is None else algorithm.sharing.adapted(whole)
         moving = only(whole, scoring.tunes) if scoring.tunes else moving
         of_moving = lambda part, batch: task.loss(join(part, whole), batch)
         parts = (statistics_at(one, whole) for one in statistics)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from personax.evaluation.scoring import Scoring
-from personax.sharing import Sharing
+from personax.objectives.divided import Divided
 from personax.values import optional_import
 from personax.values.notebook import html_table
 
@@ -105,12 +105,12 @@ class Evaluation:
     num_train_samples: np.ndarray
     num_events: int | np.ndarray
     time: float | np.ndarray
-    sharing: Sharing = Sharing()
+    divided: Divided | None = None  # the scored objective; None in words of whole models
 
     @property
     def words(self) -> str:
         """The scoring in words."""
-        return self.scoring.describe(self.sharing)
+        return self.scoring.describe(self.divided)
 
     def of(self, name: str) -> np.ndarray:
         """Return one metric of each client."""

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from personax.sharing import Patterns, Sharing, as_patterns
+from personax.objectives.divided import Divided
+from personax.sharing import Patterns, Sharing, as_patterns, listed
 from personax.values import Static, require_count, require_nonnegative, require_one_of, value
 
 MODELS = {
@@ -20,6 +21,8 @@ DIVIDED = {  # the same if a part of the model is personal: `whole` is the clien
     "personal": "{whole}",
     "recomputed": "{whole}, after {part} is trained in {rounds}, step size {lr:g}{each}, with the shared part fixed",
 }
+KEPT = "the personal model that the client computed at its last step, from {whole}"  # replaces "personal" above
+THEN = ", and the objective's personal model is then computed from there on the same batches"  # after "recomputed"
 COMPUTED = ("localized", "adapted", "recomputed")  # available for every algorithm; `objective.models` has the others
 
 
@@ -49,7 +52,7 @@ class Scoring:
     `train_...`) or `"both"`. `weighting` is the weighting of the mean over clients.
 
     `tunes` names the parameters that the steps of `"adapted"` change, including frozen ones; by default all trained
-    ones.
+    ones, and those that the algorithm's `sharing` names as `tuned`.
 
     If a part of the model is personal (see `Sharing`), a client's model is the shared part with the client's own part.
     The shared part alone is not a complete model, so there is no `"global"` model. A newcomer's personal part starts at
@@ -116,32 +119,47 @@ class Scoring:
         leaks = self.adapts and self.adapt_on == "test" and self.score_on != "training"
         return "adapted on the scored data" if leaks else ""
 
-    def describe(self, sharing: Sharing = Sharing()) -> str:
-        """Describe the scoring, for a model that is divided in this way."""
+    def describe(self, of: Divided | None = None) -> str:
+        """Describe the scoring of this objective's models; with None, of one whose model is not divided."""
+        sharing = Sharing() if of is None else of.sharing
         count = lambda thing, plural="s": f"{self.num_steps} {thing}{'' if self.num_steps == 1 else plural}"
         each = f", each on {self.batch_size} of its {self.adapt_on} samples" if self.num_steps else ""
-        everything = self.tunes == ("*",)
-        tuned = " of all parameters" if everything else f" of {_listed(self.tunes)} alone" if self.tunes else ""
-        words = {"steps": count("gradient step") + tuned, "rounds": count("batch", "es"), "lr": self.lr, "each": each}
-        words |= _words_of_part(self, sharing)
-        form = DIVIDED[self.model] if sharing.personal and self.model in DIVIDED else MODELS[self.model]
-        model = form.format(**words)
+        steps = count("gradient step") + self._moved(sharing)
+        words = {"steps": steps, "rounds": count("batch", "es"), "lr": self.lr, "each": each}
+        model = self._form(of).format(**words, **_words_of_part(self, sharing))
         if sharing.frozen and not sharing.personal:
-            model += f"; {_listed(sharing.frozen)} as it was at the start" + (" but for these steps" if tuned else "")
+            before = "before these steps, " if self.adapts and self._moves_frozen(sharing) else ""
+            model += f"; {before}{listed(sharing.frozen)} as it was at the start"
         whose = {"all": "all clients", "cohort": "the last cohort", "held_out": "clients held out of training"}
         scored = {"both": "test and training data"}.get(self.score_on, f"{self.score_on} data")
         mean = {"uniform": "averaged equally over clients", "samples": "averaged over clients by their scored samples"}
         flagged = f" NOTE: {self.flag}." if self.flag else ""
         return f"{model}; scored on the {scored} of {whose[self.clients]}, {mean[self.weighting]}.{flagged}"
 
+    def _form(self, of: Divided | None) -> str:
+        """The words for the model, with fields for its numbers."""
+        if of is None or not of.sharing.personal or self.model not in DIVIDED:
+            return MODELS[self.model]
+        if self.model == "personal" and of.objective.kept_model == "latest":
+            return KEPT
+        return DIVIDED[self.model] + (THEN if self.model == "recomputed" and not of.objective.is_at_iterate else "")
 
-def _listed(patterns: Patterns) -> str:
-    return ", ".join(f"`{pattern}`" for pattern in patterns)
+    def _moved(self, sharing: Sharing) -> str:
+        """The words for the parameters that the steps move; "" for all that are trained."""
+        if self.tunes == ("*",) or (not self.tunes and sharing.tuned and sharing.tuned == sharing.frozen):
+            return " of all parameters"
+        if self.tunes:
+            return f" of {listed(self.tunes)} alone"
+        return f" of the trained parameters and {listed(sharing.tuned)}" if sharing.tuned else ""
+
+    def _moves_frozen(self, sharing: Sharing) -> bool:
+        moved = self.tunes or sharing.tuned
+        return moved == ("*",) or not set(moved).isdisjoint(sharing.frozen)
 
 
 def _words_of_part(scoring: Scoring, sharing: Sharing) -> dict[str, str]:
     """The words for a personal part: whose it is, and what becomes of a newcomer's."""
-    part = _listed(sharing.personal)
+    part = listed(sharing.personal)
     if scoring.clients == "held_out":
         whole = f"the shared part with the newcomer's {part}, which starts at the common initial value"
         return {"part": "that", "whole": whole}

@@ -341,7 +341,7 @@ def with_scores(name: str, entry: AlgorithmSection) -> AlgorithmSection:
     """Give an entry its objective's default score if it has none."""
     if entry.scores:
         return entry
-    return dataclasses.replace(entry, scores={name: _algorithm(name, entry).divided.default_scoring()})
+    return dataclasses.replace(entry, scores={name: _algorithm(name, entry).default_scoring()})
 
 
 def implies_scores(name: str, entry: AlgorithmSection) -> bool:

@@ -175,7 +175,7 @@ def _client_model(
     network = make_network(config.model.table, schema.num_outputs)
     title = f"{name} of {record.name}, {client}"
     return TrainedModel(
-        network, params, schema, title, scoring.describe(training.algorithm.sharing).split(";")[0], is_personal=True
+        network, params, schema, title, scoring.describe(training.algorithm.divided).split(";")[0], is_personal=True
     )
 
 

@@ -120,12 +120,12 @@ def personalize_newcomer(
     adapted = personalize(
         training.algorithm, task, params, client.client(0), scoring, shared=shared, key=jax.random.key(seed)
     )
-    sharing, of = training.algorithm.sharing, lambda model: _metrics(task, model, *client.client_test(0))
+    of = lambda model: _metrics(task, model, *client.client_test(0))
     # With a part that nobody trained there is no model before.
-    before, after = {} if sharing.personal else of(params), of(adapted)
+    before, after = {} if training.algorithm.sharing.is_completed_by_clients else of(params), of(adapted)
     sizes = (len(client.x), len(client.client_test(0)[1]))
     about = describe_model(config, schema, algorithm)
-    words = replace(scoring, clients="held_out").describe(sharing)
+    words = replace(scoring, clients="held_out").describe(objective)
     return PersonalModel(adapted, about, algorithm, words, *sizes, before, after)
 
 

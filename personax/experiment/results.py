@@ -36,6 +36,7 @@ from personax.experiment.records import (
 )
 from personax.experiment.summaries import citations_of, headline_of, machine
 from personax.experiment.targets import target_of
+from personax.objectives.divided import Divided
 from personax.typing import Params, Shared
 from personax.values import to_dict
 
@@ -123,13 +124,13 @@ def federation_rows(
     return client_rows(score, seeds, found, [whose.names[int(i)] for i in positions.ravel()], own, diverged)
 
 
-def _evaluation_of(rows: pa.Table, score: ScoreRecord, scoring: Scoring, num_seeds: int) -> Evaluation:
+def _evaluation_of(rows: pa.Table, score: ScoreRecord, scoring: Scoring, of: Divided, num_seeds: int) -> Evaluation:
     """Restore the evaluation from the rows of its clients."""
     own = rows.filter(np.asarray(rows["score"].cast(pa.string())) == score.name)
     column = lambda name: own[name].to_numpy().reshape(num_seeds, -1)
     metrics = {name: column(name).astype(float) for name in score.evaluations[-1].mean}
     counts = (column("num_samples"), column("num_train_samples"))
-    return Evaluation(scoring, metrics, column("client"), *counts, 0, 0.0)
+    return Evaluation(scoring, metrics, column("client"), *counts, 0, 0.0, of)
 
 
 def write_part(folder: Folder, result: AlgorithmResult, provenance: Provenance) -> None:
@@ -160,8 +161,8 @@ def read_part(folder: Folder, training: Training, num_seeds: int) -> Part | None
             raise DamagedPart(f"{place} is damaged: its digest does not match.")
     provenance = Provenance.from_table(table["provenance"])
     clients = pq.read_table(folder.part_clients(training.name))
-    scores = ((score, training.scorings[score.name]) for score in record.scores)
-    found = {score.name: _evaluation_of(clients, score, scoring, num_seeds) for score, scoring in scores}
+    given = lambda score: (clients, score, training.scorings[score.name], training.algorithm.divided, num_seeds)
+    found = {score.name: _evaluation_of(*given(score)) for score in record.scores}
     return Part(AlgorithmResult(record, found, clients), provenance)
 
 

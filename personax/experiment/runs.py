@@ -365,7 +365,7 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
         num_skipped=np.atleast_1d(result.num_skipped).tolist(),
         scores=[
             score_record(
-                score, scoring, session.history[score], curves[score], diverged, classes[score], algorithm.sharing
+                score, scoring, session.history[score], curves[score], diverged, classes[score], algorithm.divided
             )
             for score, scoring in scorings
         ],
@@ -412,11 +412,11 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
     if len(diverged) == len(config.seed_list):
         return None
     run = (training.algorithm, plan.task, plan.federation, result)
-    sharing = training.algorithm.sharing
-    if sharing.personal:  # a newcomer without a step has a part that nobody trained
+    if training.algorithm.sharing.is_completed_by_clients:  # without a step it is not
         steps = sorted({*filter(None, steps), scoring.num_steps})
     curve = adaptation_curve(*run, scoring, steps, key=plan.keys)
-    return adaptation_record(scoring, {num: found.without_seeds(diverged) for num, found in curve.items()}, sharing)
+    kept = {num: found.without_seeds(diverged) for num, found in curve.items()}
+    return adaptation_record(scoring, kept, training.algorithm.divided)
 
 
 def _classes(plan: Study, session: Session, score: str, result: Result) -> ClassesRecord | None:

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from personax.algorithms import Algorithm
-from personax.client.step_sizes import step_size_at
 from personax.data.federation import Federation
 from personax.evaluation.classes import ClassCounts
 from personax.evaluation.scores import Evaluation, best_evaluations, interval
@@ -26,15 +25,13 @@ from personax.experiment.records import (
     ScoreRecord,
 )
 from personax.fast.backends import backend
-from personax.objectives.divided import split
+from personax.objectives.divided import Divided, split
 from personax.schedules import Schedule
-from personax.sharing import Sharing
 from personax.simulation.results import Snapshot
 from personax.simulation.store import Kept
-from personax.typing import Clock, Params
+from personax.typing import Params
 from personax.values import DATASETS, PARTITIONS, RECIPES, imported, to_dict
 
-TYPICAL_BATCHES = 10  # in an epoch of a client whose data is not known
 _STATISTICS = ("mean", "std", "worst_decile", "best_decile")
 
 
@@ -86,11 +83,11 @@ def score_record(
     newcomers: AdaptationRecord | None,
     diverged: Sequence[int] = (),
     classes: ClassesRecord | None = None,
-    sharing: Sharing = Sharing(),
+    of: Divided | None = None,
 ) -> ScoreRecord:
     """Make the record of all evaluations with one scoring, with the best of each metric.
 
-    The best is over the remaining seeds: `diverged` are the positions of the others.
+    The best is over the remaining seeds: `diverged` are the positions of the others. `of` is the scored objective.
     """
     best = {}
     for metric in history[-1].mean:
@@ -100,7 +97,7 @@ def score_record(
         at = best_evaluations(means, metric)
         of_seeds = means[at, np.arange(means.shape[1])]
         best[metric] = BestRecord(interval(of_seeds), [history[position].round for position in at])
-    described = (name, to_dict(scoring), scoring.describe(sharing), scoring.flag)
+    described = (name, to_dict(scoring), scoring.describe(of), scoring.flag)
     return ScoreRecord(*described, history, best, newcomers, classes)
 
 
@@ -112,11 +109,11 @@ def classes_record(counts: ClassCounts, diverged: Sequence[int]) -> ClassesRecor
     return ClassesRecord(num_samples, of_seeds(counts.recall), of_seeds(counts.precision))
 
 
-def adaptation_record(scoring: Scoring, curve: dict[int, Evaluation], sharing: Sharing) -> AdaptationRecord:
+def adaptation_record(scoring: Scoring, curve: dict[int, Evaluation], of: Divided) -> AdaptationRecord:
     """Make the record of newcomers' mean metrics by number of adaptation steps."""
     metrics = next(iter(curve.values())).metrics
     means = {name: [_numbers(found.mean(name)) for found in curve.values()] for name in metrics}
-    return AdaptationRecord(scoring.describe(sharing), list(curve), means)
+    return AdaptationRecord(scoring.describe(of), list(curve), means)
 
 
 def newcomer_scoring(algorithm: Algorithm, scoring: Scoring) -> Scoring | None:
@@ -124,11 +121,10 @@ def newcomer_scoring(algorithm: Algorithm, scoring: Scoring) -> Scoring | None:
     how = algorithm.divided.newcomer_model(scoring.model)
     if how is None or scoring.flag:
         return None
-    num_steps, lr = max(scoring.num_steps, 1), scoring.lr
-    if algorithm.sharing.personal:  # a new part is trained for as long as a visit, at its step size
-        stages = algorithm.local.stages(TYPICAL_BATCHES * algorithm.local.size_of("outer"), 1)
-        own = next((stage for stage in stages if stage.trains == algorithm.sharing.personal), stages[0])
-        num_steps, lr = max(num_steps, own.end - own.first), float(step_size_at(own.lr, Clock(0, 0, 1)))
+    num_steps, lr, sharing = max(scoring.num_steps, 1), scoring.lr, algorithm.sharing
+    if sharing.personal or (sharing.tuned and scoring.model != "adapted"):  # train for as long as a visit
+        usual, lr = algorithm.local.usual_steps(sharing.personal)
+        num_steps = max(num_steps, usual)
     tunes = scoring.tunes if how == "adapted" else ()
     return Scoring(how, num_steps, lr, scoring.batch_size, clients="held_out", tunes=tunes)  # pyright: ignore[reportArgumentType]
 

@@ -250,7 +250,7 @@ def _identity(algorithm: Algorithm) -> tuple:
 
 
 def _describe_scoring(training: Training) -> str:
-    return _scoring(training).describe(training.algorithm.sharing).replace("test data", "validation data")
+    return _scoring(training).describe(training.algorithm.divided).replace("test data", "validation data")
 
 
 def _scoring(training: Training) -> Scoring:

@@ -192,8 +192,11 @@ class Membership:
 
     def _shared_words(self) -> str:
         """The model that `score_shared` scores, in words."""
-        if not self.recipe.algorithm.sharing.personal:
+        sharing = self.recipe.algorithm.sharing
+        if not sharing.is_completed_by_clients:
             return "shared model"
+        if sharing.tuned:
+            return "before fine-tuning"
         return "untrained personal part" if self.holding is None else "before finishing"
 
     def _score_one(self, params: Params) -> dict[str, float]:

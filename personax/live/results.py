@@ -101,7 +101,10 @@ def _algorithm_result(book: Book, lines: list[dict[str, Any]], bytes_up: float, 
         bytes_down=bytes_down,
         num_dropped=[int(book.state.num_dropped)],
         num_skipped=[sum(line.get("outcome") == "refused" for line in lines)],
-        scores=[score_record(name, training.scorings[name], history, None) for name, history in histories.items()],
+        scores=[
+            score_record(name, training.scorings[name], history, None, of=training.algorithm.divided)
+            for name, history in histories.items()
+        ],
         staleness={} if book.is_synchronous else staleness_histogram(lines),
         active=activity_of(_schedule(book, lines)) if ledger.num_events else {},
     )
@@ -185,7 +188,8 @@ def _evaluation(book: Book, name: str, entry: dict[str, Any]) -> Evaluation | No
     ids = np.array([[seats[client].id for client in reporting]])
     events = np.array([entry["events"]])
     own, when = replace(book.recipe.training.scorings[name], clients="all"), np.array([entry["time"]])
-    return Evaluation(own, metrics, ids, counts("samples"), counts("train_samples"), events, when)
+    of = book.recipe.algorithm.divided
+    return Evaluation(own, metrics, ids, counts("samples"), counts("train_samples"), events, when, of)
 
 
 def _record(book: Book, entry: dict[str, Any], found: Evaluation) -> EvaluationRecord:

@@ -93,12 +93,12 @@ def personal_model(
     recipe: Recipe, data: Federation, params: Params, shared: Shared, personal: Personal | None
 ) -> tuple[Params, str]:
     """The client's personal model and a description of its making. A newcomer passes no personal state."""
-    params = join(params, recipe.unshared)
+    params, divided = join(params, recipe.unshared), recipe.algorithm.divided
     scorings = recipe.training.scorings.values()
     chosen = next((p for p in scorings if p.model not in ("global", "localized")), None)
     if chosen is not None and chosen.is_kept and personal is not None:
-        return recipe.algorithm.divided.models(params, personal)[chosen.model], chosen.describe()
-    how = chosen and newcomer_scoring(recipe.algorithm, chosen)
+        return divided.models(params, personal)[chosen.model], chosen.describe(divided)
+    how = newcomer_scoring(recipe.algorithm, next(iter(scorings)) if chosen is None else chosen)
     if how is None:
         lr = recipe.algorithm.local.lr
         how = Scoring("adapted", 5, 0.01 if callable(lr) else float(lr), recipe.algorithm.local.size_of("outer"))
@@ -109,4 +109,5 @@ def personal_model(
         return personalize(recipe.algorithm, recipe.task, params, own, how, **given)
 
     made = jax.jit(adapt)(params, shared, personal)  # one program rather than one per operation
-    return jax.tree.map(np.asarray, made), how.describe()
+    whose = how if personal is None else replace(how, clients="all")
+    return jax.tree.map(np.asarray, made), whose.describe(divided)

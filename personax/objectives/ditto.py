@@ -40,6 +40,7 @@ class Ditto:
     federated = True
     is_plain = False
     is_at_iterate = False
+    kept_model = "trained"
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function

@@ -96,14 +96,19 @@ class Divided:
         return join(made, whole)
 
     def default_scoring(self) -> dict[str, Any]:
-        """Score the objective's model, or the client's own model if a part of it is personal."""
+        """Score the objective's model, or the client's own model if a part of it is personal or tuned."""
         scoring = self.objective.default_scoring()
+        if self.sharing.tuned:
+            return {"model": "adapted"}
         return {"model": "personal"} if self.sharing.personal and scoring["model"] == "global" else scoring
 
     def newcomer_model(self, scored: str) -> str | None:
-        """Let a newcomer first train its personal part from the common initial values."""
+        """Let a newcomer first train the personal or tuned part from the common initial values."""
         made = self.objective.newcomer_model(scored)
-        return "recomputed" if self.sharing.personal and made is not None else made
+        if not self.sharing.is_completed_by_clients:
+            return made
+        able = made or self.objective.newcomer_model("adapted")
+        return able and ("recomputed" if self.sharing.personal else "adapted")
 
     def require_division(self, params: Params) -> None:
         """Raise an error with the reason if this objective does not support this division of the model."""
@@ -118,12 +123,7 @@ class Divided:
                 f"{objective} uploads values for every trained parameter, including the personal {listed}, which must "
                 "not leave its client. Share these parameters, or use another objective."
             )
-        keeps_models = len(jax.eval_shape(lambda w: objective.models(w, objective.init_personal(w)), shapes)) > 1
-        if (
-            keeps_models
-            and objective.tracked() is None
-            and depends_on(objective.init_personal, shapes, self.sharing.own(shapes))
-        ):
+        if objective.kept_model == "trained" and depends_on(objective.init_personal, shapes, self.sharing.own(shapes)):
             raise ValueError(
                 f"{objective} already keeps a personal copy of every parameter, so a personal {listed} would be a "
                 "second one. Leave out `sharing.personal`, or use another objective."
@@ -137,6 +137,15 @@ class Divided:
                 f"{self.objective} uploads values for every parameter and requires that each step trains all of them. "
                 "Leave out `phases`, or use another objective."
             )
+        if depends_on(self.memory, trained, trained):
+            raise ValueError(
+                f"{self.objective} updates values for every parameter at each step, including those that a phase does "
+                "not train. Leave out `phases`, or use another objective."
+            )
+
+    def memory(self, trained: Params) -> Any:
+        """Return what the steps of a visit update beside the iterate, for its shapes."""
+        return self.objective.begin(trained, self.objective.init_personal(trained))[1]
 
     def uploads(self, trained: Params) -> tuple[Shared, Extra]:
         """Return the initial shared state and an extra upload, which are sent besides the model and its delta."""

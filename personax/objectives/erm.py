@@ -29,6 +29,7 @@ class Erm:
     federated = True
     is_plain = True
     is_at_iterate = True
+    kept_model = "none"
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient
@@ -73,6 +74,7 @@ class LocalOnly:
     federated = False
     is_plain = True
     is_at_iterate = True
+    kept_model = "trained"
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient

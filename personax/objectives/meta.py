@@ -61,6 +61,7 @@ class Meta:
     federated = True
     is_plain = False
     is_at_iterate = False
+    kept_model = "none"
     newcomer_model = objective.newcomer_personalizes
     personal_number = objective.no_number
     init_shared = objective.nothing_kept

@@ -44,6 +44,7 @@ class Moreau:
     federated = True
     is_plain = False
     is_at_iterate = False
+    kept_model = "latest"
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     personal_number = objective.no_number

@@ -31,7 +31,7 @@ from personax.typing import (
     Shared,
     StatisticsFn,
 )
-from personax.values import OBJECTIVES
+from personax.values import OBJECTIVES, require_one_of
 
 __all__ = [
     "Objective",
@@ -62,6 +62,7 @@ __all__ = [
 ]
 
 Answer = TypeVar("Answer", covariant=True)
+KEPT_MODELS = ("none", "latest", "trained")
 Memory = PyTree  # state of an objective from step to step within a visit
 
 
@@ -122,6 +123,8 @@ class Objective(Protocol):
     - `is_plain` is True if the direction is the loss gradient on one outer batch, without memory or projection.
     - `is_at_iterate` is True if a local step computes gradients at the iterate alone. The statistics of its batch,
       which batch normalization averages, are then those of one model.
+    - `kept_model` is the model that a client keeps: `"none"`; the `"latest"` that it computed from the shared model,
+      which training does not read; or one that is `"trained"` further at each visit.
     - `default_scoring` gives the fields of `Scoring` that a run uses by default.
     - `newcomer_model` names the model with which a client unseen in training replaces the model `scored`: `"adapted"`,
       `"recomputed"` (by `personalize`), or None if there is none.
@@ -142,6 +145,7 @@ class Objective(Protocol):
     federated: bool
     is_plain: bool
     is_at_iterate: bool
+    kept_model: str
 
     def default_scoring(self) -> dict[str, Any]: ...
     def newcomer_model(self, scored: str, /) -> str | None: ...
@@ -187,6 +191,7 @@ def require_objective(given: Any) -> None:
             f"The objective {type(given).__name__} lacks {', '.join(f'`{name}`' for name in missing)}. "
             "Implement each, or assign a default from `personax.objectives.objective`."
         )
+    require_one_of("kept_model", given.kept_model, KEPT_MODELS)
 
 
 def require_one_model(given: Objective, statistics: Params | None) -> None:

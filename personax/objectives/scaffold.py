@@ -40,6 +40,7 @@ class Scaffold:
     federated = True
     is_plain = False
     is_at_iterate = True
+    kept_model = "none"
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient

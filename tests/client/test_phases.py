@@ -111,3 +111,16 @@ def test_phases_name_parameters_and_suit_the_objective():
         run(px.Erm(), "head")
     with pytest.raises(ValueError, match="requires that each step trains all of them"):
         run(px.Scaffold(), "dense_1")
+
+
+@pytest.mark.parametrize("objective", [px.Ditto(0.5), px.Mixture(0.5), px.Moreau(1.0, 0.1, 2)])
+def test_a_second_model_does_not_ignore_the_phases(objective):
+    phases = px.Local(0.1, phases=(px.Phase("dense_1", num_steps=1),))
+    with pytest.raises(ValueError, match="updates values for every parameter at each step, including those"):
+        px.Algorithm(objective, phases, px.synchronous()).require_model(PARAMS)
+
+
+@pytest.mark.parametrize("objective", [px.LocalOnly(), px.Meta(0.1), px.Proximal(0.1)])
+def test_objectives_that_move_the_iterate_alone_have_phases(objective):
+    phases = px.Local(0.1, phases=(px.Phase("dense_1", num_steps=1),))
+    px.Algorithm(objective, phases, px.synchronous()).require_model(PARAMS)

@@ -1,12 +1,14 @@
 """Scores of divided models: whose model it is, in words, and never one with a part that nobody trained."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import personax as px
-from personax.objectives.divided import split
+from personax.objectives.divided import Divided, split
 from personax.sharing import join
 
 rng = np.random.default_rng(0)
@@ -34,6 +36,11 @@ def models(scoring, clients=(0, 1, 2, 3), algorithm=ALGORITHM, result=RESULT):
 
 def assert_close(a, b):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9), a, b)
+
+
+def all_moved(found, start):
+    """True if no client has the layer that all of them started with."""
+    return np.all(np.any(np.asarray(found["kernel"]) != np.asarray(start["kernel"]), axis=(1, 2)))
 
 
 def test_a_client_is_scored_by_the_shared_part_with_its_own():
@@ -109,16 +116,52 @@ def test_the_adapted_model_of_meta_follows_the_training_of_the_part():
     assert np.any(found["dense_0"]["kernel"][0] != RESULT.params["dense_0"]["kernel"])
 
 
-def test_a_frozen_part_is_named_in_words_and_moves_only_where_tunes_names_it():
-    algorithm = px.fedbabu(head="dense_1", lr=0.1, num_steps=3, batch_size=4)
-    result = px.simulate(algorithm, TASK, FED, px.rounds(4, 4, 2, key=KEY), key=KEY)
-    given = {"algorithm": algorithm, "result": result}
-    assert "`dense_1` as it was at the start;" in evaluate(px.Scoring("global"), **given).words
-    adapted = models(px.Scoring("adapted", lr=0.3), **given)
-    assert_close(adapted["dense_1"]["kernel"], jnp.stack([result.params["dense_1"]["kernel"]] * 4))
-    tuned = models(px.Scoring("adapted", lr=0.3, tunes="dense_1"), **given)
-    assert_close(tuned["dense_0"]["kernel"], jnp.stack([result.params["dense_0"]["kernel"]] * 4))
-    assert np.any(tuned["dense_1"]["kernel"][0] != result.params["dense_1"]["kernel"])
+def test_the_words_of_a_model_that_the_objective_computes():
+    """A client's own score is of theta for a Moreau envelope, and of its iterate for Meta."""
+    of = lambda objective: Divided(objective, HEAD)
+    moreau, meta = of(px.Moreau(1.0, 0.1, 2)), of(px.Meta(0.1))
+    theta = "the personal model that the client computed at its last step, from the shared part with the client's own"
+    assert px.Scoring("personal").describe(moreau).startswith(theta)
+    assert px.Scoring("personal").describe(meta).startswith("the shared part with the client's own `dense_1`")
+    then = "with the shared part fixed, and the objective's personal model is then computed from there"
+    assert all(then in px.Scoring("recomputed").describe(divided) for divided in (moreau, meta))
+    assert then not in px.Scoring("recomputed").describe(of(px.Erm()))
+
+
+BABU = px.fedbabu(head="dense_1", lr=0.1, num_steps=3, batch_size=4)
+OF_BABU = {"algorithm": BABU, "result": px.simulate(BABU, TASK, FED, px.rounds(4, 4, 2, key=KEY), key=KEY)}
+
+
+def test_a_frozen_part_is_named_in_words_and_moves_only_where_a_scoring_tunes_it():
+    shared = OF_BABU["result"].params
+    fixed = px.Algorithm(BABU.objective, BABU.local, BABU.server, px.Sharing(frozen="dense_1"))
+    assert "`dense_1` as it was at the start;" in evaluate(px.Scoring("global"), **OF_BABU).words
+    body = models(px.Scoring("adapted", lr=0.3), **{**OF_BABU, "algorithm": fixed})
+    assert_close(body["dense_1"]["kernel"], jnp.stack([shared["dense_1"]["kernel"]] * 4))
+    assert all_moved(body["dense_0"], shared["dense_0"])
+    head = models(px.Scoring("adapted", lr=0.3, tunes="dense_1"), **OF_BABU)
+    assert_close(head["dense_0"]["kernel"], jnp.stack([shared["dense_0"]["kernel"]] * 4))
+    assert all_moved(head["dense_1"], shared["dense_1"])
+
+
+def test_fedbabu_is_scored_after_tuning_head_and_body():
+    scoring = px.Scoring(**BABU.default_scoring())
+    assert (scoring.model, scoring.num_steps, scoring.lr) == ("adapted", 3, 0.1)
+    found = models(scoring, **OF_BABU)
+    assert_close(found, models(px.Scoring("adapted", 3, 0.1, tunes="*"), **OF_BABU))
+    shared = OF_BABU["result"].params
+    assert all_moved(found["dense_1"], shared["dense_1"])
+    words = evaluate(scoring, **OF_BABU).words
+    assert "after 3 gradient steps of all parameters of size 0.1" in words
+    assert "; before these steps, `dense_1` as it was at the start;" in words
+
+
+@pytest.mark.parametrize("scoring", [px.Scoring("global"), px.Scoring("adapted", 0), px.Scoring("localized")])
+def test_newcomers_are_never_scored_with_a_tuned_part_at_its_start(scoring):
+    with pytest.raises(ValueError, match="A newcomer's dense_1 is at its initial value and must be trained first"):
+        evaluate(dataclasses.replace(scoring, clients="held_out"), **OF_BABU)
+    with pytest.raises(ValueError, match="'recomputed' model has dense_1 at its initial value"):
+        evaluate(px.Scoring("recomputed"), **OF_BABU)
 
 
 def test_tunes_names_parameters_of_models_that_adapt():

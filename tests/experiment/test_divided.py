@@ -8,7 +8,7 @@ import pytest
 
 import personax as px
 from personax.experiment import checkpoint
-from personax.experiment.build import build, make_training, resolve
+from personax.experiment.build import build, make_training, resolve, with_scores
 from personax.experiment.config import AlgorithmSection, parse
 from personax.experiment.folders import Folder
 from personax.experiment.newcomers import personalize_newcomer
@@ -30,6 +30,7 @@ CONFIG = {
     "algorithms": {
         "Head": {"recipe": "fedavg", "sharing": {"personal": ["dense_1"], "frozen": "dense_0.bias"}},
         "FedRep": {"recipe": "fedrep", "personal": "dense_1", "num_personal_steps": 3},
+        "FedBABU": {"recipe": "fedbabu", "head": "dense_1"},
     },
 }
 
@@ -86,6 +87,8 @@ def test_defaults_score_the_clients_own_model():
     scores = {name: entry.scores for name, entry in config.algorithms.items()}
     assert scores["FedRep"] == {"FedRep": {"model": "personal"}} == {"FedRep": scores["Head"]["Head"]}
     assert scores["ANIL"]["ANIL"]["tunes"] == ["dense_1"]
+    assert scores["FedBABU"] == {"FedBABU": {"model": "adapted", "num_steps": 2, "lr": 0.1}}
+    assert config.algorithms["FedBABU"] == with_scores("FedBABU", config.algorithms["FedBABU"])
 
 
 @pytest.mark.parametrize(
@@ -137,13 +140,15 @@ def test_a_checkpoint_over_another_base_is_refused(folders):
 
 
 def test_records_state_what_was_done(folders):
-    for record in read_results(folders[0].root).algorithms:
+    *divided, babu = read_results(folders[0].root).algorithms
+    assert "of all parameters" in babu.scores[0].words and "of all parameters" in babu.scores[0].newcomers.words
+    for record in divided:
         (score,) = record.scores
         assert score.words.startswith("the shared part with the client's own `dense_1`")
         assert "the newcomer's `dense_1`, which starts at the common initial value" in score.newcomers.words
-        assert 0 not in score.newcomers.steps
         assert "both need one model that all clients share completely" in record.bound.words
         assert all(one.stationarity is None for one in score.evaluations)
+    assert all(0 not in one.scores[0].newcomers.steps for one in (*divided, babu))
     bytes_up = {record.name: record.bytes_up for record in read_results(folders[0].root).algorithms}
     assert bytes_up["Head"] == 8 * (3 * 4) * 8  # four rounds of two clients, the kernel of the first layer alone
 
@@ -171,6 +176,25 @@ def test_a_new_client_trains_its_part_and_has_no_model_before(folders, tmp_path)
     found = personalize_newcomer(Folder(folders[0].root), tmp_path / "new.npz", "FedRep", num_steps=4, lr=0.2)
     assert "the newcomer's `dense_1`" in found.words and "trained in 4 batches, step size 0.2" in found.words
     assert found.before == {} and set(found.after) == {"accuracy", "loss"}
+
+
+def test_a_new_client_of_fedbabu_tunes_its_head(folders, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "new.npz", x=rng.normal(size=(20, 3)), y=rng.integers(0, 3, 20))
+    start = checkpoint.read_model(folders[0].model("FedBABU"))[0]["params"]
+    found = personalize_newcomer(Folder(folders[0].root), tmp_path / "new.npz", "FedBABU")
+    for layer in ("dense_0", "dense_1"):
+        assert np.any(np.asarray(found.params[layer]["kernel"]) != start[layer]["kernel"])
+    assert found.before == {} and "after 2 gradient steps of all parameters of size 0.1" in found.words
+
+
+def test_newcomers_of_any_score_of_fedbabu_are_fine_tuned():
+    algorithm = px.fedbabu(head="dense_1", lr=0.3, num_steps=7)
+    for scored in ("global", "localized"):
+        found = newcomer_scoring(algorithm, px.Scoring(scored))
+        assert (found.model, found.num_steps, found.lr) == ("adapted", 7, 0.3)
+    tuned = newcomer_scoring(algorithm, px.Scoring("adapted", 2, 0.5, tunes="dense_1"))
+    assert (tuned.num_steps, tuned.lr, tuned.tunes) == (2, 0.5, ("dense_1",))
 
 
 def test_newcomers_train_for_as_long_as_a_visit():

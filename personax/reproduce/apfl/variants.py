@@ -47,6 +47,7 @@ class WithCopy:
     federated = True
     is_plain = False
     is_at_iterate = False
+    kept_model = "trained"
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function
@@ -110,6 +111,7 @@ class OutputMixture:
     federated = True
     is_plain = False
     is_at_iterate = False
+    kept_model = "trained"
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function
@@ -175,6 +177,7 @@ class KeptStep:
     federated = True
     is_plain = False
     is_at_iterate = False
+    kept_model = "trained"
     default_scoring = objective.score_global
     newcomer_model = objective.newcomer_personalizes
     tracked = objective.no_single_function
@@ -219,6 +222,7 @@ class PersistentTheta:
     federated = True
     is_plain = False
     is_at_iterate = False
+    kept_model = "trained"
     default_scoring = objective.score_personal
     newcomer_model = objective.newcomer_personalizes
     gradients_per_step = objective.one_gradient
