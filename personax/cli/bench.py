@@ -16,7 +16,7 @@ def bench(
     path: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the record to this file.")] = None,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Measure personax only.")] = False,
     peers: Annotated[list[str] | None, typer.Option("--peer", help="Only this peer. May be repeated.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds for which each side of a row is timed.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds for which each program of a row is timed.")] = 2.0,
     turns: Annotated[int, typer.Option(min=1, help="Number of turns that this time is divided into.")] = 3,
     note: Annotated[str, typer.Option(help="A remark on the machine, for the record.")] = "",
 ) -> None:

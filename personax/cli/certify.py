@@ -34,7 +34,7 @@ def create(
         from personax.live import certificates
 
         certificates.create(folder, hosts or ["localhost", "127.0.0.1"], clients or [], days)
-        typer.echo(f"The authority is in {folder / 'authority'}. Keep its key there, and give it to nobody.")
+        typer.echo(f"The authority is in {folder / 'authority'}. Keep its key there, and never share it.")
         typer.echo(f"For the machine that serves: {folder / 'server'}")
         for name in clients or []:
             typer.echo(f"For {name} only: {folder / 'clients' / name}")

@@ -57,7 +57,7 @@ def stand_in(
     """
     with plain_errors("Interrupted. Run the same command again."):
         if folder.exists():
-            raise FileExistsError(f"{folder} exists, and nothing was written. Give another folder.")
+            raise FileExistsError(f"{folder} already exists, so nothing was written. Give another folder.")
         typer.echo(f"A stand-in for FEMNIST is in {write_stand_in(folder, writers)}")
 
 

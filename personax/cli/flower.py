@@ -21,7 +21,7 @@ def _group() -> None:  # without a callback, Typer would merge the only command 
 @group.command("init", epilog="Example: personax flower init mine --config mine.toml --algorithm APFL")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
-    config: Annotated[Path | None, typer.Option(help="A TOML file. By default the embedded digits.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file. Default: the embedded digits.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="The algorithm, if the file has several.")] = None,
     clients: Annotated[int, typer.Option(min=0, help="Number of clients to wait for; 0: do not wait.")] = 3,
 ) -> None:

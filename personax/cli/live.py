@@ -77,7 +77,7 @@ def join(
     identity: Identity = None,
     insecure: Annotated[str | None, typer.Option(help="Without TLS, only on this machine: the client's name.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="The folder for the personal state. By default in the identity folder.")
+        Path | None, typer.Option(help="The folder for the personal state. Default: in the identity folder.")
     ] = None,
     label: Annotated[str, typer.Option(help="The column of labels.")] = "label",
     shape: Annotated[str | None, typer.Option(help="The shape of a sample, such as 28x28.")] = None,

@@ -16,7 +16,7 @@ from personax.evaluation.scores import show
 
 def live_demo(
     folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder. By default a new one under runs/.")
+        Path | None, typer.Option("--out", "-o", help="The folder. Default: a new one under runs/.")
     ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
 ) -> None:

@@ -15,8 +15,8 @@ from personax.experiment.trained import TrainedModel
 Source = Annotated[
     Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a file such as personal.safetensors.")
 ]
-Algorithm = Annotated[str | None, typer.Option(help="An algorithm of the run. By default that of the best model.")]
-Client = Annotated[str | None, typer.Option(help="A client of the run, for its personal model. By default shared.")]
+Algorithm = Annotated[str | None, typer.Option(help="An algorithm of the run. Default: that of the best model.")]
+Client = Annotated[str | None, typer.Option(help="A client of the run, for its model. Default: the shared one.")]
 Score = Annotated[str | None, typer.Option(help="A score of the algorithm, if the client has several models.")]
 AllowImports = Annotated[bool, typer.Option("--allow-imports", help="Let a model file import the network's code.")]
 
@@ -47,7 +47,7 @@ def export(
     algorithm: Algorithm = None,
     client: Client = None,
     score: Score = None,
-    num_samples: Annotated[int | None, typer.Option(min=1, help="Samples in each call. By default any number.")] = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="Samples in each call. Default: any number.")] = None,
     allow_imports: AllowImports = False,
 ) -> None:
     """Write a trained model as StableHLO, which JAX runs without personax."""

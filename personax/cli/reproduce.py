@@ -24,9 +24,9 @@ from personax.values import check_names
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="The name of a table or figure.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. By default the experiment's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. Default: the experiment's.")] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder. By default runs/NAME, or runs/NAME-quick.")
+        Path | None, typer.Option("--out", "-o", help="The folder. Default: runs/NAME, or runs/NAME-quick.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Use fewer rounds and seeds. The numbers are not results.")

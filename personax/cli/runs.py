@@ -46,7 +46,7 @@ Log = Annotated[
     typer.Option(
         "--log",
         metavar="NAME",
-        help="Also send each evaluation to tensorboard, wandb or mlflow, or to a callback of yours, module:name. "
+        help="Also send each evaluation to tensorboard, wandb or mlflow, or to your own callback, module:name. "
         "Repeat the option or separate names with commas.",
     ),
 ]
@@ -54,7 +54,8 @@ Hosts = Annotated[
     str | None,
     typer.Option(
         metavar="auto|HOST:PORT,I/N",
-        help="One run on several hosts: auto under srun, or the address of the first process and which of N this is.",
+        help="Run on several hosts: `auto` under srun, otherwise HOST:PORT,I/N (the first process's address, "
+        "this process's index, the number of processes).",
     ),
 ]
 
@@ -110,7 +111,7 @@ def resume(
     To train a finished run for longer, increase `schedule.num_rounds` in its config.toml. After any other change of its
     settings or data, nothing is trained, because the results would be mixed. Use --fresh to train the affected
     algorithms again.
-    A study that was started with --launcher continues there: jobs that still run are followed, and what is missing is
+    A study that was started with --launcher continues there: running jobs are followed, and missing ones are
     submitted.
     """
     with plain_errors():
@@ -144,9 +145,9 @@ def resume(
 def personalize(
     run: Run,
     data: Annotated[Path, typer.Option(help="The client's samples: npz, CSV or Parquet with a label column.")],
-    algorithm: Annotated[str | None, typer.Option(help="By default the best one of the run that adapts.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of adaptation steps. By default the run's.")] = None,
-    lr: Annotated[float | None, typer.Option(min=0, help="Their step size. By default the run's.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Default: the run's best algorithm that can adapt.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of adaptation steps. Default: the run's.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="Their step size. Default: the run's.")] = None,
     path: Annotated[Path, typer.Option("--out", "-o", help="The file for the personal model.")] = Path(
         "personal.safetensors"
     ),
@@ -166,10 +167,8 @@ def personalize(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, also of separate runs.")],
-    path: Annotated[
-        Path | None, typer.Option("--out", "-o", help="By default report.html in the first folder.")
-    ] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
+    path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first folder.")] = None,
 ) -> None:
     """Write an HTML page about one or several runs. It needs no network."""
     with plain_errors():
@@ -201,7 +200,7 @@ def _listeners(log: Sequence[str] | None) -> list[Listener]:
 def _host(hosts: str | None, tuned: bool, launch: Launch | None = None) -> Host:
     """Connect the processes of a run on several hosts."""
     if hosts is not None and (tuned or launch is not None):
-        raise ValueError("`--hosts` is for one run. Leave out --launcher and --tune: pick the options in a run before.")
+        raise ValueError("`--hosts` is for one run. Leave out --launcher and --tune; tune in an earlier run.")
     return join_hosts(hosts)
 
 
@@ -223,7 +222,7 @@ def _new_run(
         found = None
         if tuned:
             config, found = _tune(config)
-        work = prepare(config, devices=host.devices)  # before `start`: what cannot be run leaves no folder
+        work = prepare(config, devices=host.devices)  # before `start`: an invalid configuration leaves no folder
         folder = start(config, root)
         if found is not None:
             write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
@@ -233,7 +232,7 @@ def _new_run(
 
 
 def _start_tuned(config: Config, folder: Folder, launch: Launch) -> RunRecord:
-    """Search for the options of a resolved configuration as jobs, then run it with them; the search may have begun."""
+    """Tune a resolved configuration as jobs, continuing an earlier search if there is one, then run it."""
     with plain_errors(_go_on(folder)):
         tuned, found = tune_jobs(config, folder, launch)
     _show_search(found)
@@ -279,7 +278,7 @@ def _finish(
     launch: Launch | None = None,
     host: Host = ALONE,
 ) -> RunRecord:
-    """Train what is left of a run, here or as jobs, and return its results."""
+    """Train the unfinished algorithms of a run, here or as jobs, and return its results."""
     with plain_errors(_go_on(folder)):
         work = work or prepare(load_run(folder.config), devices=host.devices)
         host.require_same(work)
@@ -319,7 +318,7 @@ def _print_results(folder: Folder, record: RunRecord) -> None:
 
 
 def _print_target(record: RunRecord) -> None:
-    """Print the cost of reaching the target for each score, where there is virtual time or traffic to compare."""
+    """Print the cost of reaching the target for each score, if there is virtual time or traffic to compare."""
     target = record.target
     if target is None or not any(one.num_reached for one in target.scores):
         return

@@ -11,7 +11,7 @@ from personax.cli.errors import plain_errors
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, simulated or live.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="By default a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port. Default: any free port.")] = 0,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between updates of the page.")] = 2.0,
 ) -> None:
     """Follow a run in a browser on this machine: progress, curves and clients, while it trains."""

@@ -227,7 +227,7 @@ def _run_of(
 def _draw_all(scoring: Scoring, data: ClientData, positions: Array, key: Array) -> tuple[Array, Array, Array]:
     """Draw the rows, weights and dropout keys of all adaptation batches, [..., clients, steps, batch].
 
-    Draws step by step, so that one small program works for any number of steps: it is slower to compile than a model.
+    Draw step by step: one small program then works for any number of steps, and compiling it is slow.
     """
     draw = partial(_draw_step, scoring.batch_size, data, positions, key)
     axis, num = positions.ndim, scoring.num_steps

@@ -109,7 +109,7 @@ class Evaluation:
 
     @property
     def words(self) -> str:
-        """The scoring in words."""
+        """Describe the scoring."""
         return self.scoring.describe(self.divided)
 
     def of(self, name: str) -> np.ndarray:

@@ -120,7 +120,7 @@ class Scoring:
         return "adapted on the scored data" if leaks else ""
 
     def describe(self, of: Divided | None = None) -> str:
-        """Describe the scoring of this objective's models; with None, of one whose model is not divided."""
+        """Describe the scoring of the models of an objective, or by default of undivided models."""
         sharing = Sharing() if of is None else of.sharing
         count = lambda thing, plural="s": f"{self.num_steps} {thing}{'' if self.num_steps == 1 else plural}"
         each = f", each on {self.batch_size} of its {self.adapt_on} samples" if self.num_steps else ""
@@ -129,7 +129,7 @@ class Scoring:
         model = self._form(of).format(**words, **_words_of_part(self, sharing))
         if sharing.frozen and not sharing.personal:
             before = "before these steps, " if self.adapts and self._moves_frozen(sharing) else ""
-            model += f"; {before}{listed(sharing.frozen)} as it was at the start"
+            model += f"; {before}{listed(sharing.frozen)} at its initial value"
         whose = {"all": "all clients", "cohort": "the last cohort", "held_out": "clients held out of training"}
         scored = {"both": "test and training data"}.get(self.score_on, f"{self.score_on} data")
         mean = {"uniform": "averaged equally over clients", "samples": "averaged over clients by their scored samples"}
@@ -158,12 +158,12 @@ class Scoring:
 
 
 def _words_of_part(scoring: Scoring, sharing: Sharing) -> dict[str, str]:
-    """The words for a personal part: whose it is, and what becomes of a newcomer's."""
+    """Describe a personal part: the client's own, or that of a newcomer."""
     part = listed(sharing.personal)
     if scoring.clients == "held_out":
         whole = f"the shared part with the newcomer's {part}, which starts at the common initial value"
         return {"part": "that", "whole": whole}
-    own = f"the shared part with the client's own {part} (at its initial value for a client that was never visited)"
+    own = f"the shared part with the client's own {part} (at its initial value for a client that was never trained)"
     return {"part": part, "whole": own}
 
 

@@ -48,7 +48,7 @@ def split_validation(federation: Federation, share: float = SHARE, *, key: Array
     """
     if federation.is_mapped:
         raise ValueError(
-            "Validation data cannot be split off a memory-mapped federation, which would read all of it. Split it "
+            "Splitting validation data off a memory-mapped federation would read all of it. Split it "
             "before `save(...)`."
         )
     held = validation_of(federation, key, share)

@@ -50,7 +50,7 @@ class Study(NamedTuple):
     keys: Array  # one per seed
     local_baseline: str | None
     global_baseline: str | None
-    validation: ValidationData | None = None  # by which controllers decide
+    validation: ValidationData | None = None  # for controllers
 
 
 def resolve(config: Config, *, baselines: bool) -> Config:
@@ -192,7 +192,7 @@ def make_federation(config: Config) -> Federation:
 
 
 def _checked(config: Config, federation: Federation) -> Federation:
-    """Check a memory-mapped federation, which must be split before it is saved, because splitting reads all of it."""
+    """Check a memory-mapped federation; it must be split before it is saved, because splitting reads all of it."""
     if federation.test_x is None:
         raise ConfigError("The folder of `data.path` has no test data. Use `split_tests(...)` before `save(...)`.")
     if config.split.num_held_out:
@@ -261,12 +261,12 @@ def task_of(config: Config, schema: Schema) -> Task:
 
 
 def starting_model(config: Config, schema: Schema) -> Model:
-    """The model for samples of this schema, which starts at the parameters of its file, if there is one."""
+    """Make the model for samples of this schema, initialized from its file if it has one."""
     return make_network(config.model.table, schema.num_outputs, config.model)
 
 
 def make_network(table: Mapping[str, Any], num_outputs: int, start: ModelSection | None = None) -> Model:
-    """Make the network of a `[model]` table; with `start`, it is initialized from its file, if there is one."""
+    """Make the network of a `[model]` table; with `start`, it is initialized from the file of that section, if any."""
     own = {name: item for name, item in table.items() if name != "lora"}
     made = MODELS.make(own, "model", num_outputs=num_outputs)
     if not isinstance(made, Model):
@@ -345,7 +345,7 @@ def with_scores(name: str, entry: AlgorithmSection) -> AlgorithmSection:
 
 
 def implies_scores(name: str, entry: AlgorithmSection) -> bool:
-    """Return True if an entry's scores are those of its objective, which follow its options."""
+    """Return True if an entry has no scores, so that its objective's default score applies."""
     return entry == with_scores(name, dataclasses.replace(entry, scores={}))
 
 

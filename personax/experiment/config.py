@@ -42,7 +42,7 @@ HowMany = Annotated[int, Field(ge=1, le=1000, strict=True)]
 
 @dataclass(frozen=True, config=_KNOWN)
 class Section:
-    """A section such as `[partition]`: a kind, and the options beside it in TOML."""
+    """A section such as `[partition]`: a kind, and its options, which in TOML are in the same table."""
 
     kind: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -101,7 +101,7 @@ class DataSection:
 class Split:
     """The section `[split]`: the test share of clients without test data, the newcomers, and the seed of the split.
 
-    `validation_share` of the clients' training data is kept from training, for controllers to look at.
+    `validation_share` of each client's training data is held out of training for controllers.
     """
 
     test_share: Share = 0.2
@@ -298,7 +298,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     except FileNotFoundError:
         raise ConfigError(f"File not found: {source}. Write a starter with `personax init {source}`.") from None
     except (ValueError, RecursionError) as error:  # also for invalid encodings, numbers and nesting
-        raise ConfigError(f"{source} is not valid TOML: {error}. Correct it.") from None
+        raise ConfigError(f"{source} is not valid TOML: {error}. Fix the syntax there.") from None
     for override in overrides:
         _override(table, override)
     return dataclasses.replace(parse(table), personax=None)

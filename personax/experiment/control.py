@@ -1,4 +1,4 @@
-"""Controllers of a run: from the configuration, into checkpoints, and into words."""
+"""Controllers of a run: from the configuration, in checkpoints, and in messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -29,14 +29,14 @@ def control_of(config: Config, plan: Study, training: Training, cohort: int) -> 
     controller = CONTROLLERS.make({"kind": section.kind, **section.options}, where)
     if controller.needs_score and plan.validation is None:
         raise ConfigError(
-            f"`{where}` looks at a validation score, and there is no validation data. Set `split.validation_share`, "
-            "such as 0.2 of each client's training data."
+            f"`{where}` needs a validation score, but there is no validation data. Set `split.validation_share`, for "
+            "example to 0.2 of each client's training data."
         )
     waits = training.algorithm.server.is_synchronous
     if controller.selects and not waits:
         raise ConfigError(
-            f"`{where}` chooses cohorts, and `{training.name}` is asynchronous. Give the synchronous algorithms "
-            "a `[algorithms.NAME.controller]` each."
+            f"`{where}` chooses cohorts, but `{training.name}` is asynchronous. Use `[algorithms.NAME.controller]` for "
+            "each synchronous algorithm instead."
         )
     try:
         return controlled(
@@ -54,7 +54,7 @@ def control_of(config: Config, plan: Study, training: Training, cohort: int) -> 
 
 
 def _section_of(config: Config, name: str) -> tuple[ControllerSection | None, str]:
-    """Return the section of an algorithm, with where it stands."""
+    """Return the controller section of an algorithm and its place in the configuration."""
     own = config.algorithms[name].controller
     if own is None:
         return config.controller, "controller"
@@ -71,12 +71,12 @@ def _validation_scoring(training: Training) -> Scoring:
 
 
 def to_json(control: Sequence[Controlled]) -> list[dict[str, Any]]:
-    """Return the control of all seeds as a checkpoint holds it."""
+    """Return the control of all seeds as JSON for a checkpoint."""
     return [asdict(one) for one in control]
 
 
 def from_json(about: Mapping[str, Any]) -> tuple[Controlled, ...]:
-    """Read the control of all seeds that a checkpoint has; empty without a controller."""
+    """Read the control of all seeds from a checkpoint; empty without a controller."""
     cohort = lambda members: None if members is None else tuple(members)
     return tuple(
         Controlled(

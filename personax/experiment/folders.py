@@ -9,7 +9,7 @@ _CUT_OFF = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # temporary files of `write_at
 
 
 class Folder(NamedTuple):
-    """The paths of a run, or of one of its jobs, which names its algorithm and has a separate stream of metrics."""
+    """The paths of a run, or of one of its jobs; a job has one algorithm and its own stream of metrics."""
 
     root: Path
     job: str | None = None
@@ -36,12 +36,12 @@ class Folder(NamedTuple):
 
     @property
     def jobs(self) -> Path:
-        """The folder in which the jobs of a study on a cluster report."""
+        """Return the folder with the reports of the jobs of a study on a cluster."""
         return self.root / "jobs"
 
     @property
     def untuned(self) -> Path:
-        """The configuration of a study whose options are still searched for."""
+        """Return the configuration of a study before its options are tuned."""
         return self.root / "untuned.toml"
 
     @property

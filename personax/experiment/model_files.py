@@ -72,8 +72,8 @@ def read_trained(path: Path, *, allow_imports: bool = False) -> TrainedModel:
         )
     if untrained := json.loads(about.get("untrained", "[]")):
         raise ConfigError(
-            f"{path} is no model by itself: {', '.join(untrained)} is personal, and here at its initial value. Use "
-            "`personax personalize`, which trains it for a new client, or load the model of one of the run's clients."
+            f"{path} is not a complete model: {', '.join(untrained)} is personal and still has its initial value. Use "
+            "`personax personalize` to train it for a new client, or load the model of one of the run's clients."
         )
     network = make_network(table, schema.num_outputs)
     params = restore(network, tree["params"] if about.get("model") == "shared" else tree, schema)

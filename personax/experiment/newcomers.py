@@ -121,7 +121,7 @@ def personalize_newcomer(
         training.algorithm, task, params, client.client(0), scoring, shared=shared, key=jax.random.key(seed)
     )
     of = lambda model: _metrics(task, model, *client.client_test(0))
-    # With a part that nobody trained there is no model before.
+    # With an untrained part there is no model before.
     before, after = {} if training.algorithm.sharing.is_completed_by_clients else of(params), of(adapted)
     sizes = (len(client.x), len(client.client_test(0)[1]))
     about = describe_model(config, schema, algorithm)

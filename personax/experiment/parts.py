@@ -47,7 +47,7 @@ def merge_finished(work: Work, folder: Folder, started: str, watch: Watch = Sile
         return None
     record = merge(work, folder, [done[training.name] for training in work.plan.trainings], started)
     for path in folder.jobs.glob("*.jsonl"):
-        path.unlink(missing_ok=True)  # the stream of the run has their lines now
+        path.unlink(missing_ok=True)  # the stream of the run now has their lines
     return record
 
 

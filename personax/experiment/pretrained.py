@@ -84,7 +84,7 @@ def _places(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     wrong = {
         "missing": [name for name in wanted if name not in given],
         "unexpected": [name for name in given if name not in wanted],
-        "of another shape": [
+        "with a different shape": [
             f"{name} ({list(given[name])} in the file, {list(leaf.shape)} in the model)"
             for name, leaf in wanted.items()
             if name in given and given[name] != leaf.shape

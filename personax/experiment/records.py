@@ -47,7 +47,7 @@ class EvaluationRecord:
     personal_number: Numbers | None = None  # its mean over clients, if the objective shows one
     stationarity: Numbers | None = None  # |grad F|^2 at the server's model, of the clients' mean objective
     iterate_stationarity: Numbers | None = None  # and at a random iterate of the last round: Fallah Remark 4.7
-    bytes_up: Numbers = field(default_factory=list)  # sent so far; empty if nobody counted
+    bytes_up: Numbers = field(default_factory=list)  # sent so far; empty if not counted
     bytes_down: Numbers = field(default_factory=list)
 
 
@@ -121,7 +121,7 @@ class DivergenceRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class EndRecord:
-    """A seed that a controller ended: after which round, and why. Its numbers stay as they were then."""
+    """A seed that a controller ended, with the round and the reason. Its numbers do not change afterwards."""
 
     seed: int
     round: int
@@ -196,7 +196,7 @@ class TuningRecord:
 class ReachedRecord:
     """The cost of reaching a target by one score: means over the seeds that reached it, None if none did.
 
-    `time` is virtual, and `bytes` are those sent up and down; None where they were not counted.
+    `time` is virtual, and `bytes` are those sent up and down; None if they were not counted.
     """
 
     algorithm: str
@@ -209,9 +209,9 @@ class ReachedRecord:
 
 @dataclass(frozen=True, config=_KNOWN)
 class TargetRecord:
-    """A value of a metric, where it comes from, and what each score needed to reach it.
+    """A value of a metric, its origin, and the cost at which each score reached it.
 
-    A seed reaches it at the first evaluation that is as good, so the numbers are as fine as evaluations are frequent.
+    A seed reaches it at the first evaluation that is as good, so more frequent evaluations give more precise costs.
     """
 
     metric: str

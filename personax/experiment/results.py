@@ -255,7 +255,7 @@ def export_model(
     """Write a shared model for `px.load`, `personax personalize` and other programs that read safetensors.
 
     `schema` describes the samples that it was trained on, `seed` is the position of its seed, and `base` is the
-    fingerprint of its frozen parameters and of the start of its personal ones.
+    fingerprint of its frozen parameters and of the initial personal ones.
     """
     algorithm, sharing = training.name, training.algorithm.sharing
     about = {**describe_model(config, schema, algorithm), "run": config.name, "seed": str(config.seed_list[seed])}

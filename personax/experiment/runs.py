@@ -300,7 +300,7 @@ def _restore(session: Session, work: Work, place: Path, watch: Watch, every: int
 
 
 def shapes_of(run: PlannedRun, about: dict[str, Any]) -> Any:
-    """The shapes of the state that a checkpoint holds, from what is recorded about it."""
+    """Return the shapes of the state in a checkpoint, from its metadata."""
     return run.controlled(from_json(about)).state_shapes(about["events"])
 
 
@@ -311,9 +311,9 @@ def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
     unshared, before = run.unshared(), saved.about.get("base", "")
     if unshared.fingerprint != before:
         raise ConfigError(
-            "The checkpoint was trained over other frozen parameters, or another start of the personal ones "
-            f"(their fingerprint was {before[:12] or 'empty'} and is {unshared.fingerprint[:12] or 'empty'}). Restore "
-            "the base of the model, or train again with --fresh."
+            "The checkpoint was trained with different frozen or initial personal parameters (fingerprint "
+            f"{before[:12] or 'empty'}, now {unshared.fingerprint[:12] or 'empty'}). Restore the base of the model, or "
+            "retrain with --fresh."
         )
     at = (saved.about["wave"], events, times)
     return Snapshot(saved.tree, *at, tuple(run.schedules), run.run.federation.ids, unshared, run.control)
@@ -350,7 +350,7 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
     classes = {score: _classes(plan, session, score, result) for score in training.scorings}
     bound = None if session.convergence is None else _bound(session, schedule, result)
     if config.evaluation.stationarity and (reason := why_not(plan, algorithm)):
-        bound = BoundRecord(f"No theorem covers this run, and no stationarity: {reason}", [], [])
+        bound = BoundRecord(f"No theorem covers this run, and its stationarity is not tracked: {reason}", [], [])
     session.spend("evaluate")
     scorings = training.scorings.items()
     record = algorithm_record(
@@ -412,7 +412,7 @@ def _newcomers(config: Config, plan: Study, training: Training, score: str, resu
     if len(diverged) == len(config.seed_list):
         return None
     run = (training.algorithm, plan.task, plan.federation, result)
-    if training.algorithm.sharing.is_completed_by_clients:  # without a step it is not
+    if training.algorithm.sharing.is_completed_by_clients:  # without a step, a part is untrained
         steps = sorted({*filter(None, steps), scoring.num_steps})
     curve = adaptation_curve(*run, scoring, steps, key=plan.keys)
     kept = {num: found.without_seeds(diverged) for num, found in curve.items()}

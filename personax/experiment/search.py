@@ -131,8 +131,8 @@ def first_score(entry: AlgorithmSection) -> dict[str, Any]:
 def has_option(name: str, entry: AlgorithmSection, option: str) -> bool:
     """Return True if a recipe accepts an option, whose dotted name may refer to a nested table.
 
-    `scores.lr` and the other numbers of an adaptation are options of algorithms that are scored after steps of their
-    own: a default score has the steps of the recipe.
+    `scores.lr` and the other numbers of an adaptation are options of algorithms with explicit scores: a default score
+    uses the steps of the recipe.
     """
     if option in ADAPTATION:
         model = first_score(entry).get("model", Scoring.model)

@@ -1,4 +1,4 @@
-"""The cost of reaching a target: rounds, virtual time and bytes until each score is as good."""
+"""The cost of reaching a target: rounds, virtual time and bytes until each score reaches it."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,9 +11,9 @@ CHOSEN = "the best that all scores reach in this run"
 
 
 def target_of(algorithms: Sequence[AlgorithmRecord], metric: str, given: float | None) -> TargetRecord | None:
-    """Record what each score needed to reach a target by one metric; by default the best that all scores reach.
+    """Record the cost at which each score reached a target by one metric; by default the best that all scores reach.
 
-    Flagged scores and those of seeds that all diverged do not count for the default. None without any score.
+    Flagged scores, and those whose seeds all diverged, do not count for the default. Return None without any score.
     """
     scores = [(algorithm, score) for algorithm in algorithms for score in algorithm.scores]
     value = _common([score for _, score in scores if not score.flag], metric) if given is None else given
@@ -61,7 +61,7 @@ def _reached(algorithm: AlgorithmRecord, score: ScoreRecord, metric: str, value:
 
 
 def describe(target: TargetRecord) -> str:
-    """The target in words.
+    """Describe the target.
 
     >>> describe(TargetRecord("accuracy", 0.8125, "the target of the configuration", []))
     'accuracy of 81.2 %, the target of the configuration'

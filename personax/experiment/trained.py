@@ -101,7 +101,7 @@ class TrainedModel:
         samples = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(given))
         try:
             found = export.export(jax.jit(self._whole), platforms=tuple(platforms))(samples)
-        except Exception as error:  # whatever the code of a user's network raises
+        except Exception as error:  # errors of a user's network can be of any type
             many = "any number of" if num_samples is None else num_samples
             remedy = "Give `num_samples`, or fewer `platforms`."
             raise ValueError(f"The network cannot be exported for {many} samples. {remedy} {error}") from error
@@ -143,7 +143,7 @@ class TrainedModel:
 
 
 def _row(numbers: Sequence[float], shape: tuple[int, ...], like: Any) -> np.ndarray:
-    """Numbers of one sample as an array to compute with samples of this type."""
+    """Return the numbers of one sample as an array for computing with samples of this type."""
     return np.asarray(numbers, like.dtype).reshape(1, *shape)
 
 

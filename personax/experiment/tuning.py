@@ -245,7 +245,7 @@ def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> l
 
 
 def _identity(algorithm: Algorithm) -> tuple:
-    """Return what two equal algorithms have in common, also if their numbers are arrays."""
+    """Return a key that is the same for equal algorithms, also if their numbers are arrays."""
     return jax.tree.structure(algorithm), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(algorithm))
 
 

@@ -65,24 +65,24 @@ def _read_recipe(text: str, layout: str, limits: Limits) -> Recipe:
 
 
 def _with_base(config: Config, limits: Limits) -> Config:
-    """The configuration with the client's own file of the base, whatever path the server gave, if there is a base."""
+    """Replace the server's path of the base, if there is one, with the client's own file."""
     digest = config.model.base_digest
     if digest is None:
         return replace(config, model=replace(config.model, base=None))
-    needed = f"The server's model starts at a base with the SHA-256 {digest:.64}"
+    needed = f"The server's model starts from a base file with the SHA-256 {digest:.64}"
     if limits.base is None:
         raise Refused(f"{needed}. Ask its operator for the file, and give it with --base (limit `base`).")
     if (found := digest_of(limits.base)) != digest:
-        raise Refused(f"{needed}, and {limits.base} has {found}. Ask its operator for the file.")
+        raise Refused(f"{needed}, but {limits.base} has {found}. Ask its operator for the file.")
     return replace(config, model=replace(config.model, base=limits.base))
 
 
 def _require_same_rest(recipe: Recipe, expected: str) -> None:
-    """Refuse a run whose frozen parameters, or starts of personal ones, differ from those computed here."""
+    """Refuse a run whose frozen or initial personal parameters differ from those computed here."""
     found = fingerprint(recipe.unshared)
     if found != expected:
         raise Mismatch(
-            f"The parameters that do not travel ({recipe.algorithm.sharing.describe()}) have the fingerprint "
+            f"The parameters that are not sent ({recipe.algorithm.sharing.describe()}) have the fingerprint "
             f"{found:.12} here and {expected:.12} on the server. Use the server's base, and its versions of personax "
             "and jax."
         )
@@ -92,7 +92,7 @@ def _refuse_depth(table: Any, limits: Limits) -> None:
     """Refuse a network that would take long to trace, before anything is traced."""
     longest = max((len(item) for item in table.values() if isinstance(item, list)), default=0) if table else 0
     if longest > limits.max_layers:
-        raise Refused(f"The server's network has {longest} layers, and this client allows {limits.max_layers}.")
+        raise Refused(f"The server's network has {longest} layers, but this client allows {limits.max_layers}.")
 
 
 def _refuse_imports(table: dict[str, Any], limits: Limits) -> None:
@@ -118,15 +118,15 @@ def _check_limits(recipe: Recipe, limits: Limits) -> None:
         raise Refused(f"The server's objective is {name}, which this client does not allow (it allows {allowed}).")
     scorings = recipe.training.scorings.values()
     if len(scorings) > limits.max_scores:
-        raise Refused(f"The server asks for {len(scorings)} scores, and this client allows {limits.max_scores}.")
+        raise Refused(f"The server asks for {len(scorings)} scores, but this client allows {limits.max_scores}.")
     _check_work(recipe, 1, limits)
     sizes = [draw.size for draw in algorithm.local.draws(algorithm.objective)]
     largest = max([*sizes, *(scoring.batch_size for scoring in scorings)])
     if largest > limits.max_batch:
-        raise Refused(f"The server asks for batches of {largest} samples, and this client allows {limits.max_batch}.")
+        raise Refused(f"The server asks for batches of {largest} samples, but this client allows {limits.max_batch}.")
     if min(sizes) < limits.min_batch:
         raise Refused(
-            f"The server asks for batches of {min(sizes)} samples, and this client requires at least "
+            f"The server asks for batches of {min(sizes)} samples, but this client requires at least "
             f"{limits.min_batch}: samples may be recovered from updates on smaller batches (limit `min_batch`)."
         )
     if algorithm.local.num_steps is not None:
@@ -134,14 +134,14 @@ def _check_limits(recipe: Recipe, limits: Limits) -> None:
     arrays = jax.tree.leaves(recipe.whole_shape)
     num_layers, num_params = sum(leaf.ndim > 1 for leaf in arrays), sum(leaf.size for leaf in arrays)
     if num_layers > limits.max_layers:
-        raise Refused(f"The server's network has {num_layers} layers, and this client allows {limits.max_layers}.")
+        raise Refused(f"The server's network has {num_layers} layers, but this client allows {limits.max_layers}.")
     if num_params > limits.max_params:
         got = f"{num_params:,} parameters"
-        raise Refused(f"The server's network has {got}, and this client allows {limits.max_params:,}.")
+        raise Refused(f"The server's network has {got}, but this client allows {limits.max_params:,}.")
     for layout in (recipe.down, recipe.up):
         if layout.num_bytes > limits.max_bytes:
             got = f"{layout.num_bytes:,} bytes"
-            raise Refused(f"The server's model takes {got} to send, and this client allows {limits.max_bytes:,}.")
+            raise Refused(f"The server's model takes {got} to send, but this client allows {limits.max_bytes:,}.")
 
 
 def gradients(algorithm: Algorithm, num_samples: int) -> int:
@@ -183,7 +183,7 @@ def require_hidden(recipe: Recipe, num_samples: int, limits: Limits) -> None:
 
 
 def _uploaded_steps(recipe: Recipe, num_samples: int) -> int:
-    """The number of steps of a visit that move shared parameters."""
+    """The number of steps of a visit that train shared parameters."""
     stages = recipe.algorithm.local.stages(num_samples, num_samples)
     return sum(int(stage.end - stage.first) for stage in stages if jax.tree.leaves(stage.part(recipe.params_shape)))
 
@@ -200,6 +200,6 @@ def _check_work(recipe: Recipe, num_samples: int, limits: Limits) -> None:
 def _check_least_steps(num_steps: int, limits: Limits) -> None:
     if num_steps < limits.min_steps:
         raise Refused(
-            f"The server asks for visits of {num_steps} steps, and this client requires at least {limits.min_steps}: "
+            f"The server asks for visits of {num_steps} steps, but this client requires at least {limits.min_steps}: "
             "samples may be recovered from an update with fewer steps (limit `min_steps`)."
         )

@@ -46,7 +46,7 @@ class Book:
         present: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         if recipe.fits_scaling and not terms.num_clients:
-            raise ConfigError("`standardize` waits for the moments of `live.num_clients` clients. Set that number.")
+            raise ConfigError("`standardize` requires `live.num_clients`. Set it to the number of clients.")
         self.recipe, self.terms, self.journal, self.checkpoints = recipe, terms, journal, checkpoints
         self.clock, self.wall, self.present = clock, wall, present or (lambda: list(self.ledger.seats))
         self.is_synchronous = recipe.algorithm.server.is_synchronous
@@ -126,7 +126,7 @@ class Book:
         taken = {seat.id for seat in seats.values()}
         if id in taken:
             owner = next(other for other, seat in seats.items() if seat.id == id)
-            raise Mismatch(f"{name} has number {id}, which is that of {owner}. Certify it again with another.")
+            raise Mismatch(f"{name} and {owner} both have number {id}. Issue {name} a certificate with another number.")
         number = next(n for n in range(len(taken) + 1) if n not in taken) if id is None else id
         counted = {"samples": num_samples} if num_samples else {}
         self._note({"what": "join", "client": name, "id": number, **counted})
@@ -192,7 +192,7 @@ class Book:
     def exclude(self, name: str, excluded: bool, by: str) -> None:
         """Exclude a client's uploads, or admit them again, as the operator `by` decided."""
         if name not in self.ledger.seats:
-            known = ", ".join(self.ledger.seats) or "nobody yet"
+            known = ", ".join(self.ledger.seats) or "none"
             raise Mismatch(f"{name} has not registered in this run. Registered: {known}.")
         if self.ledger.seats[name].excluded != excluded:
             self._note({"what": "exclude", "client": name, "excluded": excluded, "by": by})

@@ -1,9 +1,9 @@
 """Certificates: an authority, and the certificates it issues to a server, its operator and its clients.
 
-    authority/      the authority's private key, which signs certificates: give it to nobody; no server needs it
-    server/         for the machine that serves: its certificate and key, and the certificate revocation list
-    operator/       for `personax status`, which shows the operator all clients
-    clients/NAME/   for one client: give it to that client only, over a channel that you trust
+    authority/      the authority's private key, which signs certificates: never share it; no server needs it server/
+    for the machine that serves: its certificate and key, and the certificate revocation list operator/       for
+    `personax status`, which shows the operator all clients clients/NAME/   for one client: give it to that client only,
+    over a channel that you trust
 
 A private key has mode 0600. A certificate contains its owner's name (common name), role (organizational unit) and, for
 a client, the number that seeds its random streams (serial number of the subject).

@@ -238,7 +238,7 @@ class Connection:
         """Return the header of a model; raise if the model is too large."""
         if first.num_bytes > self.max_bytes:
             got = f"{first.num_bytes:,} bytes"
-            words = f"The server announced a model of {got}, and this client accepts at most {self.max_bytes:,}."
+            words = f"The server announced a model of {got}, but this client accepts at most {self.max_bytes:,}."
             raise RefusedByServer(words, grpc.StatusCode.OUT_OF_RANGE)
         return first
 

@@ -10,7 +10,7 @@ def open_private(path: Path, flags: int) -> int:
         file = os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError as error:
         if path.is_symlink():
-            raise ValueError(f"Links are not followed, and {path} is a link. Remove it.") from None
+            raise ValueError(f"{path} is a symbolic link, which is not allowed. Remove it.") from None
         raise error
     os.fchmod(file, 0o600)  # an older version may have created it with another mode
     return file
@@ -19,5 +19,5 @@ def open_private(path: Path, flags: int) -> int:
 def require_folder(path: Path) -> None:
     """Create a folder for its owner only; raise if it is a link."""
     if path.is_symlink():
-        raise ValueError(f"Links are not followed, and {path} is a link. Remove it.")
+        raise ValueError(f"{path} is a symbolic link, which is not allowed. Remove it.")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

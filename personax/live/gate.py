@@ -64,7 +64,7 @@ class Gate:
         self.connections.saw(who.name, context.peer())
         self.spend(who.name)
         if who.role not in roles:
-            words = f"{who.name} is certified as {who.role or 'no role'}, and only {roles[0]}s may do this."
+            words = f"{who.name} is certified as {who.role or 'no role'}, but only {roles[0]}s may do this."
             raise self.deny(who.name, "role", grpc.StatusCode.PERMISSION_DENIED, words)
         return who
 

@@ -66,8 +66,8 @@ def within(seconds: float, do: Callable[[], Found]) -> Found:
         raise errors[0]
     if not results:
         raise TooSlow(
-            f"A program of the server's recipe was not compiled after {seconds:g} s, the maximum that this client "
-            "allows (limit `max_compile_seconds`)."
+            f"The server's recipe did not compile within {seconds:g} s. Raise the limit `max_compile_seconds` if you "
+            "want to allow more time."
         )
     return results[0]
 
@@ -77,7 +77,7 @@ def read_limits(path: Path) -> Limits:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}. Correct it there.") from None
+        raise ValueError(f"{path} is not valid TOML: {error}. Fix the syntax there.") from None
     check_names(str(path), table, (field.name for field in fields(Limits)), "limit")
     try:
         return Limits(**table)

@@ -68,7 +68,8 @@ class Holding:
 def bind(folder: Path, authority: str) -> None:
     """Bind a client's folder to a federation by the fingerprint of its authority; raise if it is bound to another.
 
-    A server of another federation thus gets nothing that was made for this one, whatever the names of its runs.
+    A server of another federation thus receives nothing that was made for this one, even if their runs have the same
+    name.
     """
     path = folder / "authority.txt"
     if not path.exists():
@@ -191,7 +192,7 @@ class Membership:
         return self._score_one(client_params(self.recipe, anchor.params, own))
 
     def _shared_words(self) -> str:
-        """The model that `score_shared` scores, in words."""
+        """Describe the model that `score_shared` scores."""
         sharing = self.recipe.algorithm.sharing
         if not sharing.is_completed_by_clients:
             return "shared model"

@@ -65,13 +65,15 @@ class Recipe:
         return task_of(self.config, self.schema)
 
     def initial_params(self) -> Params:
-        """The model before training, as in the simulator. It depends on the shape of a sample and a base's file."""
+        """The model before training, as in the simulator. It depends on the shape of a sample and on the base file, if
+        any.
+        """
         x = jnp.zeros((1, *self.schema.shape), self.schema.dtype)
         return first_params(starting_model(self.config, self.schema), x, self.key)
 
     @cached_property
     def unshared(self) -> Params:
-        """The parameters that never travel: the frozen ones and the start of each client's personal part."""
+        """The parameters that are never sent: the frozen ones and the initial values of each client's personal part."""
         sharing = self.algorithm.sharing
         return sharing.rest(self.initial_params()) if sharing.divides else None
 
@@ -83,7 +85,7 @@ class Recipe:
 
     @cached_property
     def params_shape(self) -> Params:
-        """The shapes and types of the shared parameters, which are the ones that travel."""
+        """The shapes and types of the shared parameters, which are the ones that are sent."""
         self.algorithm.require_model(self.whole_shape)
         return self.algorithm.sharing.shared(self.whole_shape)
 

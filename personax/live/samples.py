@@ -1,4 +1,4 @@
-"""A client's samples in the form a recipe describes, and the moments from which a server fits a common scaling."""
+"""A client's samples in the form that a recipe describes, and the moments from which a server fits a common scaling."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

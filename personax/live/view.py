@@ -74,7 +74,7 @@ class _Unlogged(WSGIRequestHandler):
 
 
 class Metrics:
-    """Pages for Prometheus and for health checks on this machine, computed from the standing on each request.
+    """Pages for Prometheus and for health checks on this machine, computed from the current state on each request.
 
     `problem` returns the reason why the server does not work, or "".
     """

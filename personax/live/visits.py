@@ -33,7 +33,7 @@ def start_of(recipe: Recipe, params: Params, shared: Shared, personal: Personal,
 
 
 def client_params(recipe: Recipe, params: Params, personal: Personal | None) -> Params:
-    """A client's whole model with these shared parameters. A newcomer's personal part is at its start."""
+    """A client's whole model with these shared parameters. A newcomer's personal part has its initial values."""
     whole = join(params, recipe.unshared)
     return whole if personal is None else recipe.algorithm.divided.whole(whole, personal)
 
@@ -92,7 +92,7 @@ def score_one(recipe: Recipe, data: Federation, params: Params) -> dict[str, flo
 def personal_model(
     recipe: Recipe, data: Federation, params: Params, shared: Shared, personal: Personal | None
 ) -> tuple[Params, str]:
-    """The client's personal model and a description of its making. A newcomer passes no personal state."""
+    """The client's personal model and a description of how it was made. A newcomer passes no personal state."""
     params, divided = join(params, recipe.unshared), recipe.algorithm.divided
     scorings = recipe.training.scorings.values()
     chosen = next((p for p in scorings if p.model not in ("global", "localized")), None)

@@ -53,7 +53,7 @@ def authority(tmp_path_factory):
     place = tmp_path_factory.mktemp("certified") / "certificates"
     ended = personax("certify", "create", place, "--host", "127.0.0.1", "--client", "anna", "--client", "bert")
     assert ended.exit_code == 0, ended.output
-    assert "give it to nobody" in ended.output and str(place / "clients" / "anna") in ended.output
+    assert "never share it" in ended.output and str(place / "clients" / "anna") in ended.output
     return place
 
 

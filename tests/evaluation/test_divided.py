@@ -1,4 +1,4 @@
-"""Scores of divided models: whose model it is, in words, and never one with a part that nobody trained."""
+"""Scores of divided models: their descriptions, and no scores of untrained parts."""
 
 import dataclasses
 
@@ -86,7 +86,7 @@ def test_the_shared_part_alone_is_no_model():
 
 
 @pytest.mark.parametrize("scoring", [px.Scoring(clients="held_out"), px.Scoring("recomputed", 0, clients="held_out")])
-def test_newcomers_are_never_scored_with_a_part_that_nobody_trained(scoring):
+def test_newcomers_are_never_scored_with_an_untrained_part(scoring):
     with pytest.raises(ValueError, match="A newcomer's dense_1 is at its initial value and must be trained first"):
         evaluate(scoring)
 
@@ -132,10 +132,10 @@ BABU = px.fedbabu(head="dense_1", lr=0.1, num_steps=3, batch_size=4)
 OF_BABU = {"algorithm": BABU, "result": px.simulate(BABU, TASK, FED, px.rounds(4, 4, 2, key=KEY), key=KEY)}
 
 
-def test_a_frozen_part_is_named_in_words_and_moves_only_where_a_scoring_tunes_it():
+def test_a_frozen_part_is_described_and_changes_only_if_a_scoring_tunes_it():
     shared = OF_BABU["result"].params
     fixed = px.Algorithm(BABU.objective, BABU.local, BABU.server, px.Sharing(frozen="dense_1"))
-    assert "`dense_1` as it was at the start;" in evaluate(px.Scoring("global"), **OF_BABU).words
+    assert "`dense_1` at its initial value;" in evaluate(px.Scoring("global"), **OF_BABU).words
     body = models(px.Scoring("adapted", lr=0.3), **{**OF_BABU, "algorithm": fixed})
     assert_close(body["dense_1"]["kernel"], jnp.stack([shared["dense_1"]["kernel"]] * 4))
     assert all_moved(body["dense_0"], shared["dense_0"])
@@ -153,7 +153,7 @@ def test_fedbabu_is_scored_after_tuning_head_and_body():
     assert all_moved(found["dense_1"], shared["dense_1"])
     words = evaluate(scoring, **OF_BABU).words
     assert "after 3 gradient steps of all parameters of size 0.1" in words
-    assert "; before these steps, `dense_1` as it was at the start;" in words
+    assert "; before these steps, `dense_1` at its initial value;" in words
 
 
 @pytest.mark.parametrize("scoring", [px.Scoring("global"), px.Scoring("adapted", 0), px.Scoring("localized")])

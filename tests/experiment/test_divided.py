@@ -129,13 +129,13 @@ def test_an_interrupted_run_ends_in_the_same_bits(folders):
     assert numbers(whole) == numbers(resumed)
 
 
-def test_a_checkpoint_over_another_base_is_refused(folders):
+def test_a_checkpoint_with_another_base_is_refused(folders):
     work = prepare(config_of(CONFIG["algorithms"]))
     run = work.runs["Head"]
     saved = checkpoint.load(folders[0].checkpoints("Head"), lambda about: run.state_shapes(about["events"]))
     assert snapshot_of(run, saved).unshared.fingerprint == saved.about["base"] != ""
     other = saved._replace(about={**saved.about, "base": "0" * 64})
-    with refused("trained over other frozen parameters", "000000000000", "Restore the base of the model"):
+    with refused("different frozen or initial personal", "000000000000", "Restore the base of the model"):
         snapshot_of(run, other)
 
 
@@ -153,11 +153,11 @@ def test_records_state_what_was_done(folders):
     assert bytes_up["Head"] == 8 * (3 * 4) * 8  # four rounds of two clients, the kernel of the first layer alone
 
 
-def test_the_model_file_names_its_base_and_is_no_model_by_itself(folders):
+def test_the_model_file_names_its_base_and_is_not_a_complete_model(folders):
     path = folders[0].model("Head")
     about = checkpoint.read_model(path)[1]
     assert len(about["base"]) == 64 and json.loads(about["untrained"]) == ["dense_1"]
-    with refused("is no model by itself: dense_1 is personal"):
+    with refused("is not a complete model: dense_1 is personal"):
         px.load(path)
     with refused("Head has no shared model: dense_1 is personal"):
         px.load(folders[0].root, "Head")

@@ -54,7 +54,7 @@ def test_the_path_of_the_server_is_not_on_the_wire(base):
 
 def test_a_client_needs_the_same_file(base, tmp_path):
     given = served(base)
-    with pytest.raises(Refused, match=f"base with the SHA-256 {digest_of(base)}. Ask its operator for the file"):
+    with pytest.raises(Refused, match=f"base file with the SHA-256 {digest_of(base)}. Ask its operator for the file"):
         read_recipe(given.to_text(), given.layout_text(), Limits())
     other = tmp_path / "other.safetensors"
     checkpoint.export(other, recipe().initial_params(), {})

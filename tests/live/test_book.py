@@ -317,7 +317,7 @@ def test_numbers_of_clients_are_their_own(tmp_path):
     book = make_book(tmp_path)
     assert book.join("anna", 1).id == 1 and book.join("bert").id == 0 and book.join("cleo").id == 2
     assert book.join("anna", 1).id == 1
-    with pytest.raises(Mismatch, match="which is that of anna"):
+    with pytest.raises(Mismatch, match="and anna both have number"):
         book.join("dora", 1)
 
 

@@ -287,7 +287,7 @@ def test_what_a_server_announces_is_checked(tmp_path):
         with pytest.raises(ConfigError, match=f"`live.sample`: .*{said}"):
             sample(**given)
     given = recipe()
-    with pytest.raises(ConfigError, match=r"waits for the moments of `live.num_clients` clients"):
+    with pytest.raises(ConfigError, match=r"`standardize` requires `live.num_clients`"):
         make_book(tmp_path, make_recipe(given.config, given.schema, fits_scaling=True), Terms())
 
 

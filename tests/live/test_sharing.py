@@ -54,7 +54,7 @@ def test_a_client_with_another_frozen_part_is_refused():
     text = json.loads(given.to_text())
     assert read_recipe(given.to_text(), given.layout_text(), Limits()).params_shape
     other = json.dumps({**text, "unshared": "0" * 64})
-    with pytest.raises(Mismatch, match="parameters that do not travel"):
+    with pytest.raises(Mismatch, match="parameters that are not sent"):
         read_recipe(other, given.layout_text(), Limits())
 
 

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def open_loggers(names: Sequence[str], notify: Callable[[str], None] = lambda text: None) -> list[Listener]:
-    """Make the listeners with these names: adapters, or callbacks of your own as `module:name`.
+    """Make the listeners with these names: adapters, or your own callbacks as `module:name`.
 
     Their libraries are imported here, so a missing one raises `NotInstalled` before anything is trained.
 

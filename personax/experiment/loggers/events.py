@@ -20,7 +20,7 @@ class TrainingStarted:
     folder: Path  # the run folder
     run: str  # the name of the run
     algorithm: str
-    settings: dict[str, Any]  # the configuration of the run, with this algorithm only
+    settings: dict[str, Any]  # the configuration of the run, with only this algorithm
     history: Mapping[str, Sequence[EvaluationRecord]]  # by score: empty lists at the start
 
 

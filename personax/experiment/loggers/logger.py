@@ -21,7 +21,7 @@ class Series:
     algorithm: str
     score: str
     settings: Mapping[str, Any]
-    last_round: int  # the round of the last earlier evaluation, or 0; an interrupt may have come before it was logged
+    last_round: int  # of the last earlier evaluation, or 0; after an interrupt it may not have been logged
     id: str | None  # the id under which it was logged before
 
 
@@ -84,7 +84,7 @@ class Logger:
 
     def _write(self, event: Evaluated) -> None:
         writer = self.writers[event.score]
-        if event.record.round >= writer.next_round:  # a resumed run repeats what it did after its checkpoint
+        if event.record.round >= writer.next_round:  # a resumed run repeats the rounds after its checkpoint
             writer.write(event.record.round, values_of(event.record))
 
     def _end(self, status: str) -> None:
@@ -99,7 +99,7 @@ class Logger:
             do()
         except Exception as error:  # each library has its own errors
             self.failed = True
-            self.notify(f"Warning: {self.name} failed and gets no further events: {error}")
+            self.notify(f"Warning: {self.name} failed and receives no further events: {error}")
 
 
 def _read_ids(folder: Path) -> dict[str, dict[str, str]]:
