@@ -57,6 +57,7 @@ class HostStream(IntEnum):
     NEXT_CLIENTS = 2**31 + 43  # the next client of a server with a limited number of active clients
     VISIT_DELAYS = 2**31 + 44  # delays of single visits (client, update)
     CONTROL = 2**31 + 45  # decisions of controllers (event)
+    EXPECTED_DELAYS = 2**31 + 46  # the delays from which the expected durations of visits are estimated
     LIVE_COHORTS = 2**31 + 64  # members of a live round (server version, journal entry)
     SYNTHETIC = 2**31 + 100  # model and samples of a synthetic client (client)
 

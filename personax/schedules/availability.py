@@ -16,19 +16,19 @@ class Online(Protocol):
     """The times at which devices are online. Work stops while a device is offline and continues afterwards."""
 
     def worked(self, devices: np.ndarray, time: np.ndarray) -> np.ndarray:
-        """Return how long each device has been online by a time."""
+        """Return the total time that each device has been online up to a given time."""
         ...
 
     def begins(self, devices: np.ndarray, worked: np.ndarray) -> np.ndarray:
-        """Return the first time from which a device that has been online for so long is online again."""
+        """Return the time at which each device continues after a given total time online."""
         ...
 
     def ends(self, devices: np.ndarray, worked: np.ndarray) -> np.ndarray:
-        """Return the first time by which a device has been online for so long."""
+        """Return the first time at which the total time online reaches `worked`."""
         ...
 
-    def is_online(self, devices: np.ndarray, time: float) -> np.ndarray:
-        """Return whether each device is online."""
+    def online_from(self, devices: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Return the given time for each device that is online then, and otherwise the time of its next interval."""
         ...
 
     def scalars(self) -> "OnlineScalars": ...
@@ -39,9 +39,8 @@ class OnlineScalars:
     """The methods of `Online` for one device, which a loop over events calls millions of times."""
 
     worked: Callable[[int, float], float]
-    begins: Callable[[int, float], float]
     ends: Callable[[int, float], float]
-    is_online: Callable[[int, float], bool]
+    online_from: Callable[[int, float], float]
 
 
 @dataclass(frozen=True)
@@ -52,20 +51,12 @@ class AlwaysOnline:
         """Return the time itself."""
         return np.broadcast_to(time, np.shape(devices))
 
-    def begins(self, devices: np.ndarray, worked: np.ndarray) -> np.ndarray:
-        """Return the time worked."""
-        return np.broadcast_to(worked, np.shape(devices))
-
-    ends = begins
-
-    def is_online(self, devices: np.ndarray, time: float) -> np.ndarray:
-        """Return True for each device."""
-        return np.ones(np.shape(devices), bool)
+    begins = ends = online_from = worked
 
     def scalars(self) -> OnlineScalars:
-        """Return the same for single devices."""
+        """Return the same functions for single devices."""
         same = lambda device, time: time
-        return OnlineScalars(same, same, same, lambda device, time: True)
+        return OnlineScalars(same, same, same)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +104,7 @@ class Availability:
         return self._before[last] + (self.end - self.start)[last]
 
     def _last(self, values: np.ndarray, devices: np.ndarray, at_most: np.ndarray) -> np.ndarray:
-        """The last of each device's intervals whose value is at most so large; the one before its first if none is."""
+        """Find each device's last interval whose value is at most `at_most`, or the one before its first interval."""
         low, high = self.offsets[devices] - 1, self.offsets[np.asarray(devices) + 1]
         for _ in range(int(np.diff(self.offsets).max()).bit_length()):
             middle = (low + high) >> 1
@@ -122,20 +113,20 @@ class Availability:
         return low
 
     def worked(self, devices: np.ndarray, time: np.ndarray) -> np.ndarray:
-        """Return how long each device has been online by a time."""
+        """Return the total time that each device has been online up to a given time."""
         turns, phase = np.divmod(time, self.period)
         at = self._last(self.start, devices, phase)
         now = self._before[at] + np.minimum(phase, self.end[at]) - self.start[at]
         return turns * self._total[devices] + np.where(at >= self.offsets[devices], now, 0.0)
 
     def begins(self, devices: np.ndarray, worked: np.ndarray) -> np.ndarray:
-        """Return the first time from which a device that has been online for so long is online again."""
+        """Return the time at which each device continues after a given total time online."""
         turns, rest = np.divmod(worked, self._total[devices])
         at = self._last(self._before, devices, rest)
         return turns * self.period + self.start[at] + (rest - self._before[at])
 
     def ends(self, devices: np.ndarray, worked: np.ndarray) -> np.ndarray:
-        """Return the first time by which a device has been online for so long."""
+        """Return the first time at which the total time online reaches `worked`."""
         total = self._total[devices]
         turns, rest = np.divmod(worked, total)
         full = (rest == 0) & (turns > 0)
@@ -144,14 +135,18 @@ class Availability:
         at = at - ((self._before[at] == rest) & (at > self.offsets[devices]))
         return turns * self.period + self.start[at] + (rest - self._before[at])
 
-    def is_online(self, devices: np.ndarray, time: float) -> np.ndarray:
-        """Return whether each device is online."""
-        phase = np.broadcast_to(time % self.period, np.shape(devices))
+    def online_from(self, devices: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Return the given time for each device that is online then, and otherwise the time of its next interval."""
+        turns, phase = np.divmod(np.broadcast_to(time, np.shape(devices)), self.period)
+        first, after = self.offsets[devices], self.offsets[np.asarray(devices) + 1]
         at = self._last(self.start, devices, phase)
-        return (at >= self.offsets[devices]) & (phase < self.end[at])
+        is_online = (at >= first) & (phase < self.end[at])
+        is_last = at + 1 == after
+        next_start = (turns + is_last) * self.period + self.start[np.where(is_last, first, at + 1)]
+        return np.where(is_online, time, np.maximum(time, next_start))
 
     def scalars(self) -> OnlineScalars:
-        """Return the same for single devices: Python's own numbers, which are ten times faster one at a time."""
+        """Return the same functions for single devices. Python's own numbers are ten times faster one at a time."""
         packed = lambda values: array("d", np.asarray(values, float).tobytes())
         start, end, before, total = map(packed, (self.start, self.end, self._before, self._total))
         offsets, period = array("q", self.offsets.astype(np.int64).tobytes()), self.period
@@ -162,11 +157,6 @@ class Availability:
             at = bisect_right(start, phase, low, offsets[device + 1]) - 1
             return turns * total[device] + (0.0 if at < low else before[at] + min(phase, end[at]) - start[at])
 
-        def begins(device: int, worked: float) -> float:
-            turns, rest = divmod(worked, total[device])
-            at = bisect_right(before, rest, offsets[device], offsets[device + 1]) - 1
-            return turns * period + start[at] + (rest - before[at])
-
         def ends(device: int, worked: float) -> float:
             turns, rest = divmod(worked, total[device])
             if rest == 0 and turns > 0:
@@ -176,9 +166,12 @@ class Availability:
             at -= before[at] == rest and at > low
             return turns * period + start[at] + (rest - before[at])
 
-        def is_online(device: int, time: float) -> bool:
-            phase, low = time % period, offsets[device]
-            at = bisect_right(start, phase, low, offsets[device + 1]) - 1
-            return at >= low and phase < end[at]
+        def online_from(device: int, time: float) -> float:
+            turns, phase = divmod(time, period)
+            low, high = offsets[device], offsets[device + 1]
+            after = bisect_right(start, phase, low, high)
+            if after > low and phase < end[after - 1]:
+                return time
+            return max(time, turns * period + start[after] if after < high else (turns + 1) * period + start[low])
 
-        return OnlineScalars(worked, begins, ends, is_online)
+        return OnlineScalars(worked, ends, online_from)

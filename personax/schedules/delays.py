@@ -1,12 +1,13 @@
 """Random delays: the virtual time that downloads, computation and uploads take."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
 
 from personax.keys import HostStream, host_generator
-from personax.schedules.timing import IsOnline, RoundPlan, StartVisit, Times, Visits
+from personax.schedules.timing import RoundPlan, Times, VisitStarter, Visits
 from personax.typing import Array
 from personax.values import DELAY_TIMES, DELAYS, require, require_count, require_nonnegative, require_positive, value
 
@@ -234,26 +235,44 @@ class Delays:
             client, update, Times(*(np.concatenate(parts).ravel() for parts in (requested, received, arrived)))
         )
 
-    def plan_rounds(
-        self, num_clients: int, num_rounds: int, cohort_size: int, key: Array, cohorts: np.ndarray | None
-    ) -> RoundPlan:
-        """Draw cohorts of all clients, and delays, in blocks of rounds; the first rounds may have given `cohorts`."""
-        num_drawn = -(-num_rounds // BLOCK) * BLOCK
-        given = np.zeros((0, cohort_size), int) if cohorts is None else cohorts
+    def plan_rounds(self, num_clients: int, num_rounds: int, cohort_size: int, key: Array) -> RoundPlan:
+        """Draw cohorts of all clients, and their delays, in blocks of rounds."""
+        num_drawn = whole_blocks(num_rounds)
         rng = host_generator(key, HostStream.COHORTS)
         drawn = np.stack([rng.choice(num_clients, cohort_size, replace=False) for _ in range(num_drawn)])
-        members = np.concatenate([given, drawn[len(given) :]])
-        blocks = [self.sample(key, block, who) for block, who in enumerate(np.split(members, num_drawn // BLOCK))]
-        download, rest = (np.concatenate([times[i] for times in blocks]) for i in (0, 1))
+        blocks = np.split(drawn, num_drawn // BLOCK)
+        sampled = [self.sample(key, block, who)[:2] for block, who in enumerate(blocks)]
+
+        def waits(round: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            block, row = divmod(round, BLOCK)
+            if np.array_equal(clients, drawn[round]):
+                return sampled[block][0][row], sampled[block][1][row]
+            others = blocks[block].copy()
+            others[row] = clients
+            download, rest, _ = self.sample(key, block, others)
+            return download[row], rest[row]
 
         def times(round: int, clients: np.ndarray, begin: float) -> Times:
-            requested = np.full(len(clients), begin)
-            return Times(requested, begin + download[round], begin + (download[round] + rest[round]))
+            download, rest = waits(round, clients)
+            return Times(np.full(len(clients), begin), begin + download, begin + (download + rest))
 
-        return RoundPlan(lambda round, begin: members[round], times)
+        durations = cache(lambda: self._durations(num_clients, key))
+        return RoundPlan(
+            members=lambda round, begin: drawn[round],
+            times=times,
+            online_from=lambda clients, time: np.full(len(clients), time),
+            durations=lambda clients: durations()[clients],
+        )
 
-    def visit_starter(self, key: Array) -> tuple[IsOnline, StartVisit]:
-        """Return functions of single clients, which are always online: the times of a visit from a time on."""
+    def _durations(self, num_clients: int, key: Array) -> np.ndarray:
+        """Estimate the mean duration of each client's visits from draws of their own."""
+        rng, clients = host_generator(key, HostStream.EXPECTED_DELAYS), np.arange(num_clients)
+        draw = lambda delay, update: delay.sample(rng, clients, np.full(num_clients, update))
+        visit = lambda update: sum(draw(delay, update) for delay in (self.download, self.compute, self.upload))
+        return sum(map(visit, range(BLOCK)), np.zeros(num_clients)) / BLOCK
+
+    def visit_starter(self, key: Array) -> VisitStarter:
+        """Return functions of single clients, which are always online."""
 
         def start(client: int, update: int, time: float) -> tuple[float, float, float]:
             rng = host_generator(key, HostStream.VISIT_DELAYS, client, update)
@@ -261,7 +280,12 @@ class Delays:
             received = time + draw(self.download)
             return time, received, received + (draw(self.compute) + draw(self.upload))
 
-        return lambda client, time: True, start
+        return VisitStarter(lambda client, time: time, start)
+
+
+def whole_blocks(num_rounds: int) -> int:
+    """Round up to whole blocks of rounds."""
+    return -(-num_rounds // BLOCK) * BLOCK
 
 
 def _complete(arrived: np.ndarray, num_events: int) -> bool:

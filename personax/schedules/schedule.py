@@ -5,12 +5,13 @@ client requested its model; the staleness in server versions depends on the serv
 parameters, so a schedule is a table that is computed before the run.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from personax.schedules.rules import RoundColumns, RoundRules
 from personax.values import optional_import
 from personax.values.notebook import html_table
 
@@ -33,8 +34,9 @@ class Schedule:
         pending: the times at which clients received models whose updates arrive after the last event.
         reported: False for members of a cohort that the server did not wait for: their visit changes nothing. By
             default all have reported.
-        with_cohorts: makes the same rounds with other cohorts in the first of them, [rounds, cohort]; None for
-            arrivals.
+        wanted: True for members of a cohort whose updates are aggregated if they have reported. By default, the
+            aggregated ones.
+        rules: the rules by which rounds can be replayed with other cohorts (`with_cohorts`); None for arrivals.
 
     >>> import numpy as np, personax as px
     >>> column = lambda *numbers: np.array(numbers)
@@ -62,11 +64,14 @@ class Schedule:
     round_ends: np.ndarray
     pending: np.ndarray = field(default_factory=lambda: np.zeros(0))
     reported: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-    with_cohorts: "Callable[[np.ndarray], Schedule] | None" = None
+    wanted: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    rules: RoundRules | None = None
 
     def __post_init__(self) -> None:
         if not len(self.reported):
             object.__setattr__(self, "reported", np.ones(len(self.client), bool))
+        if not len(self.wanted):
+            object.__setattr__(self, "wanted", self.aggregated)
         arrays = (
             self.started_at,
             self.requested,
@@ -75,6 +80,7 @@ class Schedule:
             self.aggregated,
             self.round_ends,
             self.reported,
+            self.wanted,
         )
         if not len(self.client) or any(len(array) != len(self.client) for array in arrays):
             raise ValueError(
@@ -88,7 +94,7 @@ class Schedule:
                 f"`started_at` must not be later than the event itself, got {self.started_at[late[0]]} at {late[0]}."
             )
         ends = np.flatnonzero(self.round_ends) + 1
-        if len(ends) and (ends[-1] != len(self.client) or len(set(np.diff(ends, prepend=0).tolist())) > 1):
+        if len(ends) and (ends[-1] != len(self.client) or np.any(np.diff(ends, prepend=0) != ends[0])):
             raise ValueError(
                 f"Rounds must have equal length and end with the last event, got ends {ends[:5].tolist()}."
             )
@@ -139,15 +145,46 @@ class Schedule:
         same = lambda name: np.array_equal(getattr(self, name)[: shorter.num_events], getattr(shorter, name))
         return self.num_clients == shorter.num_clients and all(map(same, _COLUMNS))
 
-    def updates(self) -> np.ndarray:
-        """Count, for each event, the earlier events of the same client."""
-        order = np.argsort(self.client, kind="stable")
-        sorted_clients = self.client[order]
+    @property
+    def downloaded(self) -> np.ndarray:
+        """True for events whose client has downloaded the model, or begun to, before it was stopped."""
+        return self.reported | (self.requested < self.time)
+
+    def with_cohorts(self, round: int, cohorts: Sequence[np.ndarray | None]) -> "Schedule":
+        """Return the same rounds with other cohorts from `round` on; None stands for a cohort that is drawn.
+
+        The rounds after these are unchanged: they do not yet begin when the replaced ones end.
+
+        >>> import jax, personax as px
+        >>> schedule = px.rounds(20, num_rounds=50, cohort_size=2, key=jax.random.key(0))
+        >>> schedule.with_cohorts(1, [[7, 3]]).client[2:4].tolist()
+        [7, 3]
+        """
+        if self.rules is None:
+            raise ValueError("A schedule of arrivals has no cohorts. Use `rounds(...)` with a synchronous server.")
+        shape = (-1, self.round_size)
+        times = np.stack([column.reshape(shape) for column in (self.requested, self.received, self.time)])
+        before = RoundColumns(self.client.reshape(shape), times, self.reported.reshape(shape))
+        after = self.rules.replay(before, round, cohorts)
+        names = zip(("requested", "received", "time"), after.times, strict=True)
+        return replace(
+            self,
+            **{name: times.ravel() for name, times in names},
+            client=after.client.ravel(),
+            reported=after.reported.ravel(),
+            aggregated=after.reported.ravel() & self.wanted,
+        )
+
+    def updates(self, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Count, for each event from `begin` to `end`, the earlier events of the same client."""
+        client = self.client[begin:end]
+        order = np.argsort(client, kind="stable")
+        sorted_clients = client[order]
         first = np.r_[True, sorted_clients[1:] != sorted_clients[:-1]]
         run_start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
         counts = np.empty(len(order), np.int32)
         counts[order] = np.arange(len(order)) - run_start
-        return counts
+        return counts + self.visits(begin)[client].astype(np.int32) if begin else counts
 
     def visits(self, num_events: int) -> np.ndarray:
         """Count each client's events among the first `num_events`."""

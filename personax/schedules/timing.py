@@ -28,21 +28,38 @@ class Visits(NamedTuple):
 
 
 class RoundPlan(NamedTuple):
-    """The cohorts of synchronous rounds: the members of a round, and their times if it begins at some time."""
+    """The delays of synchronous rounds.
+
+    Args:
+        members: the drawn cohort of a round that begins at a given time.
+        times: the times of the visits of a round, for its clients and its beginning.
+        online_from: the times at which clients are online, from a given time on.
+        durations: the expected durations of the visits of clients, while they are online.
+    """
 
     members: Callable[[int, float], np.ndarray]
     times: Callable[[int, np.ndarray, float], Times]
+    online_from: Callable[[np.ndarray, float], np.ndarray]
+    durations: Callable[[np.ndarray], np.ndarray]
 
 
-StartVisit = Callable[[int, int, float], tuple[float, float, float]]  # of a client, its updates, and a time
-IsOnline = Callable[[int, float], bool]
+class VisitStarter(NamedTuple):
+    """Functions of a single client: when it is online, and the times of a visit that begins at a given time.
+
+    `start` takes the client, its number of earlier updates and the time, and returns the request, which is not before
+    that time, the end of the download, and the arrival.
+    """
+
+    online_from: Callable[[int, float], float]
+    start: Callable[[int, int, float], tuple[float, float, float]]
 
 
 class Timing(Protocol):
-    """The questions of `arrivals` and `rounds`. `px.delays.Delays` and the delays of traces answer it."""
+    """The delays behind `arrivals` and `rounds`: `px.delays.Delays`, those of devices, or your own."""
 
     def visits(self, num_clients: int, num_events: int, key: Array) -> Visits: ...
-    def plan_rounds(
-        self, num_clients: int, num_rounds: int, cohort_size: int, key: Array, cohorts: np.ndarray | None
-    ) -> RoundPlan: ...
-    def visit_starter(self, key: Array) -> tuple[IsOnline, StartVisit]: ...
+    def plan_rounds(self, num_clients: int, num_rounds: int, cohort_size: int, key: Array) -> RoundPlan: ...
+    def visit_starter(self, key: Array) -> VisitStarter: ...
+
+
+TIMING = ("visits", "plan_rounds", "visit_starter")  # the methods of `Timing`

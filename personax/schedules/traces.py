@@ -13,7 +13,8 @@ import numpy as np
 
 from personax.keys import HostStream, client_uniforms, host_generator
 from personax.schedules.availability import AlwaysOnline, Availability, Online
-from personax.schedules.timing import IsOnline, RoundPlan, StartVisit, Times, Visits
+from personax.schedules.concurrency import TRIES
+from personax.schedules.timing import RoundPlan, Times, VisitStarter, Visits
 from personax.schedules.trace_files import read_devices, read_intervals
 from personax.typing import Array
 from personax.values import DELAYS, require_count, require_nonnegative, require_one_of, require_positive
@@ -23,7 +24,6 @@ __all__ = ["DeviceDelays", "Devices", "VisitWork", "generate", "read"]
 Assign = Literal["drawn", "in_order"]
 HOUR, DAY = 3600.0, 24 * 3600.0
 _SLACK = 1.05  # more arrivals than this times those wanted are not computed, unless they are simultaneous
-_TRIES = 64  # clients that are drawn before the server waits for the next one that comes online
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,55 +238,55 @@ class DeviceDelays:
         arrived = np.maximum(received, self.online.ends(device, (update + 1) * own))
         return Visits(client, update, Times(requested, received, arrived))
 
-    def plan_rounds(
-        self, num_clients: int, num_rounds: int, cohort_size: int, key: Array, cohorts: np.ndarray | None
-    ) -> RoundPlan:
-        """Draw cohorts among the clients that are online; the first rounds may have given `cohorts`."""
+    def plan_rounds(self, num_clients: int, num_rounds: int, cohort_size: int, key: Array) -> RoundPlan:
+        """Draw each cohort among the clients that are online when its round begins."""
         self._require(num_clients)
-        given = np.zeros((0, cohort_size), int) if cohorts is None else cohorts
 
         def members(round: int, begin: float) -> np.ndarray:
             rng = host_generator(key, HostStream.ONLINE_COHORTS, round)
-            return given[round] if round < len(given) else self._draw(rng, num_clients, cohort_size, begin)
+            return self._draw(rng, num_clients, cohort_size, begin)
 
-        return RoundPlan(members, lambda round, clients, begin: self._times(clients, begin))
+        return RoundPlan(
+            members=members,
+            times=lambda round, clients, begin: self._times(clients, begin),
+            online_from=self._online_from,
+            durations=lambda clients: self._flight[clients],
+        )
 
-    def visit_starter(self, key: Array) -> tuple[IsOnline, StartVisit]:
-        """Return functions of single clients: whether one is online, and the times of a visit from a time on."""
+    def visit_starter(self, key: Array) -> VisitStarter:
+        """Return functions of single clients."""
         scalars = self.online.scalars()
         device, download, flight = (column.tolist() for column in (self.device, self.download, self._flight))
 
         def start(client: int, update: int, time: float) -> tuple[float, float, float]:
             own = device[client]
-            worked = scalars.worked(own, time)
-            requested = scalars.begins(own, worked)
+            worked, requested = scalars.worked(own, time), scalars.online_from(own, time)
             received = max(requested, scalars.ends(own, worked + download[client]))
             return requested, received, max(received, scalars.ends(own, worked + flight[client]))
 
-        return lambda client, time: scalars.is_online(device[client], time), start
+        return VisitStarter(lambda client, time: scalars.online_from(device[client], time), start)
+
+    def _online_from(self, clients: np.ndarray, time: float) -> np.ndarray:
+        return self.online.online_from(self.device[clients], np.full(len(clients), time))
 
     def _times(self, clients: np.ndarray, begin: float) -> Times:
-        """Return the times of visits that begin at one time, or as soon after it as the device is online."""
-        device = self.device[clients]
+        """Return the times of visits that begin at a given time, or as soon after it as the device is online."""
+        device, requested = self.device[clients], self._online_from(clients, begin)
         worked = self.online.worked(device, np.full(len(clients), begin))
-        requested = np.maximum(begin, self.online.begins(device, worked))
         received = np.maximum(requested, self.online.ends(device, worked + self.download[clients]))
-        return Times(
-            requested, received, np.maximum(received, self.online.ends(device, worked + self._flight[clients]))
-        )
+        arrived = np.maximum(received, self.online.ends(device, worked + self._flight[clients]))
+        return Times(requested, received, arrived)
 
     def _draw(self, rng: np.random.Generator, num_clients: int, size: int, begin: float) -> np.ndarray:
-        """Draw a cohort of clients that are online; where there are too few, the next to come online complete it."""
-        drawn = rng.integers(num_clients, size=_TRIES * size)
+        """Draw a cohort of clients that are online; if there are too few, add the next ones to come online."""
+        drawn = rng.integers(num_clients, size=TRIES * size)
         _, first = np.unique(drawn, return_index=True)
         distinct = drawn[np.sort(first)]
-        found = distinct[self.online.is_online(self.device[distinct], begin)][:size]
+        found = distinct[self._online_from(distinct, begin) == begin][:size]
         if len(found) == size:
             return found
         order = rng.permutation(num_clients)
-        device = self.device[order]
-        waits = self.online.begins(device, self.online.worked(device, np.full(num_clients, begin)))
-        return order[np.argsort(np.maximum(waits, begin), kind="stable")[:size]]
+        return order[np.argsort(self._online_from(order, begin), kind="stable")[:size]]
 
     def _require(self, num_clients: int) -> None:
         if num_clients != len(self.device):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from personax.schedules import VisitWork, arrivals, rounds, traces
 from personax.schedules.availability import AlwaysOnline, Availability
+from personax.schedules.delays import Delays, Exponential, Gamma
 from personax.schedules.traces import DeviceDelays, Devices
 
 KEY = jax.random.key(5)
@@ -142,14 +143,71 @@ def test_the_first_to_report_are_aggregated_and_end_the_round():
     assert not nobody.reported.any() and nobody.time.max() == 1.0
 
 
-def test_given_cohorts_replace_the_first_drawn_ones():
-    for delays in (traces.generate(9, key=KEY).delays(VisitWork(np.full(9, 5.0), 1e3, 1e3), key=KEY), None):
-        schedule = rounds(9, 6, 3, key=KEY, **({} if delays is None else {"delays": delays}))
+def fractional(num_clients, seed=0):
+    """Delays of devices whose sums are rounded."""
+    rng = np.random.default_rng(seed)
+    edges = np.sort(rng.uniform(0, 100.0, (num_clients, 6)), axis=1)
+    online = Availability(np.arange(num_clients + 1) * 3, edges[:, ::2].ravel(), edges[:, 1::2].ravel(), 100.0)
+    return DeviceDelays(np.arange(num_clients), *rng.uniform(0.01, 9.0, (3, num_clients)), online)
+
+
+@pytest.mark.parametrize("concurrency", [1, 7, 40])
+def test_a_limited_server_sends_the_model_after_the_arrival_that_caused_it(concurrency):
+    schedule = arrivals(40, 4000, delays=fractional(40), key=KEY, concurrency=concurrency)
+    causes = np.sort(np.r_[np.zeros(concurrency), schedule.time])
+    visits = np.sort(np.r_[schedule.requested, np.full(concurrency, np.inf)])  # in flight after the last arrival
+    assert np.all(visits[: len(schedule.time)] >= causes[: len(schedule.time)])
+    np.testing.assert_array_equal(
+        schedule.started_at, np.minimum((schedule.time <= schedule.requested[:, None]).sum(axis=1), np.arange(4000))
+    )
+    for client in range(40):
+        own = np.flatnonzero(schedule.client == client)
+        assert np.all(schedule.requested[own[1:]] >= schedule.time[own[:-1]])
+        assert np.all(schedule.started_at[own[1:]] > own[:-1])  # not older than the client's own update
+
+
+def test_with_all_clients_active_a_limited_server_is_an_unlimited_one():
+    delays = fractional(12)
+    limited, plain = (arrivals(12, 500, delays=delays, key=KEY, concurrency=limit) for limit in (12, None))
+    np.testing.assert_array_equal(limited.client, plain.client)
+    np.testing.assert_array_equal(limited.started_at, plain.started_at)
+    np.testing.assert_allclose(limited.time, plain.time, rtol=1e-12)
+    many = arrivals(20_000, 20_000, delays=fractional(20_000), key=KEY, concurrency=20_000)  # in linear time
+    assert many.num_events == 20_000
+
+
+def test_a_limited_server_draws_uniformly_among_idle_clients():
+    delays = DeviceDelays(np.arange(5), np.zeros(5), np.ones(5), np.zeros(5), AlwaysOnline())
+    schedule = arrivals(5, 20_000, delays=delays, key=KEY, concurrency=1)
+    np.testing.assert_allclose(np.bincount(schedule.client) / 20_000, 0.2, atol=0.015)
+    pairs = np.bincount(5 * schedule.client[:-1] + schedule.client[1:], minlength=25) / 19_999
+    np.testing.assert_allclose(pairs, 0.04, atol=0.008)
+
+
+def test_cohorts_can_be_replaced():
+    for delays in (fractional(9), Delays(Exponential(1.0), Gamma(tuple(range(1, 10))))):
+        schedule = rounds(9, 70, 3, key=KEY, delays=delays, deadline=20.0)
         cohorts = np.array([[8, 1, 0], [2, 3, 4]])
-        changed = schedule.with_cohorts(cohorts)
-        assert changed.client.reshape(6, 3)[:2].tolist() == cohorts.tolist()
-        same = schedule.with_cohorts(schedule.client.reshape(6, 3)[:4])
+        changed = schedule.with_cohorts(0, cohorts)
+        assert changed.client.reshape(70, 3)[:2].tolist() == cohorts.tolist()
+        given = rounds(9, 70, 3, key=KEY, delays=delays, deadline=20.0, cohorts=cohorts)
+        again = changed.with_cohorts(2, [None] * 68)
+        assert again.begins_with(given) and given.begins_with(again)
+        late = schedule.with_cohorts(66, [cohorts[0]])
+        assert late.client.reshape(70, 3)[66].tolist() == [8, 1, 0]
+        for name in ("client", "requested", "time", "reported", "aggregated"):
+            np.testing.assert_array_equal(getattr(late, name)[: 3 * 66], getattr(schedule, name)[: 3 * 66])
+        same = schedule.with_cohorts(0, schedule.client.reshape(70, 3)[:4])
         assert same.begins_with(schedule) and schedule.begins_with(same)
+        np.testing.assert_array_equal(late.updates(3 * 60, 3 * 68), late.updates()[3 * 60 : 3 * 68])
+
+
+def test_a_download_that_has_not_begun_is_not_counted():
+    online = Availability(np.arange(4), np.array([0.0, 5.0, 2.0]), np.array([50.0, 50.0, 50.0]), 50.0)
+    delays = DeviceDelays(np.arange(3), np.ones(3), np.ones(3), np.ones(3), online)
+    schedule = rounds(3, 1, 3, key=KEY, delays=delays, deadline=4.0)
+    of = dict(zip(schedule.client.tolist(), zip(schedule.reported, schedule.downloaded, strict=True), strict=True))
+    assert of == {0: (True, True), 1: (False, False), 2: (False, True)}
 
 
 def test_a_million_seconds_keep_their_precision():
@@ -159,7 +217,7 @@ def test_a_million_seconds_keep_their_precision():
     scalars, device = online.scalars(), rng.integers(50, size=400)
     time = rng.uniform(0, 1e6, 400)
     worked = online.worked(device, time)
-    for name, given_ in (("worked", time), ("begins", worked), ("ends", worked)):
+    for name, given_ in (("worked", time), ("online_from", time), ("ends", worked)):
         own = [getattr(scalars, name)(int(d), float(t)) for d, t in zip(device, given_, strict=True)]
         np.testing.assert_array_equal(getattr(online, name)(device, given_), own)
     for d, t, w in zip(device[:50], time, worked, strict=False):
@@ -167,8 +225,9 @@ def test_a_million_seconds_keep_their_precision():
         turns = np.arange(12)[:, None] * online.period
         inside = np.clip(np.minimum(turns + online.end[part], t) - (turns + online.start[part]), 0, None)
         assert w == pytest.approx(inside.sum(), abs=1e-6)
-    up = online.is_online(device, 7.5e5)
-    assert up.tolist() == [scalars.is_online(int(d), 7.5e5) for d in device]
+    begins = online.online_from(device, time)
+    np.testing.assert_allclose(begins, np.maximum(time, online.begins(device, worked)), rtol=1e-12)
+    assert np.all(begins >= time) and np.array_equal(online.online_from(device, begins), begins)
 
 
 # devices
@@ -199,7 +258,8 @@ def test_generated_devices_have_their_distributions():
     assert abs(made.download.mean() / 2.5e6 - 1) < 0.02 and abs(made.download.std() / 1.25e6 - 1) < 0.05
     ratio = made.download / made.upload
     assert ratio.min() >= 4 and ratio.max() <= 6 and abs(ratio.mean() - 5) < 0.02
-    share = [made.online.is_online(np.arange(20_000), 3600.0 * hour + 1).mean() for hour in range(24)]
+    hours = 3600.0 * np.arange(24) + 1
+    share = [np.mean(made.online.online_from(np.arange(20_000), np.full(20_000, hour)) == hour) for hour in hours]
     rate = np.mean([s / (0.4 * np.sin(2 * np.pi * h / 24) + 0.5) for h, s in enumerate(share)])
     np.testing.assert_allclose(share, rate * (0.4 * np.sin(2 * np.pi * np.arange(24) / 24) + 0.5), atol=0.02)
     assert np.mean(share) == pytest.approx(made.online.share, abs=1e-9)
@@ -285,6 +345,7 @@ def test_a_pickle_is_not_a_trace(tmp_path):
         ),
         (lambda: rounds(4, 2, 2, key=KEY, cohorts=[[1, 1]]), "different clients in 0..3"),
         (lambda: rounds(4, 2, 2, key=KEY, cohorts=[[1, 2, 3]]), r"must be \[at most 2 rounds, 2 clients\]"),
+        (lambda: rounds(4, 2, 2, key=KEY, cohorts=[[1, -1]]), "different clients in 0..3"),
         (lambda: rounds(4, 2, 2, key=KEY, deadline=0.0), "`deadline` must be positive"),
         (lambda: rounds(4, 2, 2, key=KEY, aggregate="last"), "`aggregate`"),
     ],
