@@ -1,10 +1,11 @@
-"""Controllers: early stopping, targets and budgets, and the selection of clients by what is measured."""
+"""Controllers: early stopping, targets, budgets, and the selection of clients by their losses."""
 
 from typing import Any
 
 import numpy as np
 
-from personax.simulation.control import Controller, Decision, Observed, State
+from personax.simulation.control import Controller, Decision, Observed, State, any_run
+from personax.simulation.oort import Oort
 from personax.values import CONTROLLERS, require, require_count, require_nonnegative, require_positive, value
 
 __all__ = ["EarlyStopping", "Oort", "PowerOfChoice", "RunBudget", "Target", "Together"]
@@ -27,6 +28,7 @@ class EarlyStopping:
     needs_score = True
     needs_losses = False
     selects = False
+    check = any_run
 
     def __post_init__(self) -> None:
         require_count("patience", self.patience)
@@ -40,7 +42,7 @@ class EarlyStopping:
         """Compare the score with the best before it."""
         improved = state["best"] is None or seen.gain > state["best"] + self.least_gain
         best, waited = (seen.gain, 0) if improved else (state["best"], state["waited"] + 1)
-        words = f"the validation score has not improved for {waited} decisions"
+        words = f"the validation score has not improved for {waited} decision{'s' if waited > 1 else ''}"
         return Decision({"best": best, "waited": waited}, words if waited >= self.patience else "")
 
 
@@ -58,6 +60,7 @@ class Target:
     needs_score = True
     needs_losses = False
     selects = False
+    check = any_run
 
     def begin(self) -> State:
         """Return no state."""
@@ -88,6 +91,7 @@ class RunBudget:
     needs_score = False
     needs_losses = False
     selects = False
+    check = any_run
 
     def __post_init__(self) -> None:
         require_positive("time", self.time)
@@ -114,10 +118,13 @@ class RunBudget:
 class PowerOfChoice:
     """Power-of-Choice (Cho 2020, pow-d): the cohort is the clients with the highest losses of `num_candidates`.
 
-    The candidates are drawn without replacement with probabilities proportional to their numbers of samples; their
-    losses are those of the server's model on their training data. With `every=1` this happens in each round.
-    Departures from the paper: none known, but the rule was checked against summaries and other implementations, not
-    against the paper itself. The candidates' downloads are not counted as bytes.
+    The candidates are drawn without replacement with probabilities proportional to their numbers of samples, and each
+    reports the loss of the server's model on its training data. With `every=1` this happens in each round. The model
+    is sent to all candidates, which counts as traffic.
+
+    Departures from the paper: candidates are drawn among the clients that are online, so there are fewer if fewer are
+    online. Reporting a loss takes no virtual time. The rule was checked against summaries of the paper and other
+    implementations, because its full text was not available.
 
     >>> PowerOfChoice(num_candidates=20).selects
     True
@@ -132,112 +139,23 @@ class PowerOfChoice:
     def __post_init__(self) -> None:
         require_count("num_candidates", self.num_candidates)
 
+    def check(self, num_clients: int, cohort_size: int) -> None:
+        """Require at least as many candidates as the cohort has, and at most all clients."""
+        within = lambda v: (v >= cohort_size) & (v <= num_clients)
+        must = f"be between the cohort size, {cohort_size}, and the number of clients, {num_clients}"
+        require(within, "num_candidates", self.num_candidates, must)
+
     def begin(self) -> State:
         """Return no state."""
         return {}
 
     def decide(self, state: State, seen: Observed) -> Decision:
         """Draw candidates and keep those with the highest losses."""
-        least, most = seen.cohort_size, len(seen.samples)
-        require(lambda v: (v >= least) & (v <= most), "num_candidates", self.num_candidates, f"lie in {least}..{most}")
-        share = seen.samples / seen.samples.sum()
-        candidates = seen.rng.choice(most, self.num_candidates, replace=False, p=share)
+        able = seen.available(seen.cohort_size)
+        share = seen.samples[able] / seen.samples[able].sum()
+        candidates = seen.rng.choice(able, min(self.num_candidates, len(able)), replace=False, p=share)
         order = np.argsort(-seen.losses(candidates).mean, kind="stable")
         return Decision(state, cohort=candidates[order[: seen.cohort_size]])
-
-
-@CONTROLLERS.register(
-    summary="Selects clients by their losses and their speed, and explores others",
-    source="Lai 2021",
-    citations=("lai2021",),
-)
-@value
-class Oort:
-    """Oort (Lai 2021): clients whose losses and speed promise the most, and a share of clients not seen before.
-
-    A client i that took part in round L(i), for the last time and for t_i of virtual time, has at round R the utility
-
-        (clip(U_i) - min) / (max - min) + sqrt(0.1 log R / L(i)),   U_i = n_i sqrt(mean of its squared losses),
-
-    multiplied by (T / t_i)^penalty if t_i > T. U_i is clipped at its `clip` quantile, and T is the `preferred` quantile
-    of the durations. A share of the cohort, which begins at `explore` and is multiplied by `decay` at each decision
-    down to `least_explore`, consists of new clients, drawn in proportion to their numbers of samples. The others are
-    drawn in proportion to the utility, among those with at least `cutoff` of that of the last that fits.
-
-    Departures: U_i takes the losses of the server's model after the round and not those seen during local training, as
-    the server measures them; T stays at its quantile (the pacer is left out), and nobody is blacklisted. The rule and
-    the constant 0.1 are those of the authors' code (SymbioticLab/Oort); the paper's text was not available.
-
-    >>> Oort().explore
-    0.9
-    """
-
-    explore: float = 0.9
-    decay: float = 0.98
-    least_explore: float = 0.2
-    penalty: float = 2.0
-    preferred: float = 0.8
-    clip: float = 0.95
-    cutoff: float = 0.95
-
-    needs_score = False
-    needs_losses = True
-    selects = True
-
-    def __post_init__(self) -> None:
-        for name in ("explore", "decay", "least_explore", "preferred", "clip", "cutoff"):
-            require(lambda v: (v >= 0) & (v <= 1), name, getattr(self, name), "lie in [0, 1]")
-        require_nonnegative("penalty", self.penalty)
-
-    def begin(self) -> State:
-        """Return the state before the first round: nobody is known."""
-        return {"explore": self.explore, "client": [], "utility": [], "round": [], "duration": []}
-
-    def decide(self, state: State, seen: Observed) -> Decision:
-        """Note the utility of the last cohort, then draw the next."""
-        known = _noted(state, seen)
-        explore = max(self.explore if not seen.round else state["explore"] * self.decay, self.least_explore)
-        clients, size = np.asarray(known["client"], int), seen.cohort_size
-        num = min(int(size * (1 - explore)), len(clients))
-        chosen = self._exploited(known, num, seen) if num else np.zeros(0, int)
-        new = np.setdiff1d(np.arange(len(seen.samples)), clients)
-        fresh = _draw(seen.rng, new, seen.samples[new], min(size - num, len(new)))
-        rest = np.setdiff1d(clients, chosen)
-        others = _draw(seen.rng, rest, np.ones(len(rest)), size - len(chosen) - len(fresh))
-        return Decision({**known, "explore": explore}, cohort=np.concatenate([chosen, fresh, others]))
-
-    def _exploited(self, known: State, num: int, seen: Observed) -> np.ndarray:
-        """Draw known clients by their utility."""
-        utility, last, duration = (np.asarray(known[name], float) for name in ("utility", "round", "duration"))
-        clipped = np.minimum(utility, np.quantile(utility, self.clip))
-        spread = clipped.max() - clipped.min()
-        score = (clipped - clipped.min()) / (spread if spread > 0 else 1.0)
-        score = score + np.sqrt(0.1 * np.log(seen.round + 1) / np.maximum(last, 1))
-        limit = np.quantile(duration, self.preferred)
-        score = score * np.where(duration > limit, (limit / np.maximum(duration, 1e-12)) ** self.penalty, 1.0)
-        order = np.argsort(-score, kind="stable")
-        able = order[score[order] >= self.cutoff * score[order[num - 1]]]
-        return np.asarray(known["client"], int)[_draw(seen.rng, able, score[able], num)]
-
-
-def _noted(state: State, seen: Observed) -> State:
-    """The state with the utilities, the rounds and the durations of the clients that have just reported."""
-    table: dict[int, tuple[float, int, float]] = dict(
-        zip(state["client"], zip(state["utility"], state["round"], state["duration"], strict=True), strict=True)
-    )
-    if len(seen.members):
-        utility = seen.samples[seen.members] * seen.losses(seen.members).root_mean_square
-        for client, *entry in zip(seen.members.tolist(), utility.tolist(), seen.durations.tolist(), strict=True):
-            table[client] = (entry[0], seen.round, entry[1])
-    columns = list(zip(*table.values(), strict=True)) or [(), (), ()]
-    named = zip(("utility", "round", "duration"), map(list, columns), strict=True)
-    return {**state, "client": list(table), **dict(named)}
-
-
-def _draw(rng: np.random.Generator, among: np.ndarray, weight: np.ndarray, num: int) -> np.ndarray:
-    """Draw `num` entries without replacement, in proportion to weights that may be zero."""
-    weight = np.maximum(weight, 1e-12)
-    return rng.choice(among, num, replace=False, p=weight / weight.sum()) if num else np.zeros(0, int)
 
 
 @CONTROLLERS.register(
@@ -272,6 +190,11 @@ class Together:
     def selects(self) -> bool:
         """True if one of them does."""
         return any(one.selects for one in self.controllers)
+
+    def check(self, num_clients: int, cohort_size: int) -> None:
+        """Check all of them."""
+        for one in self.controllers:
+            one.check(num_clients, cohort_size)
 
     def begin(self) -> State:
         """Return the states of all."""

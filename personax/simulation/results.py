@@ -98,13 +98,15 @@ class Unshared(NamedTuple):
 class Controlled:
     """The control of one seed so far: the controller's state, the cohorts it chose, and why and where the run ended.
 
-    `chosen` has pairs (first round, members); the members are None where the schedule's own cohorts are used again.
+    `chosen` has pairs (first round, members); with None as members, cohorts are drawn again. `asked` has pairs (event,
+    number of clients): those that downloaded the model before that event only to report their losses.
     """
 
     state: dict[str, Any]
     chosen: tuple[tuple[int, tuple[int, ...] | None], ...] = ()
     ended: str = ""
     wave: int = 0
+    asked: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +204,8 @@ class Result:
     """The result of a run. With several seeds, every array has a leading axis for them.
 
     `personal` has the states of all clients, `tracked` the state of the tracker, and `history` the results of
-    `observe`. Each event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back.
+    `observe`. Each event moved `bytes_down` to a client and, if the client was aggregated, `bytes_up` back. Downloads
+    of clients that a controller asked for their losses are added to the next event.
 
     >>> import jax, personax as px
     >>> fed = px.datasets.synthetic(num_clients=3, num_features=4, num_samples=20, key=jax.random.key(0))

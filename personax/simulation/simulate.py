@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -26,9 +27,18 @@ from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import Controlled, NonFiniteUpdate, Result, Snapshot, State, Unshared, repeat
 from personax.simulation.speed import gradient_program
 from personax.simulation.store import Kept, Store, kept_shapes
-from personax.simulation.stream import Stream, Streamed, block_sizes
-from personax.simulation.waves import WavePlan, best_width, ended, plan_arrivals, plan_rounds, stack, widen
-from personax.simulation.work import bytes_per_event
+from personax.simulation.stream import Sizes, Stream, Streamed, block_sizes, largest_sizes
+from personax.simulation.waves import (
+    WavePlan,
+    best_width,
+    ended,
+    plan_arrivals,
+    plan_rounds,
+    stack,
+    widen,
+    with_rounds,
+)
+from personax.simulation.work import traffic_of_events
 from personax.typing import Array, Params, Task
 
 
@@ -98,6 +108,20 @@ class PlannedRun(NamedTuple):
         return shapes._replace(
             personal=kept_shapes(run.program.num_clients, run.program.has_seeds, shapes.personal, num)
         )
+
+    def decided(self, control: tuple[Controlled, ...], wave: int, next_wave: int) -> "PlannedRun":
+        """Return the run after a decision before a wave, up to the next decision: later cohorts are not yet final."""
+        plan, schedules = self.run.plan, self.schedules
+        if any(one.chosen for one in control):
+            num = next_wave - wave
+            schedules = [
+                schedule.with_cohorts(wave, [one.chosen[-1][1]] * num) if one.chosen and not one.ended else schedule
+                for schedule, one in zip(schedules, control, strict=True)
+            ]
+            plan = with_rounds(plan, schedules, wave, next_wave)
+        if any(one.ended for one in control):
+            plan = ended(plan, self.run.program.num_clients, [one.wave if one.ended else None for one in control])
+        return self._replace(run=self.run._replace(plan=plan), schedules=schedules, control=control)
 
     def controlled(self, control: tuple[Controlled, ...]) -> "PlannedRun":
         """Return the run with the cohorts that controllers chose, in which seeds end where they ended them."""
@@ -187,18 +211,19 @@ def run_plan(
         _check_start(start, planned.run.plan, planned.seedless, planned.stream is not None)
         wave, state = start.wave, start.state
     looks = planned.stops(monitor.every if observe else None, wave)
-    decisions = {0, *planned.stops(control.every)} if control else set()
-    stops = sorted({*looks, *(stop for stop in decisions if stop > wave)})
+    decisions = dict(pairwise([0, *planned.stops(control.every)])) if control else {}  # with the next one of each
+    stops = sorted({*looks, *(stop for stop in decisions.values() if stop > wave)})
     stream = planned.stream
     store = None if stream is None else Store(state.personal, stream.memory, stream.folder)
-    running = _running(planned, unshared, store, stops, wave)
+    selects = control is not None and control.controller.selects
+    running = _running(planned, unshared, store, None if store is None else _sizes(run, store, stops, wave, selects))
     state, seen = state if store is None else state._replace(personal=()), wave
     history = [observe(running.snapshot(state, wave))] if observe and start is None else []
     for stop in stops:
         if monitor.until and monitor.until(running.snapshot(state, wave)):
             break
         if control is not None and wave in decisions:
-            running = _decided(running, control, state, wave, stops)
+            running = _decided(running, control, state, wave, decisions[wave])
         if running.planned.has_ended:
             break
         with products_in(planned.precision):
@@ -210,11 +235,9 @@ def run_plan(
             history, seen = [*history, observe(running.snapshot(state, wave))], wave
     if observe and wave > seen:
         history.append(observe(running.snapshot(state, wave)))
-    up, down = bytes_per_event(run.algorithm, state.server, run.program.has_seeds)
-    plan, schedules, seedless = running.planned.run.plan, running.planned.schedules, planned.seedless
-    arrived = np.arange(schedules[0].num_events) < _num_arrived(plan, wave)[:, None]
-    sent, received = np.stack([s.aggregated for s in schedules]) * arrived * up, arrived * down
-    return Result(running.snapshot(state, wave), history, seedless(sent), seedless(received))
+    last = running.snapshot(state, wave)
+    sent, received = traffic_of_events(run.algorithm, last)
+    return Result(last, history, planned.seedless(sent), planned.seedless(received))
 
 
 def _begun(planned: PlannedRun, unshared: Unshared, control: Control | None, start: Snapshot | None) -> PlannedRun:
@@ -223,10 +246,15 @@ def _begun(planned: PlannedRun, unshared: Unshared, control: Control | None, sta
     has_seeds = unshared.has_seeds and unshared.frozen is not None
     program = replace(first.run.program, frozen_has_seeds=has_seeds)
     first = first._replace(run=first.run._replace(program=program, frozen=unshared.frozen))
+    before = () if start is None else start.control
     if control is None:
+        if any(one.chosen for one in before):
+            raise ValueError(
+                "`start` is a snapshot of a run whose controller chose cohorts. Continue it with the same controller: "
+                "`Monitor(control=...)`."
+            )
         return first
     control.check(first.schedules)
-    before = () if start is None else start.control
     return first.controlled(before or control.begin(len(first.schedules)))
 
 
@@ -236,6 +264,7 @@ class _RunningPlan(NamedTuple):
     planned: PlannedRun
     unshared: Unshared
     store: Store | None
+    sizes: Sizes | None  # of the blocks of a streamed run
     advance: Callable[[State, int, int], State]
 
     def snapshot(self, state: State, wave: int) -> Snapshot:
@@ -248,26 +277,31 @@ class _RunningPlan(NamedTuple):
         return Snapshot(shown, wave, *at, tuple(schedules), run.federation.ids, self.unshared, self.planned.control)
 
 
-def _running(planned: PlannedRun, unshared: Unshared, store: Store | None, stops: list[int], wave: int) -> _RunningPlan:
+def _running(planned: PlannedRun, unshared: Unshared, store: Store | None, sizes: Sizes | None) -> _RunningPlan:
     """A run with its data and personal states on the device, or on the host, where the store has them."""
     run = planned.run
-    if store is None:
-        return _RunningPlan(planned, unshared, None, _resident(run, planned.seedless))
-    num_bytes = store.kept.layout.num_bytes
-    sizes = block_sizes(run.plan, run.federation, num_bytes, stops, wave, run.program.num_devices)
-    return _RunningPlan(planned, unshared, store, Streamed(run, store, sizes).advance)
+    if store is None or sizes is None:
+        return _RunningPlan(planned, unshared, None, None, _resident(run, planned.seedless))
+    return _RunningPlan(planned, unshared, store, sizes, Streamed(run, store, sizes).advance)
 
 
-def _decided(running: _RunningPlan, control: Control, state: State, wave: int, stops: list[int]) -> _RunningPlan:
+def _sizes(run: SimulationRun, store: Store, stops: list[int], wave: int, selects: bool) -> Sizes:
+    """The shape of the blocks of a streamed run, whose cohorts are known in advance unless a controller selects."""
+    sizes = largest_sizes if selects else block_sizes
+    return sizes(run.plan, run.federation, store.kept.layout.num_bytes, stops, wave, run.program.num_devices)
+
+
+def _decided(running: _RunningPlan, control: Control, state: State, wave: int, next_wave: int) -> _RunningPlan:
     """The run after a decision of its controller."""
-    run = running.planned.run
+    planned = running.planned
+    run = planned.run
     keys = list(run.key) if run.program.has_seeds else [run.key]
     found = control.decide(run.algorithm, running.snapshot(state, wave), run.federation.counts, keys)
-    before = running.planned.control
-    planned = running.planned.controlled(found)
-    if [(one.chosen, one.ended) for one in found] == [(one.chosen, one.ended) for one in before]:
-        return running._replace(planned=running.planned._replace(control=found))
-    return _running(planned, running.unshared, running.store, [stop for stop in stops if stop > wave], wave)
+    newly_ended = [one.ended for one in found] != [one.ended for one in planned.control]
+    if not newly_ended and not any(one.chosen for one in found):
+        return running._replace(planned=planned._replace(control=found))
+    planned = planned.decided(found, wave, next_wave)
+    return _running(planned, running.unshared, running.store, running.sizes)
 
 
 def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:

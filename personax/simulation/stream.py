@@ -169,11 +169,7 @@ def block_sizes(
     plan: WavePlan, federation: Federation, state_bytes: int, stops: list[int], begin: int, num_devices: int = 1
 ) -> Sizes:
     """The common shape of the blocks of a run that pauses at `stops`, so that all blocks share one program."""
-    members = plan.waves.client[:, 0].size
-    row_bytes = (federation.x.nbytes + federation.y.nbytes) / len(federation.x)
-    wave_bytes = members * (federation.counts.mean() * row_bytes / num_devices + state_bytes)
-    longest = max(b - a for a, b in pairwise([begin, *stops]))
-    num_waves = int(min(max(_BLOCK_BYTES // wave_bytes, 1), BLOCK_WAVES, longest))
+    num_waves = _num_waves(plan, federation, state_bytes, [begin, *stops], num_devices)
     most_clients = most_rows = 1
     for begins, ends in pairwise([begin, *stops]):
         for first in range(begins, ends, num_waves):
@@ -182,6 +178,27 @@ def block_sizes(
             for clients in _trained(plan.waves.client[:, first:last], plan.waves.valid[:, first:last], num_devices):
                 most_rows = max(most_rows, int(federation.counts[clients].sum()))
     return Sizes(num_waves, roomy(most_clients), roomy(most_rows))
+
+
+def largest_sizes(
+    plan: WavePlan, federation: Federation, state_bytes: int, stops: list[int], begin: int, num_devices: int = 1
+) -> Sizes:
+    """A shape for blocks with any cohorts, which a controller chooses during the run."""
+    num_waves = _num_waves(plan, federation, state_bytes, [begin, *stops], num_devices)
+    members = num_waves * plan.waves.client[:, 0].size
+    largest = np.sort(federation.counts)[::-1][: members // num_devices]
+    return Sizes(num_waves, roomy(min(members, federation.num_clients)), roomy(int(largest.sum())))
+
+
+def _num_waves(
+    plan: WavePlan, federation: Federation, state_bytes: int, pauses: list[int], num_devices: int
+) -> int:
+    """The number of waves of a block, by the mean size of its data and states."""
+    members = plan.waves.client[:, 0].size
+    row_bytes = (federation.x.nbytes + federation.y.nbytes) / len(federation.x)
+    wave_bytes = members * (federation.counts.mean() * row_bytes / num_devices + state_bytes)
+    longest = max(b - a for a, b in pairwise(pauses))
+    return int(min(max(_BLOCK_BYTES // wave_bytes, 1), BLOCK_WAVES, longest))
 
 
 def _clients(plan: WavePlan, first: int, last: int) -> np.ndarray:

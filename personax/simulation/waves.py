@@ -242,6 +242,23 @@ def widen(plan: WavePlan, num_clients: int, multiple: int) -> WavePlan:
     return plan._replace(waves=Waves(*map(pad, plan.waves, fill)))
 
 
+def with_rounds(plan: WavePlan, schedules: Sequence[Schedule], first: int, end: int) -> WavePlan:
+    """Return the plan of rounds with the cohorts that these schedules have in the rounds `first` to `end`."""
+    arrays = {name: getattr(plan.waves, name).copy() for name in ("client", "update", "valid", "aggregated")}
+    for seed, schedule in enumerate(schedules):
+        size = schedule.round_size
+        part = slice(first * size, end * size)
+        columns = (
+            schedule.client[part],
+            schedule.updates(part.start, part.stop),
+            schedule.reported[part],
+            schedule.aggregated[part],
+        )
+        for array, column in zip(arrays.values(), columns, strict=True):
+            array[seed, first:end, :size] = column.reshape(-1, size)
+    return plan._replace(waves=plan.waves._replace(**arrays))
+
+
 def ended(plan: WavePlan, num_clients: int, waves: Sequence[int | None]) -> WavePlan:
     """Return the plan of seeds that each end before a wave, or not at all: nothing is trained or arrives afterwards."""
     arrays = Waves(*(array.copy() for array in plan.waves))

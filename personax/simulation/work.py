@@ -45,9 +45,29 @@ def bytes_per_event(algorithm: Algorithm, server: ServerState, has_seeds: bool) 
 def traffic(algorithm: Algorithm, snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes that each seed has moved up and down so far."""
     up, down = bytes_per_event(algorithm, snapshot.state.server, snapshot.has_seeds)
-    nums = np.atleast_1d(snapshot.num_events)
-    aggregated = [int(s.aggregated[:num].sum()) for s, num in zip(snapshot.schedules, nums, strict=True)]
-    return up * np.asarray(aggregated, float), down * nums.astype(float)
+    seeds = list(zip(snapshot.schedules, np.atleast_1d(snapshot.num_events).tolist(), strict=True))
+    aggregated = [float(schedule.aggregated[:num].sum()) for schedule, num in seeds]
+    downloaded = [float(schedule.downloaded[:num].sum()) for schedule, num in seeds]
+    return up * np.asarray(aggregated), down * (np.asarray(downloaded) + _num_asked(snapshot))
+
+
+def traffic_of_events(algorithm: Algorithm, snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes that each event has moved up and down, [seeds, events]: 0 for those that have not arrived."""
+    up, down = bytes_per_event(algorithm, snapshot.state.server, snapshot.has_seeds)
+    schedules = snapshot.schedules
+    arrived = np.arange(schedules[0].num_events) < np.atleast_1d(snapshot.num_events)[:, None]
+    downloads = (np.stack([schedule.downloaded for schedule in schedules]) & arrived).astype(int)
+    for seed, control in enumerate(snapshot.control):
+        for event, num in control.asked:
+            downloads[seed, event] += num
+    return np.stack([schedule.aggregated for schedule in schedules]) * arrived * up, downloads * down
+
+
+def _num_asked(snapshot: Snapshot) -> np.ndarray:
+    """Count the downloads of each seed whose only purpose was to report a loss."""
+    if not snapshot.control:
+        return np.zeros(len(snapshot.schedules))
+    return np.asarray([float(sum(num for _, num in one.asked)) for one in snapshot.control])
 
 
 def _size(tree: PyTree, has_seeds: bool) -> int:
