@@ -44,6 +44,7 @@ TABLES = {  # values of no axis, whose keys are those of a table
 }
 LOCAL = get_type_hints(px.LocalOptions)
 BEHIND = {field.name: field.default for cls in (px.Server, px.Local) for field in dataclasses.fields(cls)}
+BEHIND |= {name: one.default for name, one in inspect.signature(px.traces.generate).parameters.items()}
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path", Any: "any"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 

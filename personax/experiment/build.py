@@ -23,7 +23,8 @@ from personax.experiment.config import AlgorithmSection, Config, ModelSection
 from personax.experiment.pretrained import digest_of, pretrained
 from personax.models import dual_lora, lora
 from personax.models.tasks import as_inputs, classification, regression
-from personax.schedules import Delays, DeviceDelays, Schedule, VisitWork, arrivals, rounds
+from personax.schedules import Delays, Schedule, VisitWork, arrivals, rounds
+from personax.schedules.timing import TIMING
 from personax.sharing import Sharing
 from personax.simulation.checks import check_model, check_statistics
 from personax.typing import Array, Model, Params, Task
@@ -152,8 +153,7 @@ def make_schedules(
         key = jax.random.key(seed)
         supplied = {"num_clients": num_clients, "key": key, **({} if work is None else {"work": work})}
         delays = DELAYS.make(section.delays, "schedule.delays", **supplied)
-        if not isinstance(delays, Delays | DeviceDelays):
-            raise ConfigError(f"`schedule.delays` must give a personax Delays (got {type(delays).__name__}).")
+        _require_timing(delays)
         if algorithm.server.is_synchronous:
             waits = {"num_aggregated": num_aggregated, "aggregate": section.aggregate, "deadline": section.deadline}
             made.append(rounds(num_clients, section.num_rounds, cohort, key=key, delays=delays, **waits))
@@ -163,6 +163,16 @@ def make_schedules(
             num, limit = section.num_rounds * num_aggregated, section.concurrency
             made.append(arrivals(num_clients, num, delays=delays, key=key, concurrency=limit))
     return made
+
+
+def _require_timing(delays: Any) -> None:
+    """Raise unless delays of any class have the methods of `Timing`."""
+    missing = [name for name in TIMING if name not in dir(delays)]
+    if missing:
+        raise ConfigError(
+            f"`schedule.delays`: {type(delays).__name__} lacks {', '.join(f'`{name}`' for name in missing)}. Return a "
+            "`px.Delays`, delays of devices, or a class with these methods (`personax.schedules.Timing`)."
+        )
 
 
 def make_federation(config: Config) -> Federation:

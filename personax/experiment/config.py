@@ -217,13 +217,32 @@ class ControllerSection:
 
 
 @dataclass(frozen=True, config=_KNOWN)
+class OwnSchedule:
+    """The section `[algorithms.NAME.schedule]`: settings that replace those of `[schedule]` for one algorithm.
+
+    A study can thus compare servers that wait for all, for the first, or until a deadline. The number of rounds and the
+    delays are the same for all algorithms.
+    """
+
+    cohort_size: Count | Literal["all"] | None = None
+    num_aggregated: Count | None = None
+    aggregate: Literal["random", "first"] | None = None
+    deadline: Positive | None = None
+    concurrency: Count | None = None
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class AlgorithmSection:
-    """The section `[algorithms.NAME]`: a recipe (a name, or a table that imports one), its options and its scores."""
+    """The section `[algorithms.NAME]`: a recipe (a name, or a table that imports one), its options and its scores.
+
+    `controller` and `schedule` replace those of the whole study; the schedule only in the settings that it has.
+    """
 
     recipe: str | dict[str, Any]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     scores: dict[Name, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    controller: dict[str, Any] | None = None  # in place of that of the whole study
+    controller: ControllerSection | None = None
+    schedule: OwnSchedule | None = None
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -274,6 +293,12 @@ class Config:
         """Return the list of seeds."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
+    def scheduled_for(self, name: str) -> "Config":
+        """Return the configuration with the schedule of one algorithm."""
+        own = self.algorithms[name].schedule
+        given = {} if own is None else {key: item for key, item in vars(own).items() if item is not None}
+        return dataclasses.replace(self, schedule=dataclasses.replace(self.schedule, **given))
+
 
 STARTER = Path(__file__).with_name("default.toml")
 _CONFIG = TypeAdapter(Config)
@@ -284,7 +309,7 @@ _OF_SECTION = {
     "model": ("kind", "base", "base_digest", "lora"),
     "controller": ("kind", "every"),
 }
-_OF_ENTRY = ("recipe", "scores", "controller")
+_OF_ENTRY = ("recipe", "scores", "controller", "schedule")
 _OF_TUNE = ("search", "num_trials", "num_extensions", "share", "seed")
 _ALTERNATIVE = re.compile(r"constrained-int|str|(list|dict|literal)\[.*\]")  # added to locations by pydantic
 _ASSIGNMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'=])*)=(.*)""", re.DOTALL)
@@ -309,7 +334,7 @@ def parse(table: dict[str, Any]) -> Config:
     sections = {name: _with_options(table[name], _OF_SECTION[name]) for name in _SECTIONS if name in table}
     algorithms = table.get("algorithms", {})
     if isinstance(algorithms, dict):
-        algorithms = {name: _with_options(entry, _OF_ENTRY) for name, entry in algorithms.items()}
+        algorithms = {name: _entry(entry) for name, entry in algorithms.items()}
     if "tune" in table:
         sections["tune"] = _with_options(_dotted(table["tune"]), _OF_TUNE)
     try:
@@ -317,23 +342,42 @@ def parse(table: dict[str, Any]) -> Config:
     except ValidationError as error:
         raise ConfigError("\n".join(dict.fromkeys(_explain(one) for one in error.errors()))) from None
     completed = {name: _completed(name, getattr(config, name)) for name in _SECTIONS}
-    return dataclasses.replace(config, **completed)
+    entries = {name: _completed_entry(name, entry) for name, entry in config.algorithms.items()}
+    return dataclasses.replace(config, **completed, algorithms=entries)
+
+
+def _entry(table: Any) -> Any:
+    """Move the options of an algorithm, and those of its controller, to nested tables."""
+    moved = _with_options(table, _OF_ENTRY)
+    if not isinstance(moved, dict) or "controller" not in moved:
+        return moved
+    return {**moved, "controller": _with_options(moved["controller"], _OF_SECTION["controller"])}
+
+
+def _completed_entry(name: str, entry: AlgorithmSection) -> AlgorithmSection:
+    controller = _completed("controller", entry.controller, f"algorithms.{name}.controller")
+    return dataclasses.replace(entry, controller=controller)
 
 
 def dump(config: Config) -> str:
     """Write the configuration as TOML, including every default."""
     table = _without_none(dataclasses.asdict(config))
-    of_section = lambda entry: {**{key: item for key, item in entry.items() if key != "options"}, **entry["options"]}
-    sections = {name: of_section(table[name]) for name in (*_SECTIONS, "tune") if name in table}
-    flat = {
-        name: {
-            "recipe": entry["recipe"],
-            **entry["options"],
-            **{key: entry[key] for key in ("scores", "controller") if key in entry},
-        }
-        for name, entry in table["algorithms"].items()
-    }
+    sections = {name: _of_section(table[name]) for name in (*_SECTIONS, "tune") if name in table}
+    flat = {name: _flat_entry(entry) for name, entry in table["algorithms"].items()}
     return tomli_w.dumps({**table, **sections, "algorithms": flat})
+
+
+def _flat_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of an algorithm as in TOML."""
+    kept = {key: entry[key] for key in ("scores", "schedule") if entry.get(key)}
+    if "controller" in entry:
+        kept["controller"] = _of_section(entry["controller"])
+    return {"recipe": entry["recipe"], **entry["options"], **kept}
+
+
+def _of_section(entry: dict[str, Any]) -> dict[str, Any]:
+    """Move the options of a section next to its other keys, as in TOML."""
+    return {**{key: item for key, item in entry.items() if key != "options"}, **entry["options"]}
 
 
 def dump_run(config: Config) -> str:
@@ -382,19 +426,20 @@ def imports_of(config: Config) -> list[str]:
 AnySection = Section | DataSection | ModelSection | ControllerSection
 
 
-def _completed(name: str, section: AnySection | None) -> AnySection | None:
+def _completed(name: str, section: Any, where: str = "") -> Any:
     """Fill in the defaults of a section's kind and check its options. Imports are checked when they are built."""
     if section is None or section.kind == "import":
         return section
-    parameters = _SECTIONS[name].parameters({"kind": section.kind, **section.options}, name)
+    where = where or name
+    parameters = _SECTIONS[name].parameters({"kind": section.kind, **section.options}, where)
     known = {*parameters, *(("test_each",) if "num_each" in parameters else ())}  # for a published test set
     known |= set(_OF_SECTION[name]) - {"kind"}
-    check_names(name, section.options, known)
+    check_names(where, section.options, known)
     for key, item in section.options.items():
-        construct(parameters[key].annotation if key in parameters else int, item, f"{name}.{key}")
+        construct(parameters[key].annotation if key in parameters else int, item, f"{where}.{key}")
     missing = [key for key, one in parameters.items() if one.default is one.empty and key not in section.options]
     if missing:
-        raise ConfigError(f"`{name}` needs `{missing[0]}`. Add it; `personax init` writes an example.")
+        raise ConfigError(f"`{where}` needs `{missing[0]}`. Add it; `personax init` writes an example.")
     defaults = {key: one.default for key, one in parameters.items() if one.default not in (one.empty, None)}
     return dataclasses.replace(section, options={**defaults, **section.options})
 

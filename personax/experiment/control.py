@@ -1,6 +1,6 @@
 """Controllers of a run: from the configuration, in checkpoints, and in messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,13 +9,12 @@ import numpy as np
 from personax.evaluation.scoring import Scoring
 from personax.evaluation.validation import controlled
 from personax.experiment.build import Study, Training
-from personax.experiment.config import Config, ConfigError, ControllerSection
+from personax.experiment.config import Config, ConfigError
 from personax.experiment.records import EndRecord, RunRecord
+from personax.schedules import Schedule
 from personax.simulation.control import Control
 from personax.simulation.results import Controlled, Snapshot
 from personax.values import CONTROLLERS
-
-_OWN = ("kind", "every")
 
 
 def control_of(config: Config, plan: Study, training: Training, cohort: int) -> Control | None:
@@ -23,7 +22,8 @@ def control_of(config: Config, plan: Study, training: Training, cohort: int) -> 
 
     `cohort` is the number of updates that count as a round of an asynchronous server.
     """
-    section, where = _section_of(config, training.name)
+    own = config.algorithms[training.name].controller
+    section, where = (config.controller, "controller") if own is None else (own, _place(training.name))
     if section is None:
         return None
     controller = CONTROLLERS.make({"kind": section.kind, **section.options}, where)
@@ -53,16 +53,36 @@ def control_of(config: Config, plan: Study, training: Training, cohort: int) -> 
         raise ConfigError(f"`{where}`: {error}") from None
 
 
-def _section_of(config: Config, name: str) -> tuple[ControllerSection | None, str]:
-    """Return the controller section of an algorithm and its place in the configuration."""
-    own = config.algorithms[name].controller
-    if own is None:
-        return config.controller, "controller"
-    options = {key: item for key, item in own.items() if key not in _OWN}
-    where = f"algorithms.{name}.controller"
-    if "kind" not in own:
-        raise ConfigError(f"`{where}` needs `kind`. Add it.")
-    return ControllerSection(**{key: own[key] for key in _OWN if key in own}, options=options), where
+def check_control(config: Config, plan: Study, training: Training, schedules: Sequence[Schedule]) -> None:
+    """Raise before the run if the controller of an algorithm cannot work with its schedules."""
+    control = control_of(config, plan, training, 1)
+    if control is None:
+        return
+    where = "controller" if config.algorithms[training.name].controller is None else _place(training.name)
+    try:
+        control.check(schedules)
+    except ValueError as error:
+        raise ConfigError(f"`{where}`: {error}") from None
+
+
+def _place(name: str) -> str:
+    return f"algorithms.{name}.controller"
+
+
+def controller_citations(config: Config, name: str) -> list[str]:
+    """Return the citation keys of an algorithm's controller, and of those that it consists of."""
+    section = config.algorithms[name].controller or config.controller
+    return [] if section is None else list(_cited({"kind": section.kind, **section.options}))
+
+
+def _cited(item: Any) -> Iterator[str]:
+    """Yield the citations of the controllers in a table."""
+    if isinstance(item, Mapping):
+        kind = CONTROLLERS.kinds.get(str(item.get("kind")))
+        yield from () if kind is None else kind.citations
+        yield from (key for entry in item.values() for key in _cited(entry))
+    elif isinstance(item, list | tuple):
+        yield from (key for entry in item for key in _cited(entry))
 
 
 def _validation_scoring(training: Training) -> Scoring:
@@ -80,7 +100,11 @@ def from_json(about: Mapping[str, Any]) -> tuple[Controlled, ...]:
     cohort = lambda members: None if members is None else tuple(members)
     return tuple(
         Controlled(
-            one["state"], tuple((first, cohort(members)) for first, members in one["chosen"]), one["ended"], one["wave"]
+            one["state"],
+            tuple((first, cohort(members)) for first, members in one["chosen"]),
+            one["ended"],
+            one["wave"],
+            tuple((event, num) for event, num in one["asked"]),
         )
         for one in about.get("control", [])
     )

@@ -140,7 +140,7 @@ class AlgorithmRecord:
     num_rounds: int
     num_events: int
     seconds: dict[Literal["compile", "train", "evaluate"], float]
-    bytes_up: float  # for each seed, in total
+    bytes_up: float  # in total, averaged over seeds
     bytes_down: float
     num_dropped: list[int]  # updates that were too stale, for each seed
     num_skipped: list[int]  # nonfinite updates, for each seed

@@ -62,14 +62,17 @@ class DamagedPart(ValueError):
     """A file with results of one algorithm is missing or damaged."""
 
 
-def algorithm_record(training: Training, **facts: Any) -> AlgorithmRecord:
-    """Make the record of an algorithm; `facts` are the fields that its training does not determine."""
+def algorithm_record(training: Training, citations: Sequence[str] = (), **facts: Any) -> AlgorithmRecord:
+    """Make the record of an algorithm; `facts` are the fields that its training does not determine.
+
+    `citations` are those of its controller.
+    """
     algorithm = training.algorithm
     return AlgorithmRecord(
         name=training.name,
         recipe=training.recipe,
         definition=to_dict(algorithm),
-        citations=citations_of(training.recipe, algorithm),
+        citations=list(dict.fromkeys([*citations_of(training.recipe, algorithm), *citations])),
         mode="synchronous" if algorithm.server.is_synchronous else "asynchronous",
         **facts,
     )

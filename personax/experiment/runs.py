@@ -21,7 +21,7 @@ from personax.evaluation.scores import Evaluation, is_share, show
 from personax.experiment import checkpoint
 from personax.experiment.build import Study, Training, build, make_schedules
 from personax.experiment.config import Config, ConfigError, dump_run, load_run
-from personax.experiment.control import control_of, end_records, from_json
+from personax.experiment.control import check_control, control_of, controller_citations, end_records, from_json
 from personax.experiment.convergence import Convergence, can_follow, tracker_of, why_not
 from personax.experiment.divergence import diverged_seeds, divergence_records, named_error
 from personax.experiment.folders import Folder, refuse_used, tidy
@@ -100,9 +100,9 @@ def prepare(config: Config, only: str | None = None, devices: Sequence[Any] | No
     """Build and check everything that a run, or one of its algorithms, needs."""
     plan = build(config)
     chosen = [training for training in plan.trainings if only in (None, training.name)]
-    for training in chosen:
-        control_of(config, plan, training, 1)  # raises if there is something wrong with it
     runs = {training.name: planned(config, plan, training, devices) for training in chosen}
+    for training in chosen:
+        check_control(config, plan, training, runs[training.name].schedules)
     return Work(config, plan, runs, suspicions_of(plan), devices)
 
 
@@ -113,7 +113,8 @@ def planned(config: Config, plan: Study, training: Training, devices: Sequence[A
     chunk, precision = config.schedule.cohort_chunk, config.precision
     execution = Execution(chunk, on_nonfinite=how, precision=precision, devices=devices)
     work = work_of(algorithm, plan.task, plan.federation)
-    schedules = make_schedules(config, algorithm, plan.federation.num_clients, work)
+    own = config.scheduled_for(training.name)
+    schedules = make_schedules(own, algorithm, plan.federation.num_clients, work)
     tracker = tracker_of(algorithm) if _follows(config, plan, algorithm) else None
     given = (algorithm, plan.task, plan.federation, schedules)
     return plan_run(*given, key=plan.keys, tracker=tracker, execution=execution)
@@ -355,12 +356,13 @@ def _result(work: Work, session: Session, result: Result) -> AlgorithmResult:
     scorings = training.scorings.items()
     record = algorithm_record(
         training,
+        controller_citations(config, training.name),
         personal_number=name_of_personal_number(algorithm, result.params),
         num_rounds=num_events // session.cohort,
         num_events=num_events,
         seconds=session.seconds,
-        bytes_up=float(result.bytes_up[0].sum()),
-        bytes_down=float(result.bytes_down[0].sum()),
+        bytes_up=float(result.bytes_up.sum(axis=1).mean()),
+        bytes_down=float(result.bytes_down.sum(axis=1).mean()),
         num_dropped=np.atleast_1d(result.num_dropped).tolist(),
         num_skipped=np.atleast_1d(result.num_skipped).tolist(),
         scores=[

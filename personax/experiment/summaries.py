@@ -30,7 +30,7 @@ from personax.schedules import Schedule
 from personax.simulation.results import Snapshot
 from personax.simulation.store import Kept
 from personax.typing import Params
-from personax.values import DATASETS, PARTITIONS, RECIPES, imported, to_dict
+from personax.values import DATASETS, DELAYS, PARTITIONS, RECIPES, imported, to_dict
 
 _STATISTICS = ("mean", "std", "worst_decile", "best_decile")
 
@@ -154,12 +154,12 @@ def citations_of(recipe: str, algorithm: Algorithm) -> list[str]:
 
 
 def data_citations(config: Config) -> list[str]:
-    """Return the citation keys of the data and its partition."""
-    keys = []
-    for axis, section in ((DATASETS, config.data), (PARTITIONS, config.partition)):
-        if section is not None:
-            kind = axis.kind_of(section.table, "data")
-            keys += [*kind.citations, *_own_citation(kind.make)]
+    """Return the citation keys of the data, its partition and the delays."""
+    delays, keys = config.schedule.delays, []
+    tables = [(DATASETS, config.data.table), (DELAYS, {"kind": delays} if isinstance(delays, str) else delays)]
+    for axis, table in [*tables, *([] if config.partition is None else [(PARTITIONS, config.partition.table)])]:
+        kind = axis.kind_of(table, "data")
+        keys += [*kind.citations, *_own_citation(kind.make)]
     return list(dict.fromkeys(keys))
 
 

@@ -230,7 +230,8 @@ def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> l
     """Train algorithms on a federation of `validation_of` and score each with its first scoring; None if diverged."""
     run = (plan.task, plan.federation)
     work = lambda algorithm: work_of(algorithm, *run)
-    schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients, work(algorithm))
+    own = config.scheduled_for(trainings[0].name)
+    schedules = lambda algorithm: make_schedules(own, algorithm, plan.federation.num_clients, work(algorithm))
     execution = Execution(config.schedule.cohort_chunk, on_nonfinite="skip", precision=config.precision)
     each = [_identity(training.algorithm) for training in trainings]
     different = {one: training.algorithm for one, training in zip(each, trainings, strict=True)}

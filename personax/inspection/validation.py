@@ -81,7 +81,8 @@ def shortened(setting: Setting) -> Setting:
         cohort_size=cohort if cohort == "all" or cohort <= federation.num_clients else "all",
         num_aggregated=None,
     )
-    short = replace(config, seeds=config.seed_list[:MOST_SEEDS], schedule=schedule)
+    entries = {name: replace(entry, schedule=None) for name, entry in config.algorithms.items()}
+    short = replace(config, seeds=config.seed_list[:MOST_SEEDS], schedule=schedule, algorithms=entries)
     return Setting(short, plan._replace(federation=federation, keys=plan.keys[:MOST_SEEDS]))
 
 

@@ -164,6 +164,8 @@ def make_recipe(config: Config, schema: Schema, fits_scaling: bool = False) -> R
     check_names_on_the_wire(recipe.config)
     if config.controller is not None or any(entry.controller for entry in config.algorithms.values()):
         raise ConfigError("Controllers work in simulations only. Remove `controller` from the configuration.")
+    if any(entry.schedule for entry in config.algorithms.values()):
+        raise ConfigError("Schedules of single algorithms work in simulations only. Use `[schedule]` and `[live]`.")
     if not recipe.algorithm.objective.federated:
         name = recipe.training.name
         raise ConfigError(f"`{name}` shares nothing, so there is nothing to serve. Choose another with --algorithm.")

@@ -296,7 +296,7 @@ def _complete(arrived: np.ndarray, num_events: int) -> bool:
     )
 
 
-@DELAYS.register("persafl")
+@DELAYS.register("persafl", source="PersA-FL section 5", citations=("toghani2023",))
 def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Array) -> Delays:
     """Create the delays of PersA-FL section 5: random downloads and uploads; uploads take 4 to 6 times as long.
 

@@ -7,7 +7,7 @@ device is online.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -296,7 +296,7 @@ class DeviceDelays:
             )
 
 
-@DELAYS.register("traces")
+@DELAYS.register("traces", summary="The delays of devices in CSV files")
 def trace_delays(
     devices: Path,
     availability: Path | None = None,
@@ -310,29 +310,27 @@ def trace_delays(
     return read(devices, availability, period=period).delays(work, key=key, assign=assign)
 
 
-@DELAYS.register("devices")
+class GeneratedOptions(TypedDict, total=False):
+    """The options of `generate`; with `always_online`, devices are never offline."""
+
+    num_devices: int
+    mean_speed: float
+    speed_spread: float
+    mean_download: float
+    bandwidth_spread: float
+    upload_factor: tuple[float, float]
+    unavailability: float
+
+
+@DELAYS.register(
+    "devices",
+    summary="The delays of devices drawn from published distributions",
+    source="Wang 2023, Toghani 2023",
+    citations=("wang2023", "toghani2023"),
+)
 def generated_delays(
-    num_devices: int = 1000,
-    mean_speed: float = 20.0,
-    speed_spread: float = 1.0,
-    mean_download: float = 2.5e6,
-    bandwidth_spread: float = 0.5,
-    upload_factor: tuple[float, float] = (4.0, 6.0),
-    always_online: bool = False,
-    unavailability: float = 0.1,
-    *,
-    key: Array,
-    work: VisitWork,
+    *, key: Array, work: VisitWork, always_online: bool = False, **options: Unpack[GeneratedOptions]
 ) -> DeviceDelays:
     """Create the delays of devices drawn from published distributions: see `px.traces.generate`."""
-    made = generate(
-        num_devices,
-        mean_speed=mean_speed,
-        speed_spread=speed_spread,
-        mean_download=mean_download,
-        bandwidth_spread=bandwidth_spread,
-        upload_factor=upload_factor,
-        unavailability=None if always_online else unavailability,
-        key=key,
-    )
-    return made.delays(work, key=key)
+    never = {"unavailability": None} if always_online else {}
+    return generate(**{**options, **never}, key=key).delays(work, key=key)

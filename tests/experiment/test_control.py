@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 
 from personax.evaluation.scores import Interval
 from personax.experiment.config import ConfigError, dump, parse
-from personax.experiment.control import endings
+from personax.experiment.control import controller_citations, endings
 from personax.experiment.provenance import provenance_of
 from personax.experiment.records import AlgorithmRecord, EvaluationRecord, ScoreRecord
 from personax.experiment.runs import execute, prepare, start
@@ -74,9 +75,9 @@ def test_a_run_ends_early_and_reports_it(tmp_path):
     assert max(rounds) < 12 and fedavg.num_rounds == max(rounds)
     last = fedavg.scores[0].evaluations[-1]
     assert last.events == [2 * num for num in rounds] and last.round == max(rounds)
-    assert last.bytes_down[0] == fedavg.bytes_down and last.bytes_up[0] == fedavg.bytes_up > 0
+    assert np.mean(last.bytes_down) == fedavg.bytes_down and np.mean(last.bytes_up) == fedavg.bytes_up > 0
     (sentence,) = [text for text in endings(record) if text.startswith("FedAvg ended early")]
-    assert "the validation score has not improved for 1 decisions" in sentence
+    assert "the validation score has not improved for 1 decision." in sentence
     whole = run(tmp_path / "whole", evaluation={"every": 2})
     same = [one for one in whole.algorithms[0].scores[0].evaluations if one.round <= min(rounds)]
     for mine, its in zip(fedavg.scores[0].evaluations, same, strict=False):
@@ -108,10 +109,14 @@ def test_an_algorithm_may_have_its_own_controller(tmp_path):
         },
     }
     config = tiny(algorithms=both, schedule=LONG)
-    assert parse(__import__("tomllib").loads(dump(config))) == config
+    assert parse(tomllib.loads(dump(config))) == config
     record = execute(start(config, tmp_path / "run"))
     first, second = (one.scores[0].evaluations for one in record.algorithms[:2])
     assert first[0].mean == second[0].mean and first[-1].mean != second[-1].mean
+    assert "cho2020" in record.algorithms[1].citations and "cho2020" not in record.algorithms[0].citations
+    assert np.mean(second[-1].bytes_down) == record.algorithms[1].bytes_down > record.algorithms[0].bytes_down
+    nested = {"kind": "Together", "controllers": [{"kind": "Oort"}, {"kind": "RunBudget", "time": 9.0}]}
+    assert controller_citations(tiny(algorithms=SYNC, controller=nested), "FedAvg") == ["lai2021"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +130,23 @@ def test_an_algorithm_may_have_its_own_controller(tmp_path):
         (
             {"algorithms": {"FedAvg": SYNC["FedAvg"] | {"controller": {"every": 2}}}},
             "`algorithms.FedAvg.controller` needs `kind`",
+        ),
+        (
+            {"algorithms": {"FedAvg": SYNC["FedAvg"] | {"controller": {"kind": "Oort", "every": 0}}}},
+            "`algorithms.FedAvg.controller.every`: .*greater than or equal to 1, got 0",
+        ),
+        (
+            {"algorithms": {"FedAvg": SYNC["FedAvg"] | {"controller": {"kind": "Oort", "clop": 0.5}}}},
+            "`algorithms.FedAvg.controller` has no setting `clop`. Did you mean `clip`",
+        ),
+        (
+            {"controller": {"kind": "PowerOfChoice", "num_candidates": 600}},
+            "`controller`: `num_candidates` must be between the cohort size, 2, and the number of clients",
+        ),
+        ({"algorithms": {"FedAvg": SYNC["FedAvg"] | {"schedule": {"deadlin": 2.0}}}}, "Did you mean `deadline`"),
+        (
+            {"algorithms": {"FedAvg": SYNC["FedAvg"] | {"schedule": {"num_aggregated": 9}}}},
+            "`schedule.num_aggregated` must be at most the cohort's 2, got 9",
         ),
     ],
 )
@@ -190,8 +212,43 @@ def test_without_a_target_it_is_the_best_that_all_scores_reach():
     assert target_of([], "accuracy", None) is None
 
 
+def test_one_study_compares_servers_with_schedules_of_their_own(tmp_path):
+    plain = {"recipe": "fedavg"}
+    scored = lambda name, entry: entry | {"scores": {name: {"model": "global"}}}
+    algorithms = {
+        "waits for all": plain,
+        "over-selection": plain | {"schedule": {"cohort_size": 5, "num_aggregated": 3, "aggregate": "first"}},
+        "deadline": plain | {"schedule": {"deadline": 2.0}},
+        "buffered": {"recipe": "fedbuff", "buffer_size": 3, "schedule": {"concurrency": 4}},
+        "asynchronous": {"recipe": "fedasync", "server": {"kind": "asynchronous", "lr": 0.3}},
+    }
+    devices = {"kind": "devices", "num_devices": 30, "always_online": True, "mean_speed": 8.0}
+    schedule = {"num_rounds": 8, "cohort_size": 3, "delays": devices}
+    config = tiny(
+        algorithms={name: scored(name, entry) for name, entry in algorithms.items()},
+        schedule=schedule,
+        evaluation={"every": 2},
+    )
+    assert parse(tomllib.loads(dump(config))) == config
+    runs = prepare(config).runs
+    first = {name: run.schedules[0] for name, run in runs.items()}
+    assert [first[name].round_size for name in list(algorithms)[:3]] == [3, 5, 3]
+    assert (~first["over-selection"].aggregated).sum() == 2 * 8 and first["waits for all"].aggregated.all()
+    assert np.max(np.diff(np.r_[0, first["deadline"].time.reshape(8, 3).max(axis=1)])) <= 2.0 + 1e-9
+    assert not first["deadline"].reported.all()
+    record = execute(start(config, tmp_path / "run"))
+    reached = {one.score: one for one in record.target.scores}
+    assert set(reached) >= set(algorithms)
+    for one in reached.values():
+        assert one.num_reached == 0 or None not in (one.rounds, one.time, one.bytes)
+    assert sum(one.num_reached for one in reached.values()) >= len(record.seeds)
+    assert {one.name: one.num_rounds for one in record.algorithms}["buffered"] == 8
+    assert {"wang2023", "toghani2023"} <= set(record.federation.citations)
+
+
 def test_a_study_compares_servers_by_time_and_bytes(tmp_path):
-    schedule = LONG | {"num_aggregated": 1, "aggregate": "first", "delays": {"kind": "devices", "num_devices": 9}}
+    devices = {"kind": "devices", "num_devices": 9, "always_online": True}
+    schedule = LONG | {"num_aggregated": 1, "aggregate": "first", "delays": devices}
     buffered = {"recipe": "fedbuff", "buffer_size": 2, "server_lr": 1.0, "scores": {"FedBuff": {"model": "global"}}}
     record = run(tmp_path / "run", algorithms={**SYNC, "FedBuff": buffered}, schedule=schedule, split={})
     reached = {one.score: one for one in record.target.scores}
