@@ -34,9 +34,9 @@ def test_every_key_has_a_meaning_and_an_example():
 
 
 def beside(key):
-    """The examples that a configuration needs to have this key: those of the required keys of its table."""
-    table = key.name.rpartition(".")[0]
-    required = [one.example for one in SCHEMA if one.default == "required" and one.name.rpartition(".")[0] == table]
+    """The examples that a configuration needs to have this key: those of the required keys of the tables around it."""
+    is_around = lambda one: f"{key.name.rpartition('.')[0]}.".startswith(f"{one.name.rpartition('.')[0]}.")
+    required = [one.example for one in SCHEMA if one.default == "required" and is_around(one)]
     return [*required, key.example]
 
 

@@ -51,7 +51,13 @@ class AlwaysOnline:
         """Return the time itself."""
         return np.broadcast_to(time, np.shape(devices))
 
-    begins = ends = online_from = worked
+    online_from = worked
+
+    def begins(self, devices: np.ndarray, worked: np.ndarray) -> np.ndarray:
+        """Return the time worked."""
+        return np.broadcast_to(worked, np.shape(devices))
+
+    ends = begins
 
     def scalars(self) -> OnlineScalars:
         """Return the same functions for single devices."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from personax.keys import HostStream, host_generator
-from personax.schedules.timing import RoundPlan, Times, VisitStarter, Visits
+from personax.schedules.timing import RoundPlan, Times, Visits, VisitStarter
 from personax.typing import Array
 from personax.values import DELAY_TIMES, DELAYS, require, require_count, require_nonnegative, require_positive, value
 
@@ -195,7 +195,7 @@ class Given:
         return np.take_along_axis(rows, clients[..., None], axis=-1)[..., 0]
 
 
-@DELAYS.register()
+@DELAYS.register(summary="Random downloads, computation, uploads and pauses", source="common practice")
 @value
 class Delays:
     """The delays of an update: download, computation and upload, then a pause before the next request.
@@ -269,7 +269,7 @@ class Delays:
         rng, clients = host_generator(key, HostStream.EXPECTED_DELAYS), np.arange(num_clients)
         draw = lambda delay, update: delay.sample(rng, clients, np.full(num_clients, update))
         visit = lambda update: sum(draw(delay, update) for delay in (self.download, self.compute, self.upload))
-        return sum(map(visit, range(BLOCK)), np.zeros(num_clients)) / BLOCK
+        return np.asarray(sum(map(visit, range(BLOCK)))) / BLOCK
 
     def visit_starter(self, key: Array) -> VisitStarter:
         """Return functions of single clients, which are always online."""
@@ -296,7 +296,12 @@ def _complete(arrived: np.ndarray, num_events: int) -> bool:
     )
 
 
-@DELAYS.register("persafl", source="PersA-FL section 5", citations=("toghani2023",))
+@DELAYS.register(
+    "persafl",
+    summary="Random downloads, and uploads that take 4 to 6 times as long",
+    source="PersA-FL 2023, section 5",
+    citations=("toghani2023",),
+)
 def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Array) -> Delays:
     """Create the delays of PersA-FL section 5: random downloads and uploads; uploads take 4 to 6 times as long.
 
@@ -314,7 +319,7 @@ def persafl_delays(num_clients: int = 30, *, download_mean: float = 1.0, key: Ar
     return Delays(download=Exponential(download_mean), upload=Exponential(tuple((download_mean * factors).tolist())))
 
 
-@DELAYS.register("none")
+@DELAYS.register("none", summary="No delays: every client answers immediately", source="common practice")
 def no_delays() -> Delays:
     """Create delays of zero: every client answers immediately.
 

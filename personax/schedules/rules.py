@@ -8,6 +8,8 @@ import numpy as np
 
 from personax.schedules.timing import RoundPlan
 
+Cohorts = Sequence[np.ndarray | Sequence[int] | None]  # of consecutive rounds; None stands for one that is drawn
+
 
 class RoundColumns(NamedTuple):
     """Columns of a schedule whose first axis is the round: cohorts [rounds, size], and their times [3, rounds, size].
@@ -31,8 +33,8 @@ class RoundRules:
     first: int | None
     deadline: float | None
 
-    def replay(self, columns: RoundColumns, begin: int, cohorts: Sequence[np.ndarray | None]) -> RoundColumns:
-        """Replay one round for each of the `cohorts`, from round `begin` on; None stands for the drawn cohort.
+    def replay(self, columns: RoundColumns, begin: int, cohorts: Cohorts) -> RoundColumns:
+        """Replay one round for each of the `cohorts`, from round `begin` on.
 
         Later rounds are unchanged, with the times of before.
         """

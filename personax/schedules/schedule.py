@@ -5,13 +5,12 @@ client requested its model; the staleness in server versions depends on the serv
 parameters, so a schedule is a table that is computed before the run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from personax.schedules.rules import RoundColumns, RoundRules
+from personax.schedules.rules import Cohorts, RoundColumns, RoundRules
 from personax.values import optional_import
 from personax.values.notebook import html_table
 
@@ -150,7 +149,7 @@ class Schedule:
         """True for events whose client has downloaded the model, or begun to, before it was stopped."""
         return self.reported | (self.requested < self.time)
 
-    def with_cohorts(self, round: int, cohorts: Sequence[np.ndarray | None]) -> "Schedule":
+    def with_cohorts(self, round: int, cohorts: Cohorts) -> "Schedule":
         """Return the same rounds with other cohorts from `round` on; None stands for a cohort that is drawn.
 
         The rounds after these are unchanged: they do not yet begin when the replaced ones end.

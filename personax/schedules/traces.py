@@ -14,7 +14,7 @@ import numpy as np
 from personax.keys import HostStream, client_uniforms, host_generator
 from personax.schedules.availability import AlwaysOnline, Availability, Online
 from personax.schedules.concurrency import TRIES
-from personax.schedules.timing import RoundPlan, Times, VisitStarter, Visits
+from personax.schedules.timing import RoundPlan, Times, Visits, VisitStarter
 from personax.schedules.trace_files import read_devices, read_intervals
 from personax.typing import Array
 from personax.values import DELAYS, require_count, require_nonnegative, require_one_of, require_positive
@@ -296,7 +296,7 @@ class DeviceDelays:
             )
 
 
-@DELAYS.register("traces", summary="The delays of devices in CSV files")
+@DELAYS.register("traces", summary="Devices in CSV files: speed, bandwidth and availability", source="your files")
 def trace_delays(
     devices: Path,
     availability: Path | None = None,
@@ -324,8 +324,8 @@ class GeneratedOptions(TypedDict, total=False):
 
 @DELAYS.register(
     "devices",
-    summary="The delays of devices drawn from published distributions",
-    source="Wang 2023, Toghani 2023",
+    summary="Devices drawn from published distributions",
+    source="Wang 2023; PersA-FL 2023, section 5",
     citations=("wang2023", "toghani2023"),
 )
 def generated_delays(

@@ -70,7 +70,8 @@ class Oort:
       utility is normalized to 0; in the code, to slightly more.
     - Clients that are stopped by a deadline or by over-selection count as explored, with the mean utility of the
       clients that reported, as in the code, and with their expected duration.
-    - Only clients that are online are selected, and no client is excluded after a number of rounds (the code's default).
+    - Only clients that are online are selected. No client is excluded after a number of rounds, as by default in the
+      code.
 
     >>> Oort().explore
     0.9

@@ -190,9 +190,7 @@ def largest_sizes(
     return Sizes(num_waves, roomy(min(members, federation.num_clients)), roomy(int(largest.sum())))
 
 
-def _num_waves(
-    plan: WavePlan, federation: Federation, state_bytes: int, pauses: list[int], num_devices: int
-) -> int:
+def _num_waves(plan: WavePlan, federation: Federation, state_bytes: int, pauses: list[int], num_devices: int) -> int:
     """The number of waves of a block, by the mean size of its data and states."""
     members = plan.waves.client[:, 0].size
     row_bytes = (federation.x.nbytes + federation.y.nbytes) / len(federation.x)
