@@ -49,7 +49,13 @@ from personax.simulation.simulate import simulate
 from personax.typing import Array, Batch, Task
 from personax.values import to_dict
 
+NUM_PARTS = 20  # of a training: Ctrl-C takes effect, and progress is reported, after each part
 Scores = dict[str, list[float]]  # the value of each seed, by metric
+Progress = Callable[[int, int], None]  # of one training: the parts that are done, and their number
+
+
+def silent(done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 class _TrainingSetting(NamedTuple):
@@ -147,20 +153,36 @@ def name_of(training: PaperTraining) -> str:
     return f"{training.cells[0].row} {training.cells[0].column}"
 
 
-def reproduce_part(experiment: Experiment, folder: Path, name: str, num_seeds: int | None = None) -> None:
-    """Do one training of a reproduction, whose cells are kept for `reproduce`; nothing if it has ended before."""
+def reproduce_part(
+    experiment: Experiment, folder: Path, name: str, num_seeds: int | None = None, progress: Progress = silent
+) -> None:
+    """Run one training of a reproduction and save its cells for `reproduce`, unless it has finished before."""
     training = next(one for one in experiment.trainings if name_of(one) == name)
     with _in_float32():
         seeds = list(range(num_seeds or experiment.num_seeds))
-        _training(_federations(experiment, [training]), seeds, folder, training)
+        _training(_federations(experiment, [training]), seeds, folder, training, progress)
 
 
-def is_reproduced(experiment: Experiment, folder: Path) -> bool:
-    """Return whether there is a file of cells for each training. `reproduce` checks what they were computed from."""
-    return all(_kept_at(folder, training).exists() for training in experiment.trainings)
+def is_reproduced(experiment: Experiment, folder: Path, num_seeds: int | None = None) -> bool:
+    """Return True if every training has finished with these seeds and settings, so that `reproduce` trains nothing."""
+    seeds = list(range(num_seeds or experiment.num_seeds))
+    saved = [_saved(folder, training) for training in experiment.trainings]
+    if not all(one is not None and len(one.cells[0].scorings[0].of_seeds) == len(seeds) for one in saved):
+        return False  # before the data of all trainings are loaded
+    with _in_float32():
+        federations = _federations(experiment, experiment.trainings)
+        pairs = zip(experiment.trainings, saved, strict=True)
+        current = lambda training: _fingerprint(training, federations[training.data], seeds)
+        return all(one is not None and one.fingerprint == current(training) for training, one in pairs)
 
 
-def _kept_at(folder: Path, training: PaperTraining) -> Path:
+def _saved(folder: Path, training: PaperTraining) -> TrainingRecord | None:
+    """Read the cells of a finished training, which may have had other settings."""
+    path = _path_of(folder, training)
+    return TRAINING.validate_json(path.read_bytes()) if path.exists() else None
+
+
+def _path_of(folder: Path, training: PaperTraining) -> Path:
     return folder / "trainings" / f"{slug(name_of(training))}.json"
 
 
@@ -181,22 +203,22 @@ def _side_by_side(
 
 
 def _training(
-    federations: Mapping[str, Federation], seeds: list[int], folder: Path, training: PaperTraining
+    federations: Mapping[str, Federation],
+    seeds: list[int],
+    folder: Path,
+    training: PaperTraining,
+    progress: Progress = silent,
 ) -> list[CellRecord]:
     """Return the cells of one training, from its file if it finished before with the same fingerprint."""
-    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    schedules = [training.schedule(key=key) for key in keys]
-    federation, path = federations[training.data], _kept_at(folder, training)
-    along = [] if training.search is None else [training.search(key=keys[0])]
-    fingerprint = _fingerprint(training, federation, schedules + along)
-    if path.exists():
-        kept = TRAINING.validate_json(path.read_bytes())
-        if kept.fingerprint == fingerprint:
-            return kept.cells
+    federation, saved = federations[training.data], _saved(folder, training)
+    fingerprint = _fingerprint(training, federation, seeds)
+    if saved is not None and saved.fingerprint == fingerprint:
+        return saved.cells
     began = time.perf_counter()
-    setting = _TrainingSetting(training, schedules, keys)
+    keys = _keys(seeds)
+    setting = _TrainingSetting(training, [training.schedule(key=key) for key in keys], keys)
     chosen, algorithm = _choose(setting, federation)
-    trained = _train(setting, algorithm, federation)
+    trained = _train(setting, algorithm, federation, progress)
     seconds = time.perf_counter() - began
     cells = [
         CellRecord(
@@ -215,12 +237,20 @@ def _training(
         )
         for at, cell in enumerate(training.cells)
     ]
-    write_atomically(path, TRAINING.dump_json(TrainingRecord(fingerprint, cells)))
+    write_atomically(_path_of(folder, training), TRAINING.dump_json(TrainingRecord(fingerprint, cells)))
     return cells
 
 
-def _fingerprint(training: PaperTraining, federation: Federation, schedules: list[Schedule]) -> str:
+def _keys(seeds: list[int]) -> Array:
+    return jnp.stack([jax.random.key(seed) for seed in seeds])
+
+
+def _fingerprint(training: PaperTraining, federation: Federation, seeds: list[int]) -> str:
     """Fingerprint a training by its network, algorithms, scorings and schedules."""
+    keys = _keys(seeds)
+    schedules = [training.schedule(key=key) for key in keys]
+    if training.search is not None:
+        schedules.append(training.search(key=keys[0]))
     algorithms = {name: to_dict(one) for name, one in _candidates(training).items()}
     measures = [
         (cell.metric, cell.at, name, repr(one)) for cell in training.cells for name, one in cell.scorings.items()
@@ -260,10 +290,13 @@ class _TrainedScores(NamedTuple):
     num_left_out: int
 
 
-def _train(setting: _TrainingSetting, algorithm: Algorithm, federation: Federation) -> _TrainedScores:
+def _train(
+    setting: _TrainingSetting, algorithm: Algorithm, federation: Federation, progress: Progress
+) -> _TrainedScores:
     """Train with all seeds, and record the first scoring of each trained cell."""
     training, schedules, keys = setting
-    cells, every = training.cells, training.every
+    cells, length = training.cells, _length(schedules[0])
+    every = training.every or -(-length // NUM_PARTS)
     asked = lambda at: {one for cell in cells if cell.at == at for one in cell.scorings.values()}
     followed = {at: next(iter(cell.scorings.values())) for at, cell in enumerate(cells) if not cell.is_baseline}
     start: dict[Measure, Scores] = {}
@@ -274,13 +307,14 @@ def _train(setting: _TrainingSetting, algorithm: Algorithm, federation: Federati
             start.update(_score(setting, algorithm, federation, snapshot, asked("start")))
         jax.block_until_ready(snapshot.params)
         chunks.append(time.perf_counter() - mark[0])
-        if every is not None:
+        progress(len(chunks) - 1, -(-length // every))
+        if training.every is not None:
             scored = _score(setting, algorithm, federation, snapshot, set(followed.values()))
             values = [scored[one][cells[at].metric] for at, one in followed.items()]
             points.append((int(np.min(snapshot.state.server.version)), float(np.mean(snapshot.time)), values))
         mark[0] = time.perf_counter()
 
-    monitor = Monitor(observe, every or _twentieth(schedules[0]))
+    monitor = Monitor(observe, every)
     skips = Execution(on_nonfinite="skip")
     run = simulate(algorithm, training.task, federation, schedules, key=keys, monitor=monitor, execution=skips)
     end = run.snapshot
@@ -289,10 +323,9 @@ def _train(setting: _TrainingSetting, algorithm: Algorithm, federation: Federati
     return _TrainedScores(start, found, curves, int(np.sum(end.state.faults.num)))
 
 
-def _twentieth(schedule: Schedule) -> int:
-    """Return a twentieth of a run, the interval between pauses in which Ctrl-C takes effect."""
-    length = int(schedule.round_ends.sum()) if schedule.has_rounds else schedule.num_events
-    return -(-length // 20)
+def _length(schedule: Schedule) -> int:
+    """Return the number of rounds or events of a run."""
+    return int(schedule.round_ends.sum()) if schedule.has_rounds else schedule.num_events
 
 
 def _score(
@@ -333,7 +366,7 @@ def _choose(setting: _TrainingSetting, federation: Federation) -> tuple[str, Alg
     cell, scores = training.cells[0], {}
     honest = next(one for one in cell.scorings.values() if not one.flag)
     sign = 1 if higher_is_better(cell.metric) else -1
-    pauses = Monitor(lambda snapshot: None, every=_twentieth(schedules[0]))
+    pauses = Monitor(lambda snapshot: None, every=-(-_length(schedules[0]) // NUM_PARTS))
     run = (list(candidates.values()), training.task, held, lambda algorithm: schedules, keys)
     for (name, algorithm), end in zip(candidates.items(), run_all(*run, monitor=pauses), strict=True):
         if end is not None:

@@ -86,8 +86,12 @@ def test_trainings_of_separate_jobs_give_the_same_cells(tmp_path):
     names = [name_of(training) for training in experiment.trainings]
     reproduce_part(experiment, tmp_path / "jobs", names[1])
     assert not is_reproduced(experiment, tmp_path / "jobs")
-    reproduce_part(experiment, tmp_path / "jobs", names[0])
+    parts = []
+    reproduce_part(experiment, tmp_path / "jobs", names[0], progress=lambda *done: parts.append(done))
+    assert parts == [(done, 3) for done in range(4)]  # a part per round
     assert is_reproduced(experiment, tmp_path / "jobs")
+    for other, num_seeds in ((experiment, 1), (tiny(num_rounds=4), None)):  # the files are not theirs
+        assert not is_reproduced(other, tmp_path / "jobs", num_seeds)
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "jobs" / "trainings").iterdir()}
     apart, together = (reproduce(experiment, tmp_path / name) for name in ("jobs", "loop"))
     assert {path: path.stat().st_mtime_ns for path in kept} == kept  # nothing was trained again
