@@ -29,7 +29,7 @@ test-flower: .venv-flower/test
 # Real schedulers on this machine: submitit, a Ray head with a second node, and Slurm if its daemons are installed
 # (Debian: slurm-wlm and munge, as root). About ten minutes.
 test-cluster: .venv-cluster/test
-	.venv-cluster/bin/python -m pytest tests/cluster personax/cluster
+	.venv-cluster/bin/python -m pytest -rs tests/cluster personax/cluster
 
 # wandb and MLflow have many dependencies: they are in a separate environment, too.
 test-loggers: .venv-loggers/test

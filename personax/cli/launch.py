@@ -1,10 +1,11 @@
-"""Studies on a cluster: the options of commands that start them, their one progress bar, and `status`."""
+"""Studies on a cluster: the options of the commands that start them, their progress bar, and `status`."""
 
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,31 +17,47 @@ from personax.cli.console import err, print_table
 from personax.cli.errors import plain_errors
 from personax.cli.live import Identity, Insecure
 from personax.cli.live import status as live_status
-from personax.cluster.engine import LAUNCHERS, Engine, Launch, Launcher, make_engine, require_engine
-from personax.cluster.jobs import Job, JobTask, read_tuned
-from personax.cluster.study import JobView, Launched, follow, heading, now, read_launched, views
-from personax.experiment.checkpoint import write_atomically
-from personax.experiment.config import Config, dump_run
+from personax.cluster.engine import (
+    LAUNCHERS,
+    Engine,
+    EngineUnavailable,
+    Launch,
+    Launcher,
+    make_engine,
+    require_engine,
+)
+from personax.cluster.jobs import Job, JobRecord, JobTask, read_record, read_search, write_record
+from personax.cluster.study import (
+    JobView,
+    Launched,
+    continued,
+    coordinating,
+    follow,
+    now,
+    read_launched,
+    views,
+)
+from personax.experiment.config import Config
 from personax.experiment.folders import Folder
 from personax.experiment.parts import finished_of, merge_finished
 from personax.experiment.records import RunRecord, TuningRecord
 from personax.experiment.runs import Work
 from personax.experiment.standing import forget, owning
-from personax.experiment.tuning import announce, prepare_tuning, tuned_config
+from personax.experiment.tuning import TuningStudy, announce, tuned_config
 from personax.report.following import read_simulated
-from personax.values import check_names
+from personax.values import NotInstalled, check_names
 
 LauncherOption = Annotated[
     str | None,
-    typer.Option("--launcher", metavar="|".join(LAUNCHERS), help="Run the algorithms as jobs: here, on Slurm or Ray."),
+    typer.Option("--launcher", metavar="|".join(LAUNCHERS), help="Run the algorithms as separate jobs."),
 ]
-Address = Annotated[str | None, typer.Option(help="Of a Ray cluster. By default the one of this machine.")]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster. Default: the cluster on this machine.")]
 JobOptions = Annotated[
     list[str] | None,
-    typer.Option("--job", metavar="KEY=VALUE", help="For each job: --job partition=gpu --job time=60"),
+    typer.Option("--job", metavar="KEY=VALUE", help="Option of the jobs (repeatable), such as --job partition=gpu."),
 ]
-Parallel = Annotated[int | None, typer.Option(min=1, help="The most jobs at the same time.")]
-CANCEL_SECONDS = 60.0
+Parallel = Annotated[int | None, typer.Option(min=1, help="Maximum number of concurrent jobs.")]
+CANCEL_SECONDS = 60.0  # to wait for canceled jobs to save their checkpoints
 
 
 def launch_of(
@@ -50,7 +67,7 @@ def launch_of(
     parallel: int | None,
     log: Sequence[str] | None = None,
 ) -> Launch | None:
-    """The engine that these options choose; None without `--launcher`."""
+    """Return the engine that these options choose; None without `--launcher`."""
     if launcher is None:
         if address or options or parallel:
             raise ValueError("`--address`, `--job` and `--parallel` need --launcher local, slurm or ray.")
@@ -61,22 +78,24 @@ def launch_of(
     pairs = {option.partition("=")[0]: option.partition("=")[2] for option in options or ()}
     if not all(pairs.values()):
         raise ValueError("`--job` needs KEY=VALUE, such as --job partition=gpu.")
-    jax.config.update("jax_platforms", "cpu")  # this process trains nothing, and leaves the GPUs to its jobs
+    jax.config.update("jax_platforms", "cpu")  # this process trains nothing and leaves the GPUs to the jobs
     return Launch(chosen, address, pairs, parallel, tuple(log or ()))
 
 
 def train_jobs(folder: Folder, work: Work, launch: Launch, fresh: Sequence[str] = ()) -> RunRecord:
-    """Train what is left of a run as jobs; return its results, which are merged by the job that ends last."""
+    """Train the unfinished algorithms of a run as jobs; return its results, which the job that ends last merges."""
     for text in work.suspicions:
         err.print(f"Warning: {text}", highlight=False)
-    with owning(folder, fresh):
-        for name in fresh:
-            forget(folder, name)
-    done = finished_of(work, folder)
-    missing = [training.name for training in work.plan.trainings if training.name not in done]
-    if missing:
-        folder.results.unlink(missing_ok=True)
-        run_jobs(folder.root, "train", missing, launch)
+    with coordinating(folder.root):
+        with owning(folder, fresh):
+            for name in fresh:
+                forget(folder, name)
+        done = finished_of(work, folder)
+        names = [training.name for training in work.plan.trainings]
+        missing = [name for name in names if name not in done]
+        if missing:
+            folder.results.unlink(missing_ok=True)
+            run_jobs(folder.root, "train", names, missing, launch)
     launched = read_launched(folder.root)
     record = merge_finished(work, folder, now() if launched is None else launched.started)
     if record is None:
@@ -84,76 +103,81 @@ def train_jobs(folder: Folder, work: Work, launch: Launch, fresh: Sequence[str] 
     return record
 
 
-def tune_jobs(config: Config, folder: Folder, launch: Launch) -> tuple[Config, TuningRecord]:
+def tune_jobs(study: TuningStudy, folder: Folder, launch: Launch) -> tuple[Config, TuningRecord]:
     """Search for the options of each algorithm in its own job."""
-    study = prepare_tuning(config)
-    if not folder.untuned.exists():
-        write_atomically(folder.untuned, dump_run(config).encode())
     names = [name for name, search in study.searches.items() if search.choices]
-    missing = [name for name in names if read_tuned(folder.root, name) is None]
-    if missing:
-        run_jobs(folder.root, "tune", missing, launch)
-    found = [tuned for name in names if (tuned := read_tuned(folder.root, name)) is not None]
+    with coordinating(folder.root):
+        missing = [name for name in names if read_search(folder, name).found is None]
+        if missing:
+            run_jobs(folder.root, "tune", names, missing, launch)
+    found = [tuned for name in names if (tuned := read_search(folder, name).found) is not None]
     for tuned in found:
-        announce(config, tuned, lambda text: err.print(text, highlight=False))
-    return tuned_config(config, found)
+        announce(study.config, tuned, lambda text: err.print(text, highlight=False))
+    return tuned_config(study.config, found)
 
 
 def run_jobs(
     root: Path,
     task: JobTask,
     names: Sequence[str],
+    missing: Sequence[str],
     launch: Launch,
     setting: dict[str, Any] | None = None,
 ) -> None:
-    """Run jobs to their end and show their progress in one bar. Ctrl-C asks what to do with them."""
-    before = read_launched(root)
-    ids = before.ids if before is not None and before.task == task and before.launcher == launch.launcher else {}
-    started = before.started if before is not None else now()
-    of_all: dict[str, Any] = {"log": list(launch.log), "setting": setting or {}}
-    launched = Launched(
-        launch.launcher,
-        launch.address,
-        dict(launch.options),
-        launch.parallel,
-        task,
-        started,
-        list(names),
-        ids,
-        **of_all,
-    )
+    """Run the missing jobs of a study to their end and show the progress of all of them in one bar.
+
+    Ctrl-C asks whether to cancel the jobs. The caller holds the coordinator lock.
+    """
+    engine = make_engine(launch, root)
+    common: dict[str, Any] = {"log": list(launch.log), "setting": setting or {}}
+    options = (launch.launcher, launch.address, dict(launch.options), launch.parallel)
+    launched = continued(root, engine, Launched(*options, task, now(), list(names), **common))
     place, flags = os.getcwd(), os.environ.get("XLA_FLAGS", "")
-    jobs = [Job(task, str(root.resolve()), name, started, place, flags, **of_all) for name in names]
-    with heading(root):
-        engine = make_engine(launch, root)
+    jobs = [Job(task, str(root.resolve()), name, launched.started, place, flags, **common) for name in missing]
+    for name in set(names).difference(missing):
+        _report_finished(root, name)
+    try:
+        with _JobBar(len(names)) as bar:
+            follow(root, engine, jobs, launched, bar.show, bar.note)
+    except KeyboardInterrupt:
         try:
-            with _JobBar(len(jobs)) as bar:
-                follow(root, engine, jobs, launched, bar.show, bar.note)
-        except KeyboardInterrupt:
-            _leave_or_cancel(root, engine, names)
-            raise
+            _leave_or_cancel(root, engine, missing)
+        except EngineUnavailable as error:
+            typer.echo(f"{error} Submitted jobs keep running.", err=True)
+        raise
+
+
+def _report_finished(root: Path, name: str) -> None:
+    """Write the report of an algorithm that has finished without a job, or whose job could not report it."""
+    record = read_record(root, name) or JobRecord(name, updated=time.time())
+    if record.state != "finished":
+        write_record(root, replace(record, state="finished", done=record.total, message=""))
 
 
 def _leave_or_cancel(root: Path, engine: Engine, names: Sequence[str]) -> None:
-    """Ask whether the jobs continue without this process; where nobody can answer, they do."""
+    """Ask whether to leave the jobs running or cancel them; without a terminal, leave them running."""
     launched = read_launched(root)
-    ids = {} if launched is None else launched.ids
+    ids = {} if launched is None else {name: number for name, number in launched.ids.items() if name in names}
     alive = engine.alive(ids)
     if not alive:
         return
     typer.echo(f"\n{len(alive)} jobs are waiting or running: {', '.join(alive)}.", err=True)
     if not sys.stdin.isatty() or typer.confirm("Leave them running?", default=True, err=True):
-        typer.echo(f"They continue. See how they are: personax status {root}", err=True)
+        typer.echo(f"The jobs keep running. To check on them: personax status {root}", err=True)
         return
     engine.cancel({name: ids[name] for name in alive})
     until = time.monotonic() + CANCEL_SECONDS
-    while time.monotonic() < until and engine.alive(ids):
-        time.sleep(0.2)
-    typer.echo("They are canceled. What they have done is kept.", err=True)
+    while (alive := engine.alive(ids)) and time.monotonic() < until:
+        time.sleep(engine.pause)
+    if alive:
+        typer.echo(f"Not stopped yet: {', '.join(alive)}. Check with: personax status {root}", err=True)
+        return
+    engine.close()
+    typer.echo("Jobs canceled. Completed work is kept.", err=True)
 
 
 class _JobBar:
-    """A progress bar for all jobs of a study; without a terminal, a line for each job that ends."""
+    """A progress bar for all jobs of a study; without a terminal, one line per job that ends."""
 
     def __init__(self, num_jobs: int) -> None:
         self.ended: dict[str, str] = {}
@@ -173,15 +197,21 @@ class _JobBar:
         for view in found:
             if view.state in ("finished", "failed") and self.ended.get(view.name) != view.state:
                 self.ended[view.name] = view.state
-                took = view.record.updated - view.record.began
-                self.note(f"{view.name}: {view.state} on {view.record.host} after {took:.1f} s {view.words}".rstrip())
+                self.note(_ending(view))
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False)
 
 
+def _ending(view: JobView) -> str:
+    """Return a line about a job that has ended."""
+    record = view.record
+    where = f" on {record.host} after {record.updated - record.began:.1f} s" if record.host else ""
+    return f"{view.name}: {view.state}{where} {view.message}".rstrip()
+
+
 def summary(found: Sequence[JobView]) -> str:
-    """The number of jobs in each state.
+    """Return the number of jobs in each state.
 
     >>> from personax.cluster.jobs import JobRecord
     >>> summary([JobView("APFL", "running", JobRecord("APFL")), JobView("FedAvg", "waiting", JobRecord("FedAvg"))])
@@ -193,24 +223,24 @@ def summary(found: Sequence[JobView]) -> str:
 
 
 def shown_state(view: JobView) -> str:
-    """Return the state of a job in one word."""
+    """Return the state of a job as one word for users."""
     if view.state != "lost":
         return view.state
     return {"running": "killed", "stopped": "stopped"}.get(view.record.state, "waiting")
 
 
 def _share(view: JobView) -> float:
-    """The part of a job that is done."""
+    """Return the completed fraction of a job."""
     return 1.0 if view.state == "finished" else view.record.done / max(view.record.total, 1)
 
 
 def status(
-    target: Annotated[str, typer.Argument(metavar="RUN|HOST:PORT", help="A run folder, or where a server listens.")],
+    target: Annotated[str, typer.Argument(metavar="RUN|HOST:PORT", help="A run folder, or the address of a server.")],
     identity: Identity = None,
     insecure: Insecure = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what of a run is running where, or how a live federation goes: all clients to its operator."""
+    """Show the status of a run's jobs, or of a live federation; its operator sees all clients."""
     if not Path(target).is_dir():
         live_status(target, identity, insecure, as_json)
         return
@@ -226,7 +256,7 @@ def status(
 
 
 def _rows_of_run(root: Path) -> list[dict[str, str]]:
-    """The standing of a run of a single process."""
+    """Return the status of the algorithms of a run in a single process."""
     return [
         {"algorithm": one.name, "state": one.state, "round": f"{one.done}/{one.total}", "latest": one.latest}
         for one in read_simulated(root).progress
@@ -234,23 +264,34 @@ def _rows_of_run(root: Path) -> list[dict[str, str]]:
 
 
 def _rows_of_jobs(root: Path, launched: Launched) -> list[dict[str, str]]:
-    """The standing of the jobs of a study, as its engine and their own reports have it."""
-    found = views(root, launched.names, {})
-    if any(view.state == "lost" for view in found):
-        found = views(root, launched.names, make_engine(launched.launch, root).alive(launched.ids))
+    """Return the status of the jobs of a study."""
     rows = []
-    for view in found:
-        record, runs = view.record, view.state in ("running", "lost") and view.record.pid
-        age = f"{time.time() - record.updated:.0f} s ago" if record.updated else ""
+    for view in _current_views(root, launched):
+        record, is_process = view.record, view.state in ("running", "lost") and view.record.pid
         rows.append(
             {
                 "job": view.name,
                 "state": shown_state(view),
-                "where": f"{record.host}, process {record.pid}" if runs else record.host,
-                "round": f"{record.done}/{record.total}" if record.total else "",
-                "latest": view.words or record.latest,
-                "reported": age,
+                "where": f"{record.host}, process {record.pid}" if is_process else record.host,
+                "progress": f"{record.done}/{record.total}" if record.total else "",
+                "latest": view.message or record.latest,
+                "reported": f"{time.time() - record.updated:.0f} s ago" if record.updated else "",
                 "id": launched.ids.get(view.name, ""),
             }
         )
     return rows
+
+
+def _current_views(root: Path, launched: Launched) -> list[JobView]:
+    """Return the state of the jobs of a study; with a note, their last reports if the engine cannot be asked."""
+    found = views(root, launched.names, {})
+    if not any(view.state == "lost" for view in found):
+        return found
+    problem = f"These are processes of {launched.host}. For their current state, run this command there."
+    if not launched.is_elsewhere:
+        try:
+            return views(root, launched.names, make_engine(launched.launch, root).alive(launched.ids))
+        except (EngineUnavailable, NotInstalled) as error:
+            problem = str(error)
+    err.print(f"{problem} Showing the last reports of the jobs.", highlight=False)
+    return views(root, launched.names, None)

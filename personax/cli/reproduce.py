@@ -11,6 +11,7 @@ from personax.cli.console import err
 from personax.cli.errors import plain_errors
 from personax.cli.launch import Address, JobOptions, LauncherOption, Parallel, launch_of, run_jobs
 from personax.cluster.engine import Launch
+from personax.cluster.study import coordinating
 from personax.data.datasets.fetch import require_fetched
 from personax.report import claims_text, write_reproduction
 from personax.reproduce import EXPERIMENTS
@@ -63,12 +64,14 @@ def reproduce(
 
 
 def _as_jobs(experiment: Experiment, root: Path, launch: Launch, setting: dict[str, Any]) -> ReproductionRecord:
-    """Do the trainings of a reproduction as jobs; return its results, which the job that ends last writes."""
+    """Run the trainings of a reproduction as jobs; return its results, which the job that ends last writes."""
     if experiment.timed:
-        raise ValueError(f"`{experiment.name}` measures time, so its trainings run in turn. Leave out --launcher.")
+        raise ValueError(f"`{experiment.name}` measures time, so its trainings run in turn. Omit --launcher.")
     results = root / "results.json"
-    results.unlink(missing_ok=True)
-    run_jobs(root, "reproduce", [name_of(training) for training in experiment.trainings], launch, setting=setting)
+    names = [name_of(training) for training in experiment.trainings]
+    with coordinating(root):
+        results.unlink(missing_ok=True)
+        run_jobs(root, "reproduce", names, names, launch, setting)
     return REPRODUCTION.validate_json(results.read_bytes())
 
 

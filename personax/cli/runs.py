@@ -27,9 +27,9 @@ from personax.experiment.folders import Folder, readable_slug, refuse_used
 from personax.experiment.loggers import open_loggers
 from personax.experiment.loggers.events import Listener
 from personax.experiment.records import TUNING, RunRecord, TuningRecord, read_results
-from personax.experiment.runs import Work, execute, prepare, start
+from personax.experiment.runs import Work, end_search, execute, prepare, start, start_search
 from personax.experiment.targets import describe as describe_target
-from personax.experiment.tuning import best_trials, show_score, split_seed, tune
+from personax.experiment.tuning import TuningStudy, best_trials, prepare_tuning, show_score, split_seed, tune
 from personax.report import verdict, words, write_report
 from personax.values import check_names
 
@@ -121,7 +121,7 @@ def resume(
         if launch is None and hosts is None and (launched := read_launched(run)) is not None:
             launch = launched.launch
         if not folder.config.exists() and folder.untuned.exists() and launch is not None:
-            _show_run(folder, _start_tuned(load_run(folder.untuned), folder, launch))
+            _show_run(folder, _search_and_run(prepare_tuning(load_run(folder.untuned)), folder, launch))
             return
         if not folder.config.exists():
             raise ValueError(f"{run} is not a run folder: it has no config.toml. Start a run with `personax compare`.")
@@ -217,7 +217,9 @@ def _new_run(
     with host.folder(path) as root:
         refuse_used(root)
         if tuned and launch is not None:
-            _show_run(Folder(root), _start_tuned(config, Folder(root), launch))
+            study = prepare_tuning(config)
+            folder = start_search(config, root)
+            _show_run(folder, _search_and_run(study, folder, launch))
             return
         found = None
         if tuned:
@@ -231,15 +233,14 @@ def _new_run(
             _show_run(folder, record)
 
 
-def _start_tuned(config: Config, folder: Folder, launch: Launch) -> RunRecord:
-    """Tune a resolved configuration as jobs, continuing an earlier search if there is one, then run it."""
+def _search_and_run(study: TuningStudy, folder: Folder, launch: Launch) -> RunRecord:
+    """Tune a configuration as jobs, continuing an earlier search if there is one, then run it."""
     with plain_errors(_go_on(folder)):
-        tuned, found = tune_jobs(config, folder, launch)
+        tuned, found = tune_jobs(study, folder, launch)
     _show_search(found)
     work = prepare(tuned)
     write_atomically(folder.tuning, TUNING.dump_json(found, indent=1))
-    start(tuned, folder.root)
-    folder.untuned.unlink()
+    end_search(tuned, folder)
     return _finish(folder, (), work, launch=launch)
 
 

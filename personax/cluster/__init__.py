@@ -1,1 +1,1 @@
-"""Studies on a cluster: the jobs of a run folder, and the engines (submitit, Ray) that run them."""
+"""Studies on a cluster: jobs, and the engines (submitit, Ray) that run them. Runs on several hosts."""

@@ -1,7 +1,7 @@
 """One run on several hosts: their devices share each cohort, and the process of the first host writes the run folder.
 
-All processes run the same command. The others compute the same states and results, and write what a run writes into a
-temporary folder, so that no code needs to know which process it is in.
+All processes run the same command and compute the same states and results. The processes of other hosts write their
+files to a temporary folder, so that no other code depends on the process it runs in.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from personax.experiment.runs import Work, provenances_of
 
-AUTO = "auto"  # the scheduler knows the other processes: Slurm's srun, for example
+AUTO = "auto"  # JAX finds the other processes through the scheduler, such as Slurm
 
 
 class Host(NamedTuple):
@@ -30,7 +30,7 @@ class Host(NamedTuple):
 
     @contextlib.contextmanager
     def folder(self, root: Path) -> Iterator[Path]:
-        """The run folder, or in the processes of other hosts a temporary copy of it as it is now."""
+        """Provide the run folder, or in the processes of other hosts a temporary copy of its current state."""
         if self.devices is None:
             yield root
             return
@@ -44,7 +44,7 @@ class Host(NamedTuple):
             multihost_utils.sync_global_devices("the run has ended")
 
     def require_same(self, work: Work) -> None:
-        """Raise in all processes if their settings or data differ."""
+        """Raise an error in all processes if their settings or data differ."""
         if self.devices is None:
             return
         stated = json.dumps([one.table for one in provenances_of(work).values()], sort_keys=True, default=str)
@@ -53,7 +53,8 @@ class Host(NamedTuple):
         different = np.flatnonzero((of_all != of_all[0]).any(axis=1)).tolist()
         if different:
             raise ValueError(
-                f"Settings or data of processes {different} are not those of process 0. Give all the same ones."
+                f"Settings or data of processes {different} differ from those of process 0. Start all processes with "
+                "the same command and data."
             )
 
 
@@ -61,25 +62,25 @@ ALONE = Host()
 
 
 def join_hosts(hosts: str | None) -> Host:
-    """Connect this process with the others of a run, before anything is computed.
+    """Connect this process with the other processes of a run, before anything is computed.
 
-    `hosts` is "auto" under a scheduler, which knows the processes, or "HOST:PORT,I/N": the address at which the first
-    process listens, and which of N processes this is; the first is 0.
+    `hosts` is "auto" under a scheduler, or "HOST:PORT,I/N": the address at which the first process listens, the number
+    of this process (the first is 0), and the number of processes.
     """
     if hosts is None:
         return ALONE
     given = {} if hosts == AUTO else parse_hosts(hosts)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # sums in the same order for any number of hosts
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # whose sums do not depend on the number of hosts
     try:
         jax.distributed.initialize(**given)
     except (RuntimeError, ValueError) as error:
-        hint = "Without a scheduler, give --hosts HOST:PORT,I/N." if hosts == AUTO else "Start all processes."
-        raise ValueError(f"The processes of this run did not find each other: {error} {hint}") from None
+        hint = "Without a scheduler, use --hosts HOST:PORT,I/N." if hosts == AUTO else "Start all processes."
+        raise ValueError(f"The processes of this run could not connect: {error} {hint}") from None
     return Host(jax.devices(), jax.process_index() == 0)
 
 
 def parse_hosts(hosts: str) -> dict[str, Any]:
-    """The arguments for JAX where no scheduler knows the processes.
+    """Return the arguments of `jax.distributed.initialize` for "HOST:PORT,I/N".
 
     >>> parse_hosts("10.0.0.1:1234,0/4")
     {'coordinator_address': '10.0.0.1:1234', 'num_processes': 4, 'process_id': 0}

@@ -1,10 +1,11 @@
 """A job: one algorithm of a study, one search for its options, or one training of a reproduction, with all its seeds.
 
-A job runs in its own process, perhaps on another machine that has the run folder on a shared disk. It continues
-from what its predecessors left, and reports its progress in `jobs/NAME.json`.
+A job runs in its own process, possibly on another machine that mounts the run folder from a shared disk. It continues
+from the files of earlier attempts, and reports its progress in `jobs/NAME.json`.
 """
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -31,18 +32,17 @@ from personax.reproduce import EXPERIMENTS
 from personax.reproduce.run import is_reproduced, reproduce, reproduce_part
 
 JobTask = Literal["train", "tune", "reproduce"]
-WAIT = 2.0  # seconds, for another process that does the same job
+WAIT = 2.0  # seconds between attempts to get the lock of another process that runs the same job
 EVERY = 1.0  # seconds between two reports of progress
-_TUNED = TypeAdapter(TunedAlgorithm)
-_STAGES = TypeAdapter(list[tuple[list[dict[str, Any]], str, list[TrialRecord]]])
+ATTEMPTS = 5  # without progress, before a job counts as failed
 
 
 @dataclass(frozen=True)
 class Job:
-    """The description of a job, for the process that does it.
+    """Everything that a process needs to run a job.
 
-    `place` is the folder in which relative paths of the configuration are looked up, `flags` are those of XLA, `log`
-    names loggers, and `setting` has the arguments of a reproduction.
+    Relative paths of the configuration are resolved in the folder `place`. `flags` are the XLA flags of the study,
+    `log` names loggers, and `setting` has the arguments of a reproduction.
     """
 
     task: JobTask
@@ -57,7 +57,10 @@ class Job:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The progress of a job, in its own words: `done` of `total` rounds, and why it failed."""
+    """The progress that a job reports: `done` of `total` steps, and in `message` why it waits or failed.
+
+    Steps are rounds of a training, stages of a search, or parts of a reproduction's training.
+    """
 
     name: str
     state: Literal["waiting", "running", "finished", "failed", "stopped"] = "running"
@@ -68,19 +71,19 @@ class JobRecord:
     latest: str = ""
     began: float = 0.0
     updated: float = 0.0
-    words: str = ""
+    message: str = ""
 
 
 _RECORD = TypeAdapter(JobRecord)
 
 
 def record_path(root: Path, name: str) -> Path:
-    """The file in which a job reports its progress."""
+    """Return the file in which a job reports its progress."""
     return Folder(root).jobs / f"{slug(name)}.json"
 
 
 def read_record(root: Path, name: str) -> JobRecord | None:
-    """Read the progress that a job has reported last, if any."""
+    """Read the last report of a job, if there is one."""
     try:
         return _RECORD.validate_json(record_path(root, name).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -88,12 +91,27 @@ def read_record(root: Path, name: str) -> JobRecord | None:
 
 
 def write_record(root: Path, record: JobRecord) -> None:
-    """Write the progress of a job."""
+    """Write the report of a job."""
     write_atomically(record_path(root, record.name), _RECORD.dump_json(record))
 
 
+class Attempts(NamedTuple):
+    """The number of consecutive attempts of a job without progress, and the steps that are done."""
+
+    number: int = 0
+    done: int = 0
+
+    def another(self, done: int) -> "Attempts":
+        """Add an attempt that has reached this step.
+
+        >>> Attempts(3, done=10).another(done=10), Attempts(3, done=10).another(done=11)
+        (Attempts(number=4, done=10), Attempts(number=0, done=11))
+        """
+        return Attempts(0, done) if done > self.done else Attempts(self.number + 1, self.done)
+
+
 class Reporter:
-    """A `Watch` that writes the progress of a job into its file."""
+    """A `Watch` that writes the progress of a job to its file."""
 
     def __init__(self, root: Path, name: str) -> None:
         now = time.time()
@@ -102,7 +120,7 @@ class Reporter:
         self.put()
 
     def put(self, **changes: Any) -> None:
-        """Write the record with these changes."""
+        """Update the record and write it."""
         self.record = replace(self.record, **changes, updated=time.time())
         write_record(self.root, self.record)
 
@@ -119,34 +137,34 @@ class Reporter:
         self.put()
 
     def note(self, text: str) -> None:
-        print(text, flush=True)  # into the log of the job
+        print(text, flush=True)  # to the log of the job
 
 
 def run_job(job: Job) -> None:
-    """Do a job, or what is left of it, in this process."""
+    """Run the rest of a job in this process."""
     os.chdir(job.place)
-    os.environ["XLA_FLAGS"] = job.flags  # of the study, so that all its programs are compiled alike
+    os.environ["XLA_FLAGS"] = job.flags  # so that all programs of the study are compiled with the same flags
     keep_compiled()
     reporter = Reporter(Path(job.root), job.name)
     try:
-        _when_free(job, _TASKS[job.task], reporter)
+        _run_when_unlocked(job, _TASKS[job.task], reporter)
     except Exception as error:
-        reporter.put(state="failed", words=f"{type(error).__name__}: {error}")
+        reporter.put(state="failed", message=f"{type(error).__name__}: {error}")
         raise
-    except BaseException:  # Ctrl-C, or the signal of a scheduler that takes the machine away
+    except BaseException:  # Ctrl-C, or the signal of a scheduler that reclaims the machine
         reporter.put(state="stopped")
         raise
-    reporter.put(state="finished", done=reporter.record.total)
+    reporter.put(state="finished", done=reporter.record.total, message="")
 
 
-def _when_free(job: Job, work: Callable[[Job, Reporter], None], reporter: Reporter) -> None:
-    """Do the work of a job; while another process does it, such as a predecessor that was given up, wait."""
+def _run_when_unlocked(job: Job, work: Callable[[Job, Reporter], None], reporter: Reporter) -> None:
+    """Do the work of a job. If another process runs it, such as an attempt that was presumed dead, wait for its end."""
     while True:
         try:
             work(job, reporter)
             return
         except Taken as taken:
-            reporter.put(words=str(taken))
+            reporter.put(message=str(taken))
             time.sleep(WAIT)
 
 
@@ -159,46 +177,81 @@ def _reproduce(job: Job, reporter: Reporter) -> None:
     folder, setting = Path(job.root), job.setting
     experiment = EXPERIMENTS[setting["experiment"]](setting["quick"])
     with owning(Folder(folder), [job.name]):
-        reproduce_part(experiment, folder, job.name, setting["num_seeds"])
-    if is_reproduced(experiment, folder):
+        reproduce_part(experiment, folder, job.name, setting["num_seeds"], _reporting(reporter))
+    if is_reproduced(experiment, folder, setting["num_seeds"]):
         reproduce(experiment, folder, num_seeds=setting["num_seeds"], command=setting["command"], side_by_side=False)
 
 
-def tuned_path(root: Path, name: str) -> Path:
-    """The result of the search for one algorithm's options."""
-    return Folder(root).jobs / f"{slug(name)}.tuned"
+def _reporting(reporter: Reporter) -> Callable[[int, int], None]:
+    """Return a callback that reports the progress of a training of a reproduction."""
+
+    def progress(done: int, total: int) -> None:
+        if total != reporter.record.total:
+            reporter.begin(reporter.record.name, total, done)
+        reporter.advance(reporter.record.name, done, "")
+
+    return progress
 
 
-def read_tuned(root: Path, name: str) -> TunedAlgorithm | None:
-    """Read the options that were found for an algorithm, if its search has ended."""
-    path = tuned_path(root, name)
-    return _TUNED.validate_json(path.read_bytes()) if path.exists() else None
+@dataclass(frozen=True)
+class Search:
+    """The progress of the search for one algorithm's options, and at its end the result.
+
+    `config` is the digest of the configuration that the search uses. A stage consists of the combinations tried, the
+    metric and the trials.
+    """
+
+    config: str
+    stages: list[tuple[list[dict[str, Any]], str, list[TrialRecord]]] = field(default_factory=list)
+    found: TunedAlgorithm | None = None
+
+
+_SEARCH = TypeAdapter(Search)
+
+
+def read_search(folder: Folder, name: str) -> Search:
+    """Read the progress of a search. One that used another configuration is ignored."""
+    config = hashlib.sha256(folder.untuned.read_bytes()).hexdigest()
+    path = _search_path(folder, name)
+    search = _SEARCH.validate_json(path.read_bytes()) if path.exists() else Search(config)
+    return search if search.config == config else Search(config)
+
+
+def _write_search(folder: Folder, name: str, search: Search) -> None:
+    write_atomically(_search_path(folder, name), _SEARCH.dump_json(search))
+
+
+def _search_path(folder: Folder, name: str) -> Path:
+    return folder.jobs / f"{slug(name)}.search"
 
 
 def _tune(job: Job, reporter: Reporter) -> None:
     folder = Folder(Path(job.root))
-    study = prepare_tuning(load_run(folder.untuned))
+    config = load_run(folder.untuned)
+    study = prepare_tuning(config)
     with owning(folder, [job.name]):
-        if read_tuned(folder.root, job.name) is None:
-            keep = lambda attempt: _keeping(attempt, folder.jobs / f"{slug(job.name)}.trials")
-            found = tune_algorithm(study, job.name, lambda text: reporter.put(latest=text), keep)
-            write_atomically(tuned_path(folder.root, job.name), _TUNED.dump_json(found))
+        reporter.begin(job.name, 1 + config.tune.num_extensions, len(read_search(folder, job.name).stages))
+        if read_search(folder, job.name).found is None:
+            save_stages = lambda attempt: _saving_stages(attempt, folder, job.name, reporter)
+            found = tune_algorithm(study, job.name, lambda text: reporter.put(latest=text), save_stages)
+            _write_search(folder, job.name, replace(read_search(folder, job.name), found=found))
 
 
-def _keeping(attempt: Try, path: Path) -> Try:
-    """Keep the trials of each stage of a search in a file, from which a job that was killed continues."""
-    kept = _STAGES.validate_json(path.read_bytes()) if path.exists() else []
+def _saving_stages(attempt: Try, folder: Folder, name: str, reporter: Reporter) -> Try:
+    """Save the trials of each stage of a search, so that a job that was killed continues with the next stage."""
 
-    def remembered(choices: Sequence[Options]) -> Trials:
-        for known, metric, trials in kept:
+    def saved(choices: Sequence[Options]) -> Trials:
+        search = read_search(folder, name)
+        for known, metric, trials in search.stages:
             if known == list(choices):
                 return metric, trials
-        found = attempt(choices)
-        kept.append((list(choices), *found))
-        write_atomically(path, _STAGES.dump_json(kept))
-        return found
+        metric, trials = attempt(choices)
+        stages = [*search.stages, (list(choices), metric, trials)]
+        _write_search(folder, name, replace(search, stages=stages))
+        reporter.put(done=len(stages))
+        return metric, trials
 
-    return remembered
+    return saved
 
 
 _TASKS: dict[JobTask, Callable[[Job, Reporter], None]] = {"train": _train, "tune": _tune, "reproduce": _reproduce}
@@ -206,7 +259,7 @@ _TASKS: dict[JobTask, Callable[[Job, Reporter], None]] = {"train": _train, "tune
 
 @contextlib.contextmanager
 def stopping_at(number: int) -> Iterator[None]:
-    """Treat a signal as Ctrl-C: the job saves its state and ends."""
+    """Treat a signal like Ctrl-C: the job saves a checkpoint and ends."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Jobs as processes on this machine, or as arrays on Slurm: both by submitit."""
+"""Jobs as processes on this machine, or as arrays on Slurm: both through submitit."""
 
 import contextlib
 import os
@@ -8,49 +8,64 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from personax.cluster.engine import Launch, typed
-from personax.cluster.jobs import Job, run_job, stopping_at
+from personax.cluster.engine import EngineUnavailable, Launch, typed
+from personax.cluster.jobs import ATTEMPTS, Attempts, Job, read_record, run_job, stopping_at
 from personax.experiment.folders import Folder
 from personax.values.imports import optional_import
 
-LONG = 365 * 24 * 60  # minutes: processes on this machine have no limit of time
-HOURS = 4  # of a job on Slurm, by default; one that needs more is queued again
-_MOST_TIMEOUTS = 1000
+LONG = 365 * 24 * 60  # minutes: processes on this machine have no time limit
+HOURS = 4  # the default time limit of a job on Slurm; a job that needs longer is requeued
+ANSWER_SECONDS = 60.0  # the time limit of Slurm's commands
+_MOST_TIMEOUTS = 100_000  # the limit is on attempts without progress
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
 
 
 class ResumableJob:
-    """A job that submitit queues again when its time is over or its machine is taken away."""
+    """A job that submitit requeues when it reaches its time limit or is preempted."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, attempts: Attempts = Attempts()) -> None:
+        self.job, self.attempts = job, attempts
 
     def __call__(self) -> None:
         with stopping_at(signal.SIGTERM):
             run_job(self.job)
 
     def checkpoint(self) -> Any:
-        """Return the same job, which continues from its last checkpoint."""
-        return _submitit().helpers.DelayedSubmission(self)
+        """Return the same job, which continues from its last checkpoint; raise if repeated attempts made no progress.
+
+        submitit calls this in the running job.
+        """
+        record = read_record(Path(self.job.root), self.job.name)
+        attempts = self.attempts.another(0 if record is None else record.done)
+        if attempts.number >= ATTEMPTS:
+            raise TimeoutError(
+                f"interrupted {ATTEMPTS} times without progress. If the time limit was the cause, raise it: "
+                "--job time=MINUTES"
+            )
+        return _submitit().helpers.DelayedSubmission(ResumableJob(self.job, attempts))
 
 
 class LocalEngine:
-    """Processes on this machine, each with its own GPU if there are any. They survive the process that started them."""
+    """Processes on this machine, each with its own GPU if there are any. They survive the process that started them.
+
+    An id is the number of a process, which only means something on the machine that started it.
+    """
 
     pause = 0.2
 
     def __init__(self, launch: Launch, root: Path) -> None:
-        self.gpus, self.executor, self.processes = _gpus(), _submitit().LocalExecutor(_logs(root)), {}
+        self.logs = _logs(root)
+        self.gpus, self.executor, self.processes = _gpus(), _submitit().LocalExecutor(self.logs), {}
         self.parallel = launch.parallel or len(self.gpus) or os.cpu_count() or 1
         if launch.options:
-            raise ValueError("`--job` is for Slurm and Ray. Processes on this machine have no options.")
+            raise ValueError("`--job` is only for Slurm and Ray. Processes on this machine have no options.")
 
     @property
-    def room(self) -> int | None:
+    def max_jobs(self) -> int | None:
         return self.parallel
 
     def submit(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """Start a process for each job. Ctrl-C does not reach them, because a person is asked what to do with them."""
+        """Start a process for each job. They ignore Ctrl-C: the coordinator asks whether to cancel them."""
         with _ignored(signal.SIGINT):
             return {job.name: self._start(job) for job in jobs}
 
@@ -67,27 +82,25 @@ class LocalEngine:
         return {name: "" for name, number in ids.items() if self._is_alive(number)}
 
     def _is_alive(self, number: str) -> bool:
-        """Return whether a process that this one, or an earlier head of the study, has started still runs."""
+        """Return True if a process that this or an earlier coordinator has started is still running."""
         if number in self.processes:
             return not self.processes[number][1].done()
-        try:
-            return b"submitit.local._local" in Path(f"/proc/{number}/cmdline").read_bytes()
-        except OSError:
-            return False
+        command = _command_of(int(number))  # another process may have this number now
+        return "submitit.local._local" in command and str(self.logs) in command
 
     def cancel(self, ids: Mapping[str, str]) -> None:
         for number in ids.values():
             if self._is_alive(number):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(number), signal.SIGTERM)  # its controller passes the signal to the job
+                    os.kill(int(number), signal.SIGTERM)  # its controller forwards the signal to the job
 
-    def close(self, ids: Mapping[str, str]) -> None: ...
+    def close(self) -> None: ...
 
 
 class SlurmEngine:
-    """Arrays of jobs on Slurm, which starts those of a failed node again elsewhere."""
+    """Arrays of jobs on Slurm, which restarts those of a failed node on another one."""
 
-    pause = 3.0  # squeue is work for the controller that all users share
+    pause = 3.0  # squeue puts load on the controller, which all users share
 
     def __init__(self, launch: Launch, root: Path) -> None:
         self.executor = _submitit().SlurmExecutor(_logs(root), max_num_timeout=_MOST_TIMEOUTS)
@@ -95,32 +108,51 @@ class SlurmEngine:
         if launch.parallel is not None:
             options["array_parallelism"] = launch.parallel
         self.executor.update_parameters(**options, additional_parameters={"requeue": True})
-        self.known: dict[str, tuple[str, str]] = {}  # state and reason of each job in the queue
 
     @property
-    def room(self) -> int | None:
+    def max_jobs(self) -> int | None:
         return None
 
     def submit(self, jobs: Sequence[Job]) -> dict[str, str]:
-        submitted = self.executor.submit_array([ResumableJob(job) for job in jobs]) if jobs else []
-        self.known |= {one.job_id: ("PENDING", "") for one in submitted}
+        try:
+            submitted = self.executor.submit_array([ResumableJob(job) for job in jobs])
+        except _submitit().core.utils.FailedJobError as error:
+            raise EngineUnavailable(f"sbatch failed: {str(error).strip()}") from None
         return {job.name: one.job_id for job, one in zip(jobs, submitted, strict=True)}
 
     def alive(self, ids: Mapping[str, str]) -> dict[str, str]:
-        """Ask squeue, which also works without Slurm's accounting; while the controller is away, nothing is known."""
-        command = ["squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r"]
-        asked = subprocess.run(command, capture_output=True, text=True)
-        if asked.returncode == 0:
-            rows = (line.strip().split("|", 2) for line in asked.stdout.splitlines() if line.strip())
-            self.known = {number: (state, reason) for number, state, reason in rows}
-        described = lambda state, reason: reason if state in _WAITING and reason != "None" else ""
-        return {name: described(*self.known[number]) for name, number in ids.items() if number in self.known}
+        """Ask squeue, which also works without Slurm's accounting."""
+        listed = _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r")
+        rows = (line.strip().split("|", 2) for line in listed.splitlines() if line.strip())
+        known = {number: reason if state in _WAITING and reason != "None" else "" for number, state, reason in rows}
+        return {name: known[number] for name, number in ids.items() if number in known}
 
     def cancel(self, ids: Mapping[str, str]) -> None:
         if ids:
-            subprocess.run(["scancel", *ids.values()], check=True)
+            _ask("scancel", "--quiet", *ids.values())
 
-    def close(self, ids: Mapping[str, str]) -> None: ...
+    def close(self) -> None: ...
+
+
+def _ask(*command: str) -> str:
+    """Run a command of Slurm and return its output."""
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        raise EngineUnavailable(f"{command[0]} failed: {error}") from None
+    if asked.returncode:
+        raise EngineUnavailable(f"{command[0]} failed: {asked.stderr.strip()}")
+    return asked.stdout
+
+
+def _command_of(number: int) -> str:
+    """Return the command line of a process of this machine; an empty text if there is none."""
+    if Path("/proc/self/cmdline").exists():  # Linux
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return ""
+    listed = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(number)], capture_output=True, text=True)
+    return listed.stdout.strip()
 
 
 def _submitit() -> Any:
@@ -128,11 +160,11 @@ def _submitit() -> Any:
 
 
 def _logs(root: Path) -> Path:
-    return Folder(root).jobs / "log"
+    return Folder(root.resolve()).jobs / "log"
 
 
 def _gpus() -> list[int]:
-    """The NVIDIA GPUs of this machine; JAX is not asked, because it would take their memory."""
+    """Return the NVIDIA GPUs of this machine, without asking JAX, which would reserve their memory."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [int(one) for one in given.split(",") if one.strip().isdigit()]

@@ -1,11 +1,12 @@
-"""The head of a study: submits its jobs, follows them, and submits again what died.
+"""The coordinator of a study: it submits the jobs, follows them, and resubmits those that die.
 
-Everything that it knows is in the run folder, so a study survives its head: `jobs/launched.json` has the engine and the
-ids of the jobs, and each job reports its own progress.
+All its state is in the run folder, so a study survives its coordinator: `jobs/launched.json` has the engine and the ids
+of the jobs, and each job reports its own progress.
 """
 
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,18 +15,23 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from personax.cluster.engine import Engine, Launch, Launcher
-from personax.cluster.jobs import Job, JobRecord, JobTask, read_record, write_record
+from personax.cluster.engine import Engine, EngineUnavailable, Launch, Launcher
+from personax.cluster.jobs import ATTEMPTS, Attempts, Job, JobRecord, JobTask, read_record, record_path, write_record
 from personax.data.locks import sole_user
 from personax.experiment.checkpoint import write_atomically
 from personax.experiment.folders import Folder
 
-ATTEMPTS = 5  # of a job without progress, before it counts as failed
+LONGEST_PAUSE = 60.0  # seconds between two attempts to reach an engine that does not answer
+
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Launched:
-    """The last state of the head of a study: the engine, the jobs and their ids."""
+    """The state of a coordinator: the engine, the names of all jobs of the study, and the ids of the submitted ones.
+
+    `host` is the machine of the coordinator, and with `--launcher local` that of its jobs.
+    """
 
     launcher: Launcher
     address: str | None
@@ -37,63 +43,96 @@ class Launched:
     ids: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     setting: dict[str, Any] = field(default_factory=dict)
+    host: str = field(default_factory=socket.gethostname)
 
     @property
     def launch(self) -> Launch:
-        """The engine that the study uses."""
+        """The engine of the study."""
         return Launch(self.launcher, self.address, self.options, self.parallel, tuple(self.log))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if the jobs are processes of another machine, whose state cannot be queried from here."""
+        return self.launcher == "local" and self.host != socket.gethostname()
+
+    def has_same_work(self, other: "Launched") -> bool:
+        """Return True if the jobs of both do the same."""
+        return self.task == other.task and self.setting == other.setting
 
 
 _LAUNCHED = TypeAdapter(Launched)
 
 
 class JobView(NamedTuple):
-    """The standing of a job: what it reported last, and whether its engine knows it."""
+    """The state of a job according to its own last report and to its engine."""
 
     name: str
-    state: str  # waiting, running, finished, failed, or lost: it died, or was never started
+    state: str  # waiting, running, stopped, finished, failed, or lost: it died or was never submitted
     record: JobRecord
-    words: str = ""
+    message: str = ""
 
 
 class JobsFailed(ValueError):
-    """Jobs of a study ended with an error, or died again and again."""
+    """Jobs of a study ended with an error, or died repeatedly."""
 
 
 def now() -> str:
-    """The time of day, for records."""
+    """Return the current time for records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_launched(root: Path) -> Launched | None:
-    """Read how the jobs of a run were started, if they were."""
+    """Read the state of the last coordinator of a run, if there was one."""
     path = _launched_path(root)
     return _LAUNCHED.validate_json(path.read_bytes()) if path.exists() else None
+
+
+def _write_launched(root: Path, launched: Launched) -> None:
+    write_atomically(_launched_path(root), _LAUNCHED.dump_json(launched))
 
 
 def _launched_path(root: Path) -> Path:
     return Folder(root).jobs / "launched.json"
 
 
-def heading(root: Path) -> AbstractContextManager[None]:
-    """Be the only head of a study, or raise `Taken`."""
-    path = Folder(root).lock("head of the study")
+def coordinating(root: Path) -> AbstractContextManager[None]:
+    """Acquire the coordinator lock of a study, or raise `Taken`."""
+    path = Folder(root).lock("coordinator")
     path.parent.mkdir(parents=True, exist_ok=True)
     return sole_user(path, f"The study in {root}")
 
 
-def views(root: Path, names: Sequence[str], alive: dict[str, str]) -> list[JobView]:
-    """The standing of jobs, of which the engine has those in `alive`."""
+def continued(root: Path, engine: Engine, launched: Launched) -> Launched:
+    """Add the ids of jobs that an earlier coordinator has submitted for the same work.
+
+    Raises an error if jobs with other settings are still running, because both would write the same files.
+    """
+    before = read_launched(root)
+    known = before is not None and before.launcher == launched.launcher and not before.is_elsewhere
+    if before is not None and before.has_same_work(launched):
+        return replace(launched, started=before.started, ids=before.ids if known else {})
+    if before is not None and known and before.ids and (alive := engine.alive(before.ids)):
+        raise ValueError(
+            f"Jobs with other settings are still running in {root}: {', '.join(alive)}. Wait for their end, or cancel "
+            "them: rerun the command that started them and press Ctrl-C."
+        )
+    for name in launched.names:  # reports about other work
+        record_path(root, name).unlink(missing_ok=True)
+    return launched
+
+
+def views(root: Path, names: Sequence[str], alive: Mapping[str, str] | None) -> list[JobView]:
+    """Return the state of jobs. Those in `alive` are queued or running; if it is None, only the reports are known."""
     found = []
     for name in names:
         record = read_record(root, name) or JobRecord(name, "waiting")
-        if record.state in ("finished", "failed"):
-            state, words = record.state, record.words
+        if alive is None or record.state in ("finished", "failed"):
+            state, message = record.state, record.message
         elif name in alive:
-            state, words = ("running" if record.state == "running" else "waiting"), alive[name] or record.words
+            state, message = ("running" if record.state == "running" else "waiting"), alive[name] or record.message
         else:
-            state, words = "lost", ""
-        found.append(JobView(name, state, record, words))
+            state, message = "lost", ""
+        found.append(JobView(name, state, record, message))
     return found
 
 
@@ -103,60 +142,96 @@ def follow(
     jobs: Sequence[Job],
     launched: Launched,
     show: Callable[[list[JobView]], None],
-    notify: Callable[[str], None],
+    notify: Notify,
 ) -> None:
-    """Submit the jobs that no engine has, follow all of them to their end, and submit again those that died.
+    """Submit the jobs that are not queued or running, follow all of them to their end, and resubmit those that die.
 
-    Raises `JobsFailed` at the end if some failed. Ctrl-C does not affect the jobs.
+    `launched` names all jobs of the study, `jobs` are those that have not finished. If the engine stops answering, its
+    jobs are left alone until it answers again. Raises `JobsFailed` at the end if jobs failed.
     """
-    by_name = {job.name: job for job in jobs}
-    tries: dict[str, tuple[int, int]] = {}  # since the last progress, and the rounds that were done then
-    write_atomically(_launched_path(root), _LAUNCHED.dump_json(launched))
-    alive = engine.alive(launched.ids)
-    for name in by_name:  # what an earlier head saw end is tried again
-        if name not in alive:
-            write_record(root, _waiting(root, name))
+    coordinator = _Coordinator(root, engine, {job.name: job for job in jobs}, launched, notify)
+    coordinator.prepare()
+    pause, answered = engine.pause, False
     while True:
-        alive = engine.alive(launched.ids)
-        found = views(root, list(by_name), alive)
-        show(found)
-        lost = [view for view in found if view.state == "lost"]
-        room = len(lost) if engine.room is None else max(engine.room - len(alive), 0)
-        again = [by_name[view.name] for view in lost[:room] if _may_try(root, view, tries, notify)]
-        if again:
-            for job in again:
-                write_record(root, _waiting(root, job.name))
-            launched = replace(launched, ids={**launched.ids, **engine.submit(again)})
-            write_atomically(_launched_path(root), _LAUNCHED.dump_json(launched))
-        elif not alive and not lost:
-            break
-        time.sleep(engine.pause)
+        try:
+            found, ended = coordinator.step(show)
+        except EngineUnavailable as error:
+            if not answered:
+                raise
+            pause = min(max(2 * pause, 1.0), LONGEST_PAUSE)
+            notify(f"{error} Trying again in {pause:.0f} s.")
+        else:
+            pause, answered = engine.pause, True
+            if ended:
+                break
+        time.sleep(pause)
+    engine.close()
     if failed := [view for view in found if view.state == "failed"]:
-        lines = [f"{view.name}: {view.words}" for view in failed]
+        lines = [f"{view.name}: {view.message}" for view in failed]
         raise JobsFailed("\n".join([*lines, f"Their logs are in {Folder(root).jobs / 'log'}."]))
-    engine.close(launched.ids)
+
+
+class _Coordinator:
+    """The loop body of `follow`."""
+
+    def __init__(self, root: Path, engine: Engine, jobs: dict[str, Job], launched: Launched, notify: Notify) -> None:
+        self.root, self.engine, self.jobs, self.launched, self.notify = root, engine, jobs, launched, notify
+        self.attempts: dict[str, Attempts] = {}
+        self.submitted: set[str] = set()  # and not known to have died
+
+    def prepare(self) -> None:
+        """Write the state, and reset the reports of jobs that are not alive, so that earlier failures are retried."""
+        alive = self._alive()
+        _write_launched(self.root, self.launched)
+        for name in self.jobs:
+            if name not in alive:
+                write_record(self.root, _waiting(self.root, name))
+            before = read_record(self.root, name)
+            self.attempts[name] = Attempts(0, 0 if before is None else before.done)
+        self.submitted = set(alive)
+
+    def step(self, show: Callable[[list[JobView]], None]) -> tuple[list[JobView], bool]:
+        """Query all jobs and resubmit those that died; return their states, and True if all have ended."""
+        alive = self._alive()
+        found = views(self.root, self.launched.names, alive)
+        show(found)
+        lost = [view for view in found if view.state == "lost" and view.name in self.jobs]
+        free = len(lost) if self.engine.max_jobs is None else max(self.engine.max_jobs - len(alive), 0)
+        again = [view for view in lost[:free] if self._may_retry(view)]
+        if again:
+            self._submit(again)
+        return found, not (again or alive or lost)
+
+    def _alive(self) -> dict[str, str]:
+        return self.engine.alive(self.launched.ids) if self.launched.ids else {}
+
+    def _submit(self, lost: list[JobView]) -> None:
+        for view in lost:
+            write_record(self.root, _waiting(self.root, view.name))
+        # A submission that was accepted although the answer got lost is repeated. The second job waits for the lock of
+        # the first one, and finds its work done.
+        ids = self.engine.submit([self.jobs[view.name] for view in lost])
+        self.submitted |= ids.keys()
+        self.launched = replace(self.launched, ids={**self.launched.ids, **ids})
+        _write_launched(self.root, self.launched)
+
+    def _may_retry(self, view: JobView) -> bool:
+        """Return True if a job that is not alive may be submitted; one that dies repeatedly without progress failed."""
+        died = view.name in self.submitted
+        if died:
+            self.submitted.remove(view.name)
+            self.attempts[view.name] = self.attempts[view.name].another(view.record.done)
+        if self.attempts[view.name].number < ATTEMPTS:
+            if died:
+                where = f" on {view.record.host}" if view.record.host else ""
+                self.notify(f"{view.name} died{where} and is resubmitted.")
+            return True
+        message = f"died {ATTEMPTS} times without progress"
+        write_record(self.root, replace(view.record, state="failed", message=message))
+        return False
 
 
 def _waiting(root: Path, name: str) -> JobRecord:
-    """The record of a job that is submitted now: where it was, if it has run before."""
+    """Return the report of a job that is about to be submitted, with the progress of earlier attempts."""
     before = read_record(root, name) or JobRecord(name)
     return JobRecord(name, "waiting", done=before.done, total=before.total, updated=time.time())
-
-
-def _may_try(root: Path, view: JobView, tries: dict[str, tuple[int, int]], notify: Callable[[str], None]) -> bool:
-    """Return whether to submit a job that is nowhere; one that dies again and again without progress failed."""
-    number, done = tries.get(view.name, (0, 0))
-    if view.record.done > done:
-        number, done = 1, view.record.done
-    tries[view.name] = number + 1, done
-    if number < ATTEMPTS:
-        if number:
-            notify(f"{view.name} died{_where(view.record)} and is submitted again.")
-        return True
-    words = f"died {ATTEMPTS} times without progress"
-    write_record(root, replace(view.record, state="failed", words=words))
-    return False
-
-
-def _where(record: JobRecord) -> str:
-    return f" on {record.host}" if record.host else ""

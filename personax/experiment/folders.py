@@ -101,8 +101,8 @@ def _plain(name: str) -> str:
 
 
 def refuse_used(root: Path) -> None:
-    """Raise an error if a folder already has a run."""
-    if Folder(root).config.exists():
+    """Raise an error if a folder already has a run, or the search for its options."""
+    if Folder(root).config.exists() or Folder(root).untuned.exists():
         raise ValueError(
             f"{root} already has a run. Resume it with `personax resume {root}`, or choose another folder."
         )

@@ -127,11 +127,26 @@ def _follows(config: Config, plan: Study, algorithm: Algorithm) -> bool:
 
 def start(config: Config, root: Path) -> Folder:
     """Create a run folder with the resolved configuration."""
+    return _create(root, Folder(root).config, config)
+
+
+def start_search(config: Config, root: Path) -> Folder:
+    """Create a run folder with a resolved configuration whose options jobs will search for."""
+    return _create(root, Folder(root).untuned, config)
+
+
+def end_search(config: Config, folder: Folder) -> None:
+    """Replace the configuration of a search with the one that has the options found."""
+    checkpoint.write_atomically(folder.config, dump_run(config).encode())
+    folder.untuned.unlink()
+
+
+def _create(root: Path, path: Path, config: Config) -> Folder:
     refuse_used(root)
     folder = Folder(root)
     with _merging(folder):
         refuse_used(root)  # check again: another process may have been faster
-        checkpoint.write_atomically(folder.config, dump_run(config).encode())
+        checkpoint.write_atomically(path, dump_run(config).encode())
     return folder
 
 

@@ -1,4 +1,7 @@
-"""A Slurm cluster on this machine: munge, a controller and one node daemon, each with its files in one folder."""
+"""A Slurm cluster on this machine: munge, a controller and one node daemon, each with its files in one folder.
+
+`python -m tests.cluster.slurm COMMAND` runs a command with such a cluster.
+"""
 
 import contextlib
 import os
@@ -6,6 +9,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from tests.cluster.studies import wait_for
@@ -66,7 +71,7 @@ class Slurm:
         files = [f"--{what}-file={munge / what}" for what in ("key", "pid", "log", "seed")]
         self.daemons = {"munged": self._start("munged", "--foreground", "--force", f"--socket={munge}/socket", *files)}
         wait_for(lambda: (munge / "socket").exists())
-        self.daemons["slurmctld"] = self._start("slurmctld", "-D", "-c")
+        self.begin_controller()
         self.begin_node()
 
     def _start(self, *words):
@@ -78,6 +83,15 @@ class Slurm:
     def ask(self, *words):
         environment = {**os.environ, **self.environment}
         return subprocess.run(words, env=environment, capture_output=True, text=True).stdout
+
+    def begin_controller(self):
+        """Start the controller, with the jobs that an earlier one has saved."""
+        self.daemons["slurmctld"] = self._start("slurmctld", "-D")
+        wait_for(lambda: "UP" in self.ask("scontrol", "ping"))
+
+    def kill_controller(self):
+        self.daemons["slurmctld"].kill()
+        self.daemons["slurmctld"].wait()
 
     def begin_node(self):
         """Start the node daemon, and wait until the controller sees it."""
@@ -124,3 +138,13 @@ def free_ports(num):
     for probe in probes:
         probe.close()
     return ports
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        cluster = Slurm(temporary)
+        try:
+            status = subprocess.run(sys.argv[1:], env={**os.environ, **cluster.environment}).returncode
+        finally:
+            cluster.close()
+    sys.exit(status)

@@ -1,11 +1,14 @@
 """Studies as commands: start them, kill parts of them, and compare what they leave with a plain run."""
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -35,7 +38,7 @@ lr = 0.1
 num_steps = 2
 batch_size = 4
 [tune]
-lr = [0.05, 0.1]
+{tuned}
 num_extensions = 1
 [algorithms.FedAvg]
 recipe = "fedavg"
@@ -43,8 +46,10 @@ recipe = "fedavg"
 recipe = "apfl"
 mix = 0.5
 """
-LONG = {"num_rounds": 12000, "every": 20}  # long enough for a checkpoint and a kill
-SHORT = {"num_rounds": 20, "every": 5}
+LISTED = "lr = [0.05, 0.1]"
+LONG = {"num_rounds": 12000, "every": 20, "tuned": LISTED}  # long enough for a checkpoint and a kill
+SHORT = {"num_rounds": 20, "every": 5, "tuned": LISTED}
+SEARCH = {"num_rounds": 2000, "every": 1000, "tuned": ""}  # long enough for a kill; with ranges that can be extended
 
 
 class Command:
@@ -57,13 +62,44 @@ class Command:
         return self.log.read_text()
 
     def finish(self, status=0, seconds=600):
-        """Wait for the end; what it printed."""
+        """Wait for the end, and return what it printed."""
         assert self.process.wait(seconds) == status, self.said()
         return self.said()
 
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+
+class Typed:
+    """A command in its own terminal, into which keys are typed."""
+
+    def __init__(self, place, *words):
+        self.keyboard, screen = pty.openpty()
+        terminal = dict.fromkeys(("stdin", "stdout", "stderr"), screen)
+        control = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C sends SIGINT to the whole process group
+        self.command, self.screen = place.start(*words, preexec_fn=control, **terminal), b""
+        os.close(screen)
+
+    def type(self, keys):
+        os.write(self.keyboard, keys.encode())
+
+    def wait_for(self, text, seconds=90):
+        """Wait until the terminal shows a text, or with an empty text until the command ends."""
+        until = time.monotonic() + seconds
+        while not text or text not in self.screen.decode(errors="replace"):
+            assert time.monotonic() < until, self.screen.decode(errors="replace")
+            try:
+                self.screen += os.read(self.keyboard, 10000)
+            except OSError:  # the command has closed the terminal
+                break
+
+    def finish(self, status):
+        """Wait for the end, and return what the terminal shows."""
+        self.wait_for("")
+        os.close(self.keyboard)
+        assert self.command.process.wait(60) == status, self.screen.decode(errors="replace")
+        return self.screen.decode(errors="replace")
 
 
 class Place:
@@ -88,11 +124,11 @@ class Place:
         return Command(process, log)
 
     def run(self, *words, status=0):
-        """Run a command to its end; what it printed."""
+        """Run a command to its end, and return what it printed."""
         return self.start(*words).finish(status)
 
     def plain(self, name, *words, **settings):
-        """A run of one process, which nothing interrupts."""
+        """Run a study in one process without interruptions, and return its folder."""
         config = self.write(name, **settings)
         self.run("compare", config, "--out", self.root / f"plain-{name}", *words)
         return self.root / f"plain-{name}"
@@ -108,12 +144,12 @@ def records(root):
     return found
 
 
-def wait_for(condition, seconds=180, head=None):
-    """Wait until a condition holds; what it gave. The head of the study must not end before."""
+def wait_for(condition, seconds=180, coordinator=None):
+    """Wait until a condition holds, and return its result. The coordinator of the study must not end before."""
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, "The condition did not hold in time."
-        assert head is None or head.process.poll() is None, f"The head has ended: {head.said()}"
+        assert coordinator is None or coordinator.process.poll() is None, coordinator.said()
         time.sleep(0.05)
     return found
 
@@ -138,7 +174,7 @@ def kill(pid):
 
 
 def timeless(item):
-    """Plain data without what a clock said."""
+    """Remove times from plain data."""
     if isinstance(item, dict):
         return {key: timeless(entry) for key, entry in item.items() if key not in ("seconds", "started")}
     return [timeless(entry) for entry in item] if isinstance(item, list) else item

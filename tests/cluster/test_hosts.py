@@ -1,17 +1,20 @@
 """One run on several hosts: the bits of one process with as many devices, and files from the first host alone."""
 
 import json
-import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import personax as px
+from tests.cluster.slurm import free_ports
 from tests.cluster.studies import Place, assert_same
 
 pytestmark = pytest.mark.slow
-SETTINGS = {"num_rounds": 6, "every": 2}
+SETTINGS = {"num_rounds": 6, "every": 2, "tuned": ""}
 MAPPED = """
 name = "mapped"
 seeds = [0, 1]
@@ -48,20 +51,19 @@ def place(tmp_path_factory):
     return made
 
 
-def start(place, words, num_processes, num_devices):
-    """Start the processes of a run, and divide this number of devices among them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = {**place.environment, "JAX_NUM_CPU_DEVICES": str(num_devices // num_processes)}
-    one = Place(place.root)
-    one.environment = environment
-    return [one.start(*words, "--hosts", f"{address},{number}/{num_processes}") for number in range(num_processes)]
+def free_address():
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-def run(place, words, num_processes, num_devices):
-    """Run processes to their end; what each printed."""
-    return [process.finish() for process in start(place, words, num_processes, num_devices)]
+def run(place, words, num_processes, num_devices, words_of_others=None):
+    """Run processes that share these devices to their end; return the text that each has printed."""
+    address, one = free_address(), Place(place.root)
+    one.environment = {**place.environment, "JAX_NUM_CPU_DEVICES": str(num_devices // num_processes)}
+    started = [
+        one.start(*((number and words_of_others) or words), "--hosts", f"{address},{number}/{num_processes}")
+        for number in range(num_processes)
+    ]
+    return [process.finish() for process in started]
 
 
 @pytest.mark.parametrize("config", ["synthetic", "mapped"])
@@ -69,9 +71,23 @@ def test_two_and_four_processes_equal_one_with_as_many_devices(place, config):
     compare = lambda out: ["compare", f"{config}.toml", "--out", out]
     run(place, compare(f"{config}-1"), 1, 4)
     for num_processes in (2, 4):
-        said = run(place, compare(f"{config}-{num_processes}"), num_processes, 4)
+        out = f"{config}-{num_processes}"
+        said = run(place, compare(out), num_processes, 4, compare(f"{out}-others"))
+        assert not (place.root / f"{out}-others").exists()  # only the first process writes
         assert "The results are in" in said[0] and not any("The results" in text for text in said[1:])
-        assert_same(place.root / f"{config}-{num_processes}", place.root / f"{config}-1")
+        assert_same(place.root / out, place.root / f"{config}-1")
+
+
+def test_each_host_reads_only_the_clients_that_it_trains(place):
+    address = free_address()
+    command = [sys.executable, "-m", "tests.cluster.reading", str(place.root / "mapped"), address]
+    environment = {**place.environment, "JAX_NUM_CPU_DEVICES": "1"}
+    pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": Path(__file__).parents[2]}
+    started = [subprocess.Popen([*command, str(number)], **pipes) for number in range(2)]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    (cohort, one), (_, other) = (json.loads(text.partition("READ ")[2]) for text in said)
+    assert len(cohort) == 6 and len(one) == len(other) == 3
+    assert sorted([*one, *other]) == cohort
 
 
 def test_a_run_of_two_hosts_is_extended_by_resume(place):
@@ -86,15 +102,13 @@ def test_a_run_of_two_hosts_is_extended_by_resume(place):
 
 def test_hosts_with_other_settings_are_refused(place):
     words = ["compare", "synthetic.toml", "--out", "other"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     started = [
         place.start(*words, "--hosts", f"{address},{number}/2", "--set", f"local.lr=0.{number + 1}")
         for number in range(2)
     ]
     for process in started:
-        assert "are not those of process 0" in process.finish(1)
+        assert "differ from those of process 0" in process.finish(1)
     assert not (place.root / "other" / "results.json").exists()
 
 

@@ -2,21 +2,27 @@
 
 import json
 import os
-import pty
 import signal
-import time
 
 import pytest
+from pydantic import TypeAdapter
 
+from personax.cluster.jobs import ATTEMPTS, Attempts, Job, JobRecord, write_record
+from personax.cluster.on_submitit import ResumableJob
+from personax.cluster.study import Launched
+from personax.experiment.folders import Folder
 from tests.cluster.studies import (
     LONG,
+    SEARCH,
     SHORT,
     Place,
+    Typed,
     assert_same,
     kill,
     records,
     running_worker,
     saved_worker,
+    timeless,
     wait_for,
 )
 
@@ -41,70 +47,83 @@ def test_jobs_equal_the_plain_loop(place):
     assert_same(place.root / "short", plain)
     assert all(f"{name}: finished on" in said for name in ("FedAvg", "APFL", "Local"))
     rows = json.loads(place.run("status", "short", "--json"))
-    assert [(row["job"], row["state"], row["round"]) for row in rows] == [
+    assert [(row["job"], row["state"], row["progress"]) for row in rows] == [
         (name, "finished", "20/20") for name in (row["job"] for row in rows)
     ]
     assert "short is finished" in place.run("resume", "short")
 
 
-def test_a_search_for_options_equals_the_plain_loop(place):
-    plain = place.plain("tuned", "--tune", **SHORT)
-    place.run("compare", place.root / "tuned.toml", "--out", "tuned", "--tune", "--launcher", "local")
-    assert_same(place.root / "tuned", plain)
-    assert (place.root / "tuned" / "tuning.json").read_bytes() == (plain / "tuning.json").read_bytes()
+def test_an_interrupted_search_equals_the_plain_loop(place):
+    """A worker and the coordinator are killed while they search, and another study is refused in the same folder."""
+    plain, root = place.plain("searched", "--tune", **SEARCH), place.root / "search"
+    words = ["compare", place.root / "searched.toml", "--out", root, "--tune", "--launcher", "local"]
+    coordinator = place.start(*words)
+    _, pid = wait_for(lambda: running_worker(root), coordinator=coordinator)
+    coordinator.kill()
+    kill(pid)
+    rows = lambda: json.loads(place.run("status", root, "--json"))
+    [search] = wait_for(lambda: [row for row in rows() if row["state"] == "killed"])
+    assert search["progress"] in ("0/2", "1/2")
+    assert "already has a run" in place.run(*words, "--set", "seeds=1", status=1)
+    place.run("resume", root)
+    assert_same(root, plain)
+    assert (root / "tuning.json").read_bytes() == (plain / "tuning.json").read_bytes()
+
+
+def test_trainings_of_a_paper_equal_the_plain_loop(place):
+    """The second command has other seeds: nothing that the first one has trained is valid."""
+    words, root = ["reproduce", "apfl-figure6", "--quick"], place.root / "paper"
+    for seeds in (2, 1):
+        place.run(*words, "--seeds", seeds, "--out", root, "--launcher", "local")
+    place.run(*words, "--seeds", 1, "--out", place.root / "plain-paper")
+    cells = lambda folder: timeless(json.loads((folder / "results.json").read_text())["cells"])
+    assert cells(root) == cells(place.root / "plain-paper")
+    rows = json.loads(place.run("status", root, "--json"))
+    assert all(row["state"] == "finished" and row["progress"] == "20/20" for row in rows)
 
 
 def test_a_worker_that_is_killed_continues_from_its_checkpoint(place, plain):
-    head = begin(place, "worker")
-    name, pid = wait_for(lambda: saved_worker(place.root / "worker"), head=head)
+    coordinator = begin(place, "worker")
+    name, pid = wait_for(lambda: saved_worker(place.root / "worker"), coordinator=coordinator)
     kill(pid)
-    said = head.finish()
-    assert f"{name} died" in said and "is submitted again" in said
+    said = coordinator.finish()
+    assert f"{name} died" in said and "is resubmitted" in said
     assert_same(place.root / "worker", plain)
 
 
-def test_jobs_survive_the_head_of_the_study(place, plain):
-    root = place.root / "head"
-    head = begin(place, "head")
-    _, worker = wait_for(lambda: running_worker(root), head=head)
-    head.kill()
+def test_jobs_survive_the_coordinator(place, plain):
+    root = place.root / "survived"
+    coordinator = begin(place, "survived")
+    _, worker = wait_for(lambda: running_worker(root), coordinator=coordinator)
+    coordinator.kill()
     os.kill(worker, 0)  # still there
-    rows = json.loads(place.run("status", "head", "--json"))
+    rows = json.loads(place.run("status", "survived", "--json"))
     assert any(row["state"] == "running" and str(worker) in row["where"] for row in rows)
-    place.run("resume", "head")
+    place.run("resume", "survived")
     assert_same(root, plain)
 
 
-def test_a_second_head_is_refused(place, plain):
-    head = begin(place, "two")
-    wait_for(lambda: (place.root / "two" / "jobs" / "launched.json").exists(), head=head)
-    said = place.run("resume", "two", status=1)
-    assert "is used by process" in said
-    head.process.send_signal(signal.SIGTERM)
-    head.finish(130)
+def test_a_second_coordinator_is_refused_and_jobs_outlive_the_first(place, plain):
+    coordinator = begin(place, "two")
+    _, worker = wait_for(lambda: running_worker(place.root / "two"), coordinator=coordinator)
+    assert "is used by process" in place.run("resume", "two", status=1)
+    coordinator.process.send_signal(signal.SIGINT)  # without a terminal nobody can be asked
+    assert "The jobs keep running. To check on them: personax status" in coordinator.finish(130)
+    os.kill(worker, 0)  # still running
     place.run("resume", "two")
     assert_same(place.root / "two", plain)
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])
-def test_ctrl_c_asks_whether_jobs_continue(place, plain, answer):
-    root, (ours, theirs) = place.root / f"asked-{answer}", pty.openpty()
-    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    head = place.start("compare", place.root / "long.toml", "--out", root, "--launcher", "local", **terminal)
-    os.close(theirs)
-    name, _ = wait_for(lambda: running_worker(root))
-    head.process.send_signal(signal.SIGINT)
-    said = b""
-    while b"Leave them running?" not in said:
-        said += os.read(ours, 10000)
-    os.write(ours, f"{answer}\n".encode())
-    deadline = time.monotonic() + 90
-    while head.process.poll() is None and time.monotonic() < deadline:
-        try:
-            said += os.read(ours, 10000)
-        except OSError:  # the other end is closed
-            break
-    assert head.process.wait(60) == 130, said.decode()
+def test_ctrl_c_asks_whether_to_leave_jobs_running(place, plain, answer):
+    root = place.root / f"asked-{answer}"
+    terminal = Typed(place, "compare", place.root / "long.toml", "--out", root, "--launcher", "local")
+    name, worker = wait_for(lambda: running_worker(root), coordinator=terminal.command)
+    terminal.type("\x03")
+    terminal.wait_for("Leave them running?")
+    os.kill(worker, 0)  # Ctrl-C has not reached it
+    terminal.type(f"{answer}\n")
+    assert ("The jobs keep running" if answer == "y" else "Jobs canceled.") in terminal.finish(130)
     states = {name: one["state"] for name, one in records(root).items()}
     if answer == "y":
         assert states[name] in ("running", "finished")
@@ -121,3 +140,24 @@ def test_a_job_that_fails_is_reported_with_its_error(place):
     assert "APFL: NonFiniteUpdate" in said and "jobs/log" in said
     states = {name: one["state"] for name, one in records(place.root / "bad").items()}
     assert states == {"FedAvg": "finished", "APFL": "failed", "Local": "finished"}
+
+
+def test_a_job_that_is_interrupted_without_progress_is_not_queued_again(tmp_path):
+    """The method that submitit calls at a time limit: five attempts that reach the same round are enough."""
+    job = ResumableJob(Job("train", str(tmp_path), "APFL", "2026", str(tmp_path), ""))
+    write_record(tmp_path, JobRecord("APFL", done=10, total=20))
+    for _ in range(ATTEMPTS):  # the first one has made progress
+        job = job.checkpoint().function
+    with pytest.raises(TimeoutError, match=f"{ATTEMPTS} times without progress"):
+        job.checkpoint()
+    write_record(tmp_path, JobRecord("APFL", done=11, total=20))
+    assert job.checkpoint().function.attempts == Attempts(0, 11)
+
+
+def test_status_of_jobs_of_another_machine_is_their_last_report(place, plain, tmp_path):
+    launched = Launched("local", None, {}, None, "train", "2026", ["APFL"], ids={"APFL": "1"}, host="elsewhere")
+    Folder(tmp_path).jobs.mkdir()
+    (Folder(tmp_path).jobs / "launched.json").write_bytes(TypeAdapter(Launched).dump_json(launched))
+    write_record(tmp_path, JobRecord("APFL", host="elsewhere", pid=1, done=5, total=10))
+    said = place.run("status", tmp_path)
+    assert "processes of elsewhere" in said and "running" in said and "killed" not in said
