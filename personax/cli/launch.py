@@ -42,7 +42,7 @@ from personax.experiment.folders import Folder
 from personax.experiment.parts import finished_of, merge_finished
 from personax.experiment.records import RunRecord, TuningRecord
 from personax.experiment.runs import Work
-from personax.experiment.standing import forget, owning
+from personax.experiment.state import forget, owning
 from personax.experiment.tuning import TuningStudy, announce, tuned_config
 from personax.report.following import read_simulated
 from personax.values import NotInstalled, check_names

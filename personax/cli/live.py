@@ -140,14 +140,14 @@ def status(
 ) -> None:
     """Show the state of a live federation, with all clients for its operator and only itself for a client."""
     with plain_errors(), _operator(server, identity, insecure) as connection:
-        from personax.live.standing import Standing
+        from personax.live.status import FederationStatus
         from personax.live.view import table_of
 
         text = connection.status()
         if as_json:
             typer.echo(json.dumps(json.loads(text)))  # without raw control characters
         else:
-            out.print(table_of(Standing.from_json(text)))
+            out.print(table_of(FederationStatus.from_json(text)))
 
 
 group = typer.Typer(
@@ -232,7 +232,7 @@ def _show_server(view: bool) -> Iterator[Callable[[int, Any], None]]:
 
     async def refresh(screen: Live, service: Any) -> None:
         while True:
-            screen.update(table_of(service.standing()), refresh=True)
+            screen.update(table_of(service.current_status()), refresh=True)
             await asyncio.sleep(0.5)
 
     def opened(port: int, service: Any) -> None:

@@ -25,7 +25,7 @@ def live_demo(
         from personax.live import demo
         from personax.live.certificates import read_credentials
         from personax.live.connection import Connection, Unreachable
-        from personax.live.standing import Standing
+        from personax.live.status import FederationStatus
         from personax.live.view import table_of
 
         root = folder or Path("runs") / f"live-demo-{datetime.now():%Y%m%d-%H%M%S}"
@@ -39,7 +39,7 @@ def live_demo(
                 credentials = read_credentials(root / "certificates" / "operator")
                 connections[port] = Connection(f"127.0.0.1:{port}", credentials, patience=1.0, call_seconds=2.0)
             with contextlib.suppress(Unreachable):
-                screen.update(table_of(Standing.from_json(connections[port].status())), refresh=True)
+                screen.update(table_of(FederationStatus.from_json(connections[port].status())), refresh=True)
 
         with screen or contextlib.nullcontext():
             demo.run_demo(root, overrides or [], lambda text: typer.echo(text, err=True), watch)

@@ -25,7 +25,7 @@ from personax.experiment.loggers import open_loggers
 from personax.experiment.parts import execute_part
 from personax.experiment.records import TrialRecord, TunedAlgorithm
 from personax.experiment.search import Options
-from personax.experiment.standing import owning
+from personax.experiment.state import owning
 from personax.experiment.tuning import Trials, Try, prepare_tuning, tune_algorithm
 from personax.fast.compilation_cache import keep_compiled
 from personax.reproduce import EXPERIMENTS

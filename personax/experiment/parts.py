@@ -8,7 +8,7 @@ from personax.experiment.loggers.events import Listener
 from personax.experiment.records import RunRecord
 from personax.experiment.results import AlgorithmResult, write_part
 from personax.experiment.runs import Silent, Watch, Work, merge, prepare, provenances_of, train
-from personax.experiment.standing import finished, owning
+from personax.experiment.state import finished, owning
 
 
 def execute_part(

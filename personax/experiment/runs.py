@@ -45,7 +45,7 @@ from personax.experiment.results import (
     write_run,
 )
 from personax.experiment.session import Session
-from personax.experiment.standing import finished, forget, owning, refuse_lost
+from personax.experiment.state import finished, forget, owning, refuse_lost
 from personax.experiment.summaries import (
     activity_of,
     adaptation_record,

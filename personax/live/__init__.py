@@ -15,7 +15,7 @@
     connection     a client's side of the protocol
     membership     one client's visits, personal state and personal model; `visits` does the computation
     client         a client over gRPC
-    standing, view the state of a run, as text and for Prometheus
+    status, view   the state of a run, as text and for Prometheus
     demo           a whole federation on one machine
 
 Install the dependencies with the extra `personax[live]`.

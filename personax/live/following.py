@@ -17,7 +17,7 @@ from personax.experiment.folders import Folder
 from personax.experiment.records import EvaluationRecord, ScoreRecord
 from personax.experiment.summaries import evaluation_record
 from personax.live.journal import JOURNAL
-from personax.live.standing import ClientStanding
+from personax.live.status import ClientStatus
 from personax.live.view import latest
 from personax.report.document import Row, Table, TableCell, table
 from personax.report.following import Followed, FollowedScore, Progress, latest_of, read_config
@@ -156,7 +156,7 @@ class Follower:
         for name, seen in self.clients.items():
             ago = max(self.now - seen.heard + since, 0.0)
             counts = (seen.num_applied, seen.num_refused, seen.num_late, seen.staleness)
-            now = ClientStanding(name, ago, *counts, seen.numbers)
+            now = ClientStatus(name, ago, *counts, seen.numbers)
             cells = [f"{seconds(ago)} ago", *map(str, counts), latest(now) or "–"]
             rows.append(Row(TableCell(name), [TableCell(cell) for cell in cells]))
         heads = ("Client", "last heard", "applied", "refused", "late", "staleness", "reported")

@@ -142,7 +142,7 @@ def _run(
     def ready(port: int, service: Service) -> None:
         kept.append(service)
         if address.metrics_port is not None:
-            Metrics(service.standing, service.problem).start(address.metrics_port)
+            Metrics(service.current_status, service.problem).start(address.metrics_port)
         opened(port, service)
 
     tls = {"credentials": trust[0], "revocations": trust[1], "audit": audit}

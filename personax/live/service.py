@@ -26,7 +26,7 @@ from personax.live.gate import Denied, Gate
 from personax.live.ledger import Seat
 from personax.live.log import logger
 from personax.live.messages import PIECE, Mismatch, pieces
-from personax.live.standing import Standing, standing_of
+from personax.live.status import FederationStatus, status_of
 from personax.live.uploads import END, collect, decoded, numbers_of
 
 _LONGEST_WAIT = 30.0  # seconds that a request for work stays open
@@ -164,7 +164,7 @@ class Service:
 
     async def status(self, who: Identity, question: Any, context: Any) -> Any:
         """Send the state of the run, with all clients for an operator and only itself for a client."""
-        shown = self.standing()
+        shown = self.current_status()
         if who.role != "operator":
             shown = shown.of_one(who.name)
         return wire.Status(json=shown.to_json())
@@ -177,11 +177,11 @@ class Service:
         barred = {name for name, seat in list(self.book.ledger.seats.items()) if seat.excluded} | self.newcomers
         return [name for name, at in list(self.seen.items()) if at >= since and name not in barred]
 
-    def standing(self) -> Standing:
+    def current_status(self) -> FederationStatus:
         """The current state of the run and its clients."""
         now = time.monotonic()
         ago = {name: now - at for name, at in list(self.seen.items())}
-        return standing_of(self.book, ago, self.gate.refusals, self.bytes_up, self.bytes_down)
+        return status_of(self.book, ago, self.gate.refusals, self.bytes_up, self.bytes_down)
 
     def problem(self) -> str:
         """The reason why the server does not serve, or ""."""

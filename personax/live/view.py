@@ -15,25 +15,25 @@ from rich.text import Text
 from personax.evaluation.scores import show
 from personax.experiment.names import printable
 from personax.experiment.summaries import headline_of
-from personax.live.standing import ClientStanding, Standing
+from personax.live.status import ClientStatus, FederationStatus
 
 _AWAY = 60.0  # seconds without a request after which a client is shown as away
 
 
-def table_of(standing: Standing) -> Table:
+def table_of(status: FederationStatus) -> Table:
     """A table of the run's state with one row per client."""
-    rate = standing.num_events / standing.seconds if standing.seconds else 0.0
-    state = "finished" if standing.finished else f"{rate:.2g} updates/s"
-    title = f"{standing.name}: {standing.algorithm}, {standing.mode}"
-    done = f"version {standing.version}, {standing.num_events} updates of {standing.target}"
-    caption = f"{done}, {standing.seconds:.0f} s, {state}"
-    if standing.refusals:
-        caption += "; refused requests: " + ", ".join(f"{why} {num}" for why, num in standing.refusals.items())
+    rate = status.num_events / status.seconds if status.seconds else 0.0
+    state = "finished" if status.finished else f"{rate:.2g} updates/s"
+    title = f"{status.name}: {status.algorithm}, {status.mode}"
+    done = f"version {status.version}, {status.num_events} updates of {status.target}"
+    caption = f"{done}, {status.seconds:.0f} s, {state}"
+    if status.refusals:
+        caption += "; refused requests: " + ", ".join(f"{why} {num}" for why, num in status.refusals.items())
     table = Table(
         "client", "last heard", "applied", "late", "refused", "staleness", "reported", box=SIMPLE, pad_edge=False
     )
     table.title, table.caption = plain(title), plain(caption)
-    for client in standing.clients:
+    for client in status.clients:
         counts = (client.num_applied, client.num_late, client.num_refused, client.staleness)
         table.add_row(*map(plain, (client.name, _ago(client.seconds_ago), *counts, latest(client))))
     return table
@@ -44,7 +44,7 @@ def plain(text: object) -> Text:
     return Text(printable(text))
 
 
-def latest(client: ClientStanding) -> str:
+def latest(client: ClientStatus) -> str:
     """The last numbers that a client chose to report, by their headline metric."""
     shown = []
     for score, metrics in client.numbers.items():
@@ -79,8 +79,8 @@ class Metrics:
     `problem` returns the reason why the server does not work, or "".
     """
 
-    def __init__(self, standing: Callable[[], Standing], problem: Callable[[], str] = lambda: "") -> None:
-        self.standing, self.problem = standing, problem
+    def __init__(self, status: Callable[[], FederationStatus], problem: Callable[[], str] = lambda: "") -> None:
+        self.status, self.problem = status, problem
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)  # pyright: ignore[reportArgumentType]
 
@@ -106,7 +106,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         """Yield all current metrics."""
-        now = self.standing()
+        now = self.status()
         yield GaugeMetricFamily("personax_version", "Number of server steps.", value=now.version)
         yield GaugeMetricFamily("personax_finished", "1 if the run is finished.", value=float(now.finished))
         yield CounterMetricFamily("personax_updates", "Applied uploads.", value=now.num_events)
@@ -120,7 +120,7 @@ class Metrics:
         yield refused
         yield from self._of_clients(now)
 
-    def _of_clients(self, now: Standing) -> Iterator[Any]:
+    def _of_clients(self, now: FederationStatus) -> Iterator[Any]:
         outcomes = CounterMetricFamily("personax_client_updates", "Uploads by outcome.", labels=["client", "outcome"])
         stale = GaugeMetricFamily("personax_client_staleness", "Versions behind at last upload.", labels=["client"])
         heard = GaugeMetricFamily("personax_client_seconds_since", "Seconds since last request.", labels=["client"])

@@ -25,7 +25,7 @@ from personax.live.connection import Unreachable
 from personax.live.limits import Limits, read_limits
 from personax.live.messages import checksum
 from personax.live.ports import require_loopback
-from personax.live.standing import Standing
+from personax.live.status import FederationStatus
 from personax.live.view import Metrics, table_of
 from tests.live.parts import NAMES, clients_of, recipe, serving
 
@@ -189,7 +189,7 @@ def told(tmp_path_factory):
 def test_status_shows_the_clients_and_what_they_reported(told):
     ended = personax("status", told.address, "--insecure")
     assert ended.exit_code == 0 and "anna" in ended.output and "50.0" in ended.output, ended.output
-    shown = Standing.from_json(personax("status", told.address, "--insecure", "--json").output)
+    shown = FederationStatus.from_json(personax("status", told.address, "--insecure", "--json").output)
     assert [one.num_applied for one in shown.clients] == [1, 1] and shown.num_events == 2
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(table_of(shown))
@@ -198,7 +198,7 @@ def test_status_shows_the_clients_and_what_they_reported(told):
 
 
 def test_prometheus_reads_the_same_numbers(told):
-    server, thread = Metrics(told.service.standing).start(0)
+    server, thread = Metrics(told.service.current_status).start(0)
     try:
         page = urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=5).read().decode()
     finally:

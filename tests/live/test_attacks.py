@@ -224,11 +224,11 @@ def test_a_client_cannot_upload_as_another(running, mallory):
 
 
 def test_only_an_operator_sees_the_others(running, mallory):
-    from personax.live.standing import Standing
+    from personax.live.status import FederationStatus
 
-    assert [one.name for one in Standing.from_json(mallory.status()).clients] == ["mallory"]
+    assert [one.name for one in FederationStatus.from_json(mallory.status()).clients] == ["mallory"]
     operator = running.connect("operator")
-    assert "mallory" in [one.name for one in Standing.from_json(operator.status()).clients]
+    assert "mallory" in [one.name for one in FederationStatus.from_json(operator.status()).clients]
     with pytest.raises(RefusedByServer, match="only clients may"):
         operator.fetch()
     operator.close()

@@ -23,7 +23,7 @@ from personax.experiment.config import Terms
 from personax.live import certificates, connections, wire
 from personax.live.connection import RefusedByServer
 from personax.live.journal import Journal
-from personax.live.standing import Standing
+from personax.live.status import FederationStatus
 from personax.live.view import table_of
 from tests.live.parts import NAMES, make_book, recipe, serving
 from tests.live.test_book import Clock, upload
@@ -389,10 +389,10 @@ def test_the_status_of_a_hostile_server_is_escaped(attack):
     table = {key: CONTROL for key in ("name", "algorithm", "mode", "target")} | {"refusals": {CONTROL: 1}}
     table |= {"version": 1, "num_events": 1, "seconds": 1.0, "finished": False, "bytes_up": 0, "bytes_down": 0}
     with attack("control characters"):
-        standing = Standing.from_json(json.dumps({**table, "clients": [one]}))
+        status = FederationStatus.from_json(json.dumps({**table, "clients": [one]}))
         console = Console(record=True, width=400, file=io.StringIO())
-        console.print(table_of(standing))
+        console.print(table_of(status))
         shown = console.export_text()
         assert "\x1b" not in shown and "\x07" not in shown and "owned" in shown
     with attack("a status of other types"), pytest.raises(ValueError):
-        Standing.from_json('{"clients": 5}')
+        FederationStatus.from_json('{"clients": 5}')

@@ -11,7 +11,7 @@ from personax.live.book import Book
 
 
 @dataclass(frozen=True)
-class ClientStanding:
+class ClientStatus:
     """The state of one client."""
 
     name: str
@@ -24,7 +24,7 @@ class ClientStanding:
 
 
 @dataclass(frozen=True)
-class Standing:
+class FederationStatus:
     """The state of the whole federation."""
 
     name: str
@@ -38,9 +38,9 @@ class Standing:
     bytes_up: int
     bytes_down: int
     refusals: dict[str, int]  # refused requests by reason
-    clients: tuple[ClientStanding, ...]
+    clients: tuple[ClientStatus, ...]
 
-    def of_one(self, name: str) -> "Standing":
+    def of_one(self, name: str) -> "FederationStatus":
         """The part that a client may see: the run, and itself."""
         return replace(self, clients=tuple(one for one in self.clients if one.name == name), refusals={})
 
@@ -49,21 +49,21 @@ class Standing:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Standing":
+    def from_json(cls, text: str) -> "FederationStatus":
         """The inverse of `to_json`."""
         return pydantic.TypeAdapter(cls).validate_json(text)
 
 
-def standing_of(
+def status_of(
     book: Book, ago: Mapping[str, float], refusals: Counter[tuple[str, str]], bytes_up: int, bytes_down: int
-) -> Standing:
+) -> FederationStatus:
     """The current state of a server."""
     ledger, section = book.ledger, book.recipe.config.schedule
     clients = []
     for name, seat in sorted(ledger.seats.items(), key=lambda item: item[1].id):
         numbers = ledger.reports.get(name, {}).get("numbers", {})
         counts = (seat.num_applied, seat.num_refused, seat.num_late, seat.staleness)
-        clients.append(ClientStanding(name, ago.get(name), *counts, numbers))
+        clients.append(ClientStatus(name, ago.get(name), *counts, numbers))
     reasons: Counter[str] = Counter()
     for (_, why), num in list(refusals.items()):
         reasons[why] += num
@@ -72,7 +72,7 @@ def standing_of(
     target = (
         f"{section.num_rounds} rounds" if book.is_synchronous else f"{section.num_rounds * book.cohort_size} updates"
     )
-    return Standing(
+    return FederationStatus(
         name=book.recipe.config.name,
         algorithm=book.recipe.training.name,
         mode=mode,
