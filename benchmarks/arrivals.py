@@ -2,7 +2,7 @@
 
 `python benchmarks/arrivals.py` draws as many devices as clients, with hours in which each is online, and schedules as
 many arrivals as there are clients: of all clients training together, and of at most 1000. Each case is a process of its
-own on one core, which prints the seconds of its parts and its peak memory. With `--simulate`, FedBuff with a logistic
+own on one core, which prints the CPU seconds of its parts and its peak memory. With `--simulate`, FedBuff with a logistic
 regression then runs along the second schedule, with the data of all clients in memory-mapped files.
 """
 
@@ -25,7 +25,7 @@ def peak() -> int:
 
 
 def measure(num_clients: int, concurrency: int | None, simulates: bool) -> None:
-    """Print the time and the memory of one schedule, and of a run along it, as JSON."""
+    """Print the CPU time and the memory of one schedule, and of a run along it, as JSON."""
     if not simulates:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import jax
@@ -33,13 +33,13 @@ def measure(num_clients: int, concurrency: int | None, simulates: bool) -> None:
 
     import personax as px
 
-    key, empty, marks = jax.random.key(0), peak(), [time.perf_counter()]
+    key, empty, marks = jax.random.key(0), peak(), [time.process_time()]
     devices = px.traces.generate(num_clients, key=key)
     work = px.traces.VisitWork(np.full(num_clients, 50.0), 4e5, 4e5)
     delays = devices.delays(work, key=key)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     schedule = px.arrivals(num_clients, num_clients, delays=delays, key=key, concurrency=concurrency)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     prepare, arrange = np.diff(marks).tolist()
     found = {"devices": prepare, "schedule": arrange, "memory": peak() - empty, "peak": peak()}
     found["staleness"] = float(schedule.staleness().mean())
@@ -49,7 +49,7 @@ def measure(num_clients: int, concurrency: int | None, simulates: bool) -> None:
 
 
 def simulate(px, schedule, num_clients: int) -> dict[str, float]:
-    """Run FedBuff along a schedule, with data in files; return the seconds and the peak memory."""
+    """Run FedBuff along a schedule, with data in files; return the CPU seconds and the peak memory."""
     import jax
     import numpy as np
 
@@ -62,10 +62,10 @@ def simulate(px, schedule, num_clients: int) -> dict[str, float]:
         mapped = np.load(Path(folder) / "x.npy", mmap_mode="r")
         fed = px.Federation(mapped, rng.integers(0, CLASSES, rows).astype(np.uint8), np.arange(0, rows + 1, SAMPLES))
         algorithm = px.fedbuff(lr=0.05, buffer_size=BUFFER, num_steps=2, batch_size=SAMPLES)
-        task, begin = px.classification(px.logistic_regression(CLASSES)), time.perf_counter()
+        task, begin = px.classification(px.logistic_regression(CLASSES)), time.process_time()
         result = px.simulate(algorithm, task, fed, schedule, key=jax.random.key(1))
         jax.block_until_ready(result.params)
-        return {"run": time.perf_counter() - begin, "run_peak": peak(), "events": int(result.snapshot.num_events)}
+        return {"run": time.process_time() - begin, "run_peak": peak(), "events": int(result.snapshot.num_events)}
 
 
 def main() -> None:

@@ -672,6 +672,36 @@ def test_schedules_of_devices_deadlines_and_limited_arrivals(tmp_path):
         make_schedules(config_of({"A": SYNC}, schedule={**section, "num_aggregated": 4}), algorithm, 6, work)
 
 
+TIMING = """
+import personax as px
+class Slower:
+    def __init__(self, num_clients, key, factor: float = 2.0):
+        self.delays = px.delays.Delays(upload=px.delays.Fixed(factor))
+    def visits(self, *given):
+        return self.delays.visits(*given)
+    def plan_rounds(self, *given):
+        return self.delays.plan_rounds(*given)
+    def visit_starter(self, *given):
+        return self.delays.visit_starter(*given)
+class NoTiming:
+    def visits(self, *given): ...
+"""
+
+
+def test_delays_of_any_class_can_be_imported(here):
+    (here / "my_delays_of_a_test.py").write_text(TIMING)
+    named = lambda name, **options: {"kind": "import", "path": f"my_delays_of_a_test:{name}", **options}
+    make = lambda delays, algorithm: make_schedules(
+        config_of({"A": SYNC}, seeds=[3], schedule={"num_rounds": 2, "cohort_size": 3, "delays": delays}), algorithm, 6
+    )
+    (waits,) = make(named("Slower"), px.fedavg(lr=0.1, num_steps=1))
+    assert waits.time.tolist() == [2.0] * 3 + [4.0] * 3
+    (not_waits,) = make(named("Slower", factor=5.0), px.fedasync(lr=0.1, num_steps=1))
+    assert set(not_waits.time.tolist()) == {5.0}
+    with refused("`schedule.delays`: NoTiming lacks `plan_rounds`, `visit_starter`"):
+        make(named("NoTiming"), px.fedavg(lr=0.1, num_steps=1))
+
+
 def test_all_clients_as_a_cohort_and_rounds_without_delays():
     config = config_of({"A": SYNC}, seeds=1, schedule={"num_rounds": 2, "cohort_size": "all"})
     (made,) = make_schedules(config, px.fedavg(lr=0.1, num_steps=1), 5)

@@ -74,3 +74,49 @@ def test_a_million_clients_from_one_array_take_seconds_and_twice_the_memory():
     done = subprocess.run([sys.executable, "-c", READ_A_MILLION], capture_output=True, text=True, check=True)
     seconds, memory = map(float, done.stdout.split())
     assert seconds < 60 and memory < 2.02, done.stdout  # some 4 s on an idle core
+
+
+SCHEDULE_A_MILLION = """
+import os, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, numpy as np
+import personax as px
+
+num, concurrency, key = 1_000_000, int(sys.argv[1]) or None, jax.random.key(0)
+begin = time.process_time()
+work = px.traces.VisitWork(np.full(num, 50.0), 4e5, 4e5)
+delays = px.traces.generate(num, key=key).delays(work, key=key)
+schedule = px.arrivals(num, num, delays=delays, key=key, concurrency=concurrency)
+seconds = time.process_time() - begin
+assert schedule.num_events == num and np.all(np.diff(schedule.time) >= 0)
+assert schedule.time.max() > 0 and delays.online.share < 0.9  # devices are offline for a part of the time
+peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) << 10
+print(seconds, peak)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads its own memory from /proc")
+@pytest.mark.parametrize("concurrency", [0, 1000])
+def test_a_million_arrivals_of_a_million_devices_take_a_minute_of_one_core(concurrency):
+    command = [sys.executable, "-c", SCHEDULE_A_MILLION, str(concurrency)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, memory = map(float, done.stdout.split())
+    assert seconds < 60 and memory < 4e9, done.stdout
+
+
+def test_a_run_along_a_million_arrivals_is_streamed(tmp_path):
+    num, key = 1_000_000, jax.random.key(0)
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (num, 8))
+    rng = np.random.default_rng(0)
+    x[:] = rng.normal(size=(num, 8)).astype(np.float32)
+    x.flush()
+    labels = rng.integers(0, 4, num).astype(np.uint8)
+    fed = personax.Federation(np.load(tmp_path / "x.npy", mmap_mode="r"), labels, np.arange(num + 1))
+    task = personax.classification(personax.logistic_regression(4))
+    algorithm = personax.fedbuff(lr=0.05, buffer_size=100, num_steps=1, batch_size=1)
+    devices = personax.traces.generate(num, key=key)
+    delays = devices.delays(personax.work_of(algorithm, task, fed), key=key)
+    schedule = personax.arrivals(num, num, delays=delays, key=key, concurrency=1000)
+    result = personax.simulate(algorithm, task, fed, schedule, key=key)
+    assert result.snapshot.num_events == num and int(result.num_skipped) == 0
+    assert all(np.all(np.isfinite(leaf)) and np.any(leaf) for leaf in jax.tree.leaves(result.params))
