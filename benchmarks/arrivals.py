@@ -2,8 +2,8 @@
 
 `python benchmarks/arrivals.py` draws as many devices as clients, with hours in which each is online, and schedules as
 many arrivals as there are clients: of all clients training together, and of at most 1000. Each case is a process of its
-own on one core, which prints the CPU seconds of its parts and its peak memory. With `--simulate`, FedBuff with a logistic
-regression then runs along the second schedule, with the data of all clients in memory-mapped files.
+own on one core, which prints the CPU seconds of its parts and its peak memory. With `--simulate`, FedBuff with a
+logistic regression then runs along the second schedule, with the data of all clients in memory-mapped files.
 """
 
 import argparse

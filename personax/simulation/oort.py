@@ -59,13 +59,13 @@ class Oort:
     in the last `pace` decisions with that in the `pace` before: it raises the quantile by `pace_gain` if the two differ
     by less than a tenth of the latter, and lowers it if they differ by more than five times.
 
-    The rule, and all default values, are those of the authors' code (SymbioticLab/Oort), because the paper's text was
-    not available. Departures from the code:
+    The rule, and all default values, are those of the authors' code (SymbioticLab/Oort); the paper's own text was not
+    available. Departures from the code:
 
     - A client's losses are those of the model that it downloads, on all its training samples, before local training.
       The code takes them during local training.
-    - New clients are drawn by their expected speed alone, as in the paper. The code draws them by numbers of samples,
-      reduced for slow clients, among five times as many as are needed.
+    - New clients are drawn by their expected speed alone, as in the paper's Algorithm 1. The code draws them by numbers
+      of samples, reduced for slow clients, among five times as many as are needed.
     - The last score that fits is that of the last client of the explored part; in the code, of the next one. The least
       utility is normalized to 0; in the code, to slightly more.
     - Clients that are stopped by a deadline or by over-selection count as explored, with the mean utility of the
