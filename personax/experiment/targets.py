@@ -38,7 +38,7 @@ def _mean(of_seeds: Sequence[float]) -> float:
 
 
 def _reached(algorithm: AlgorithmRecord, score: ScoreRecord, metric: str, value: float) -> ReachedRecord:
-    """The first evaluation of each seed that is as good as the target."""
+    """The first evaluation of each seed at or above the target, or at or below it if lower is better."""
     evaluations = [one for one in score.evaluations if metric in one.mean]
     sign = 1 if higher_is_better(metric) else -1
     firsts: list[tuple[int, EvaluationRecord]] = []

@@ -32,7 +32,7 @@ def arrivals(
 
     By default, all clients are active at the same time. With `concurrency` only that many are, as in FedBuff: when an
     update arrives, the server gives the model to a client drawn uniformly among those that are online and idle. If
-    none of 64 drawn clients is, it takes the one of them that comes online next.
+    none of 64 drawn idle clients is online, it takes the one of them that comes online first.
 
     Simultaneous events are ordered by the client's number of earlier updates, then by its position. A request or a
     receipt sees the arrivals that come before it in this order.
@@ -60,7 +60,7 @@ def arrivals(
     return Schedule(
         num_clients=num_clients,
         client=client[order].astype(np.int32),
-        started_at=_num_before(own, update[order], seen) if concurrency is None else _by_then(own, seen),
+        started_at=_num_before(own, update[order], seen) if concurrency is None else _num_up_to(own, seen),
         requested=asked[order],
         received=had[order],
         time=own,
@@ -70,8 +70,8 @@ def arrivals(
     )
 
 
-def _by_then(time: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Count the arrivals up to each request, which one of them caused."""
+def _num_up_to(time: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Count the arrivals up to each request, including the one that caused it."""
     return np.minimum(np.searchsorted(time, asked, side="right"), np.arange(len(time)))
 
 

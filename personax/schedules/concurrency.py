@@ -15,7 +15,7 @@ _DRAWN = 1 << 16
 
 
 class _Idle:
-    """The idle clients, in an order in which drawn ones are exchanged with the first: each draw takes constant time."""
+    """The idle clients, in an array from which each draw takes constant time, however few they are."""
 
     def __init__(self, num_clients: int, key: Array) -> None:
         self.order, self.num = array("q", range(num_clients)), num_clients

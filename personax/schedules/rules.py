@@ -1,4 +1,4 @@
-"""The rules of synchronous rounds: who takes part in a round, when it ends, and who has reported by then."""
+"""The rules of synchronous rounds: their cohorts, when they end, and which members have reported by that time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from personax.schedules.timing import RoundPlan
 
-Cohorts = Sequence[np.ndarray | Sequence[int] | None]  # of consecutive rounds; None stands for one that is drawn
+Cohorts = Sequence[np.ndarray | Sequence[int] | None]  # of consecutive rounds; a None cohort is drawn
 
 
 class RoundColumns(NamedTuple):

@@ -150,7 +150,7 @@ class Schedule:
         return self.reported | (self.requested < self.time)
 
     def with_cohorts(self, round: int, cohorts: Cohorts) -> "Schedule":
-        """Return the same rounds with other cohorts from `round` on; None stands for a cohort that is drawn.
+        """Return the same rounds with other cohorts from `round` on; where a cohort is None, it is drawn.
 
         The rounds after these are unchanged: they do not yet begin when the replaced ones end.
 

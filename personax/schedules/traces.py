@@ -23,7 +23,7 @@ __all__ = ["DeviceDelays", "Devices", "VisitWork", "generate", "read"]
 
 Assign = Literal["drawn", "in_order"]
 HOUR, DAY = 3600.0, 24 * 3600.0
-_SLACK = 1.05  # more arrivals than this times those wanted are not computed, unless they are simultaneous
+_SLACK = 1.05  # compute at most this many times the requested arrivals, unless more are simultaneous
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ def generate(
     - Downloads are log-normal with `mean_download` bytes per second; the standard deviation is `bandwidth_spread`
       times the mean. The defaults have the moments of SelecEval's normal distribution: 20 and 10 Mbit/s.
     - Uploads are slower by a factor that is uniform in `upload_factor`: PersA-FL section 5.
-    - In each hour h of a day, which repeats, a device is online with probability (0.4 sin(2 pi h / 24) + 0.5) q, where
+    - In hour h of each day, a device is online with probability (0.4 sin(2 pi h / 24) + 0.5) q, where
       q = c / max c over devices and c is log-normal with parameters 0 and -ln(1 - unavailability): the "SLN" mode of
       FLGo's simulator, which has one such draw per round. A device that would never be online is online in the hour
       that is most likely. With None, devices are always online.

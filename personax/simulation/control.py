@@ -1,4 +1,4 @@
-"""Control of a run between blocks of events: end it, or choose the next cohort, from what is measured."""
+"""Controllers: they end a run, or choose its next cohort, from observations between blocks of events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from personax.simulation.results import Controlled, Snapshot
 from personax.simulation.work import traffic
 from personax.values import CONTROLLERS, require_count
 
-State = dict[str, Any]  # plain numbers, strings and lists, as JSON holds them: a checkpoint saves it
+State = dict[str, Any]  # numbers, strings and lists, which a checkpoint saves as JSON
 
 
 class ClientLosses(NamedTuple):
@@ -108,11 +108,11 @@ def any_run(self: Controller, num_clients: int, cohort_size: int) -> None:
 
 @dataclass(frozen=True)
 class Control:
-    """A controller, and how it measures. `px.controlled` makes one from validation data.
+    """A controller with its measurements. `px.controlled` makes one from validation data.
 
     Args:
         controller: a controller such as `px.controllers.EarlyStopping()`.
-        every: rounds, or events of arrivals, between two decisions.
+        every: the number of rounds, or of events for arrivals, between two decisions.
         score: the validation score of a snapshot, one number for each seed.
         losses: the losses of clients at these positions, for a snapshot and the position of a seed.
         higher_is_better: False if a lower score is better.
@@ -185,7 +185,7 @@ class Control:
         plan, losses = None if schedule.rules is None else schedule.rules.plan, self.losses
 
         def ask(positions: np.ndarray) -> ClientLosses:
-            assert losses is not None  # or it had raised before the run
+            assert losses is not None  # `Control` has checked it
             asked.update(np.asarray(positions).tolist())
             return losses(snapshot, seed, np.asarray(positions))
 
@@ -210,7 +210,7 @@ class Control:
 
 
 def _recorded(before: Controlled, decision: Decision, seen: Observed, wave: int, asked: set[int]) -> Controlled:
-    """Record a decision, and the downloads of clients that were asked for their losses but do not train next."""
+    """Record a decision, and the downloads of clients that report their losses but are not selected."""
     members = None if decision.cohort is None else tuple(int(one) for one in decision.cohort)
     if members is not None and (len(members) != seen.cohort_size or len(set(members)) != len(members)):
         raise ValueError(f"A controller must choose {seen.cohort_size} different clients, got {list(members)}.")
