@@ -233,10 +233,11 @@ class DeviceDelays:
         client = np.repeat(np.arange(num_clients, dtype=np.int32), nums)
         update = np.arange(len(client)) - np.repeat(np.cumsum(nums) - nums, nums)
         device, own = self.device[client], flight[client]
-        requested = self.online.begins(device, update * own)
+        ended = self.online.ends(device, (update + 1) * own)
+        before = np.where(update > 0, np.r_[0.0, ended[:-1]], 0.0)  # later than `begins` by rounding, if at all
+        requested = np.maximum(before, self.online.begins(device, update * own))
         received = np.maximum(requested, self.online.ends(device, update * own + self.download[client]))
-        arrived = np.maximum(received, self.online.ends(device, (update + 1) * own))
-        return Visits(client, update, Times(requested, received, arrived))
+        return Visits(client, update, Times(requested, received, np.maximum(received, ended)))
 
     def plan_rounds(self, num_clients: int, num_rounds: int, cohort_size: int, key: Array) -> RoundPlan:
         """Draw each cohort among the clients that are online when its round begins."""

@@ -166,6 +166,15 @@ def test_a_limited_server_sends_the_model_after_the_arrival_that_caused_it(concu
         assert np.all(schedule.started_at[own[1:]] > own[:-1])  # not older than the client's own update
 
 
+def test_no_client_starts_from_a_model_older_than_its_own_update():
+    for seed in range(5):
+        schedule = arrivals(40, 4000, delays=fractional(40, seed), key=KEY)
+        for client in range(40):
+            own = np.flatnonzero(schedule.client == client)
+            assert np.all(schedule.requested[own[1:]] >= schedule.time[own[:-1]])
+            assert np.all(schedule.started_at[own[1:]] > own[:-1])
+
+
 def test_with_all_clients_active_a_limited_server_is_an_unlimited_one():
     delays = fractional(12)
     limited, plain = (arrivals(12, 500, delays=delays, key=KEY, concurrency=limit) for limit in (12, None))
