@@ -94,7 +94,9 @@ from personax.typing import Batch, Batches, Clock, LossFn, Model, Params, Task
 from personax.values import Static, value
 
 if TYPE_CHECKING:
+    from personax.experiment.comparing import compare
     from personax.experiment.loading import load
+    from personax.experiment.loggers import events
     from personax.experiment.pretrained import pretrained
     from personax.experiment.trained import TrainedModel
     from personax.report import plot
@@ -162,6 +164,7 @@ __all__ = [
     "cnn",
     "cnn2",
     "cnn3",
+    "compare",
     "controlled",
     "controllers",
     "curvature",
@@ -171,6 +174,7 @@ __all__ = [
     "ditto",
     "dual_lora",
     "evaluate",
+    "events",
     "explain_speed",
     "fallah_scoring",
     "fedalt",
@@ -226,6 +230,8 @@ __all__ = [
 
 _LAZY = {
     "TrainedModel": ("personax.experiment.trained", "TrainedModel"),
+    "compare": ("personax.experiment.comparing", "compare"),
+    "events": ("personax.experiment.loggers.events", None),
     "load": ("personax.experiment.loading", "load"),
     "pretrained": ("personax.experiment.pretrained", "pretrained"),
     "plot": ("personax.report.plot", None),

@@ -12,11 +12,17 @@ NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 
 def run_blocks(path):
-    """Run a page's Python blocks in order, and return their variables."""
+    """Run a page's Python blocks in order, and return their variables.
+
+    A block whose first line is a comment with a file name is saved under that name in the current folder.
+    """
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
     names = {}
     for block in blocks:
-        exec(compile(block, str(path), "exec"), names)
+        if named := re.match(r"# (\w+\.py)\n", block):
+            Path(named[1]).write_text(block)
+        else:
+            exec(compile(block, str(path), "exec"), names)
     assert blocks
     return names
 
@@ -40,6 +46,7 @@ PAGES = {  # each page whose code runs, and a part of what it prints
     "newcomers": "20:",
     "first-python": "over local",
     "adapters": "lora.dense_0.kernel.a",
+    "networks": "Mine",
     "reference/api/types": "1.0",
     "reference/api/values": "fedavg",
 }
@@ -48,6 +55,7 @@ PAGES = {  # each page whose code runs, and a part of what it prints
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     run_blocks(ROOT / "docs" / f"{page}.md")
     assert PAGES[page] in capsys.readouterr().out
 

@@ -36,19 +36,24 @@ def test_every_task_is_on_a_page():
     assert all("personax" in script for script in SCRIPTS.values())
 
 
+def run_with_network(command):
+    """Run a command of pip, which downloads packages; skip the tests if it cannot."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and "No matching distribution" in done.stderr:
+        pytest.skip("There is no network here.")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """The variables of a shell in a new virtual environment that has the wheel and nothing else of this project."""
     place = tmp_path_factory.mktemp("environment")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", place / "wheel", ROOT], check=True)
+    run_with_network([*pip, "wheel", "--no-deps", "--wheel-dir", place / "wheel", ROOT])
     (wheel,) = (place / "wheel").glob("personax-*.whl")
     subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
     install = [place / "venv" / "bin" / "python", *pip[1:], "install", "--constraint", ROOT / "constraints.txt"]
-    done = subprocess.run([*install, f"{wheel}[flax,live]"], capture_output=True, text=True)
-    if done.returncode and "No matching distribution" in done.stderr:
-        pytest.skip("There is no network here.")
-    assert done.returncode == 0, done.stderr
+    run_with_network([*install, f"{wheel}[flax,live]"])
     plain = {name: os.environ[name] for name in ("HOME", "LANG", "JAX_PLATFORMS") if name in os.environ}
     path = f"{place / 'venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     return {**plain, "PATH": path, "PERSONAX_COMPILED": str(place / "compiled")}

@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -40,9 +42,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"personax {version('personax')}, jax {version('jax')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _prepare_process(context: typer.Context) -> None:
+def _prepare_process(
+    context: typer.Context,
+    shown: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the versions and exit.")
+    ] = False,
+) -> None:
     """Run before every command."""
+    del shown
     set_up(context.invoked_subcommand)
     signal.signal(signal.SIGTERM, _raise_interrupt)
 

@@ -325,12 +325,17 @@ def _print_target(record: RunRecord) -> None:
         return
     number = lambda found: "–" if found is None else f"{found.mean:.4g}"
     sent = lambda found: "–" if found is None else words.size(found.mean)
-    rows = [
-        [one.score, number(one.rounds), number(one.time), sent(one.bytes), f"{one.num_reached} of {len(record.seeds)}"]
-        for one in target.scores
-    ]
+    columns = {
+        "": [one.score for one in target.scores],
+        "rounds": [number(one.rounds) for one in target.scores],
+        "virtual time": [number(one.time) for one in target.scores],
+        "bytes sent": [sent(one.bytes) for one in target.scores],
+        "seeds": [f"{one.num_reached} of {len(record.seeds)}" for one in target.scores],
+    }
+    if not any(one.time is not None and one.time.mean for one in target.scores):
+        del columns["virtual time"]  # without delays
     typer.echo(f"Cost of reaching the {describe_target(target)}:")
-    print_table(["", "rounds", "virtual time", "bytes sent", "seeds"], rows)
+    print_table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
 def _cells(row: ScoreRow, diverged: str) -> dict[str, str]:

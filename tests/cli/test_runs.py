@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from personax import __version__
 from personax.bench.workloads import rows as bench_rows
 from personax.cli import FLAGS, app, console
 from personax.cli.errors import plain_errors
@@ -155,6 +156,11 @@ def test_help_has_an_example_and_few_options(words):
     assert ended.stdout.strip().splitlines()[-1].strip()
     most = 10 if words in (("serve",), ("join",)) else 9  # what an operator or a client decides is in one place
     assert sum(parameter.param_type_name == "option" for parameter in COMMANDS[words].params) <= most
+
+
+def test_the_versions_are_printed():
+    ended = personax("--version")
+    assert ended.exit_code == 0 and ended.stdout == f"personax {__version__}, jax {jax.__version__}\n"
 
 
 @pytest.mark.parametrize("words", [("nothing",), ("data", "nothing"), ("data", "fetch"), ("data", "list", "more")])

@@ -1,4 +1,4 @@
-"""Events of a training run, which `execute` sends to its listeners."""
+"""Events of a training run, with which its callbacks are called."""
 
 import contextlib
 import tomllib
@@ -12,10 +12,17 @@ import numpy as np
 from personax.experiment.config import Config, dump
 from personax.experiment.records import EvaluationRecord
 
+__all__ = ["Evaluated", "TrainingEnded", "TrainingStarted"]
+
 
 @dataclass(frozen=True)
 class TrainingStarted:
-    """The training of one algorithm starts, or resumes after the evaluations in `history`."""
+    """The training of one algorithm starts, or resumes after the evaluations in `history`.
+
+    >>> event = TrainingStarted(Path("runs/mine"), "mine", "FedAvg", {"seeds": 3}, {"FedAvg": []})
+    >>> event.settings["seeds"]
+    3
+    """
 
     folder: Path  # the run folder
     run: str  # the name of the run
@@ -26,7 +33,7 @@ class TrainingStarted:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One evaluation of an algorithm under one of its scores."""
+    """One evaluation of an algorithm under one of its scores: `record.mean["accuracy"]` has a mean for each seed."""
 
     algorithm: str
     score: str
@@ -35,7 +42,11 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class TrainingEnded:
-    """The training of one algorithm ended."""
+    """The training of one algorithm ended.
+
+    >>> TrainingEnded("FedAvg", "finished").status
+    'finished'
+    """
 
     algorithm: str
     status: Literal["finished", "interrupted", "failed"]
