@@ -21,7 +21,7 @@ def compare(
 ) -> RunRecord:
     """Train and score the algorithms of a configuration into a new run folder, as `personax compare` does.
 
-    It returns the contents of `results.json`; `personax report FOLDER` writes the page. An exception in a callback stops
+    Return the contents of `results.json`. `personax report FOLDER` writes the page. An exception in a callback stops
     the run, and `personax resume FOLDER` continues it.
 
     Args:
