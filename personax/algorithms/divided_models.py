@@ -54,7 +54,11 @@ def lg_fedavg(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """LG-FedAvg: Liang 2020, Algorithm 1. The steps are those of `fedper`; `personal` names the lower layers.
+    """LG-FedAvg: Liang 2020, Algorithm 1. Each client has its own lower layers v_i below the shared upper layers w:
+
+        (w_i, v_i) <- (w_i, v_i) - eta grad f_i(w_i, v_i),     the server averages w.
+
+    `personal` names v_i. These are the steps of `fedper`, with the other end of the network personal.
 
     Departures from the paper: all clients start at the same model (their code starts from one that FedAvg trained); no
     auxiliary losses on the representations. A newcomer trains its own lower layers with the upper ones fixed; the paper
@@ -115,9 +119,13 @@ def fedalt(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedAlt: Pillutla 2022, its alternating update. The steps are those of `fedrep`, with any personal part.
+    """FedAlt: Pillutla 2022, its alternating update. With the shared part u and any personal part v_i, a visit takes
 
-    The paper's v_i and u are the personal and the shared part, tau_v = `num_personal_steps` and tau_u = `num_steps`.
+        v_i <- v_i - gamma_v grad_v f_i(u, v_i)         tau_v times, with u fixed
+        u_i <- u_i - gamma_u grad_u f_i(u_i, v_i)       tau_u times, with the new v_i fixed
+
+    tau_v is `num_personal_steps` (or `num_personal_epochs`), tau_u is `num_steps` (or `num_epochs`), gamma_v is
+    `personal_lr`, by default `lr`, and gamma_u is `lr`. The server averages u.
 
     Departures from the paper: the mean is uniform, not by samples, unless the server has `weighting="samples"`.
 
@@ -141,7 +149,11 @@ def fedsim(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedSim: Pillutla 2022, its simultaneous update. The steps are those of `fedper`, with any personal part.
+    """FedSim: Pillutla 2022, its simultaneous update. Each step moves the shared part u and any personal part v_i:
+
+        (u_i, v_i) <- (u_i, v_i) - (gamma_u grad_u f_i(u_i, v_i), gamma_v grad_v f_i(u_i, v_i))
+
+    The server averages u.
 
     Departures from the paper: one step size for both parts (the paper's gamma_v and gamma_u); the mean is uniform, not
     by samples, unless the server has `weighting="samples"`.
@@ -161,7 +173,9 @@ def fedsim(
 def fedbabu(
     *, head: Patterns, lr: Tuned[StepSize | float], server: Server = synchronous(), **local: Unpack[LocalOptions]
 ) -> Algorithm:
-    """FedBABU: Oh 2022, Algorithm 1. The head keeps its random initial values while FedAvg trains the body.
+    """FedBABU: Oh 2022, Algorithm 1. The head h keeps its random initial values while FedAvg trains the body w:
+
+        w_i <- w_i - eta grad_w f_i(w_i, h),     the server averages w.
 
     Its personal models are fine-tuned after training, body and head together: `Scoring("adapted", ...)`, by default
     with the steps of a visit. For the head alone use `tunes="dense_1"`.
@@ -187,7 +201,9 @@ def fedbn(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedBN: Li 2021 (FedBN), Algorithm 1. FedAvg in which each client keeps its own batch normalization.
+    """FedBN: Li 2021 (FedBN), Algorithm 1. FedAvg in which each client keeps its own batch normalization v_i:
+
+        (w_i, v_i) <- (w_i, v_i) - eta grad f_i(w_i, v_i),     the server averages w, all other parameters.
 
     `norm` names the normalization layers: scale, bias and running statistics. The default selects every name with
     "norm" or "Norm" in it.
@@ -215,12 +231,13 @@ def fedsa_lora(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedSA-LoRA: Guo 2025. Clients train A and B of `lora`; the server averages A, and B never leaves its client.
+    """FedSA-LoRA: Guo 2025. All kernels of `lora` have a shared A and a personal B_i over a frozen W:
 
-    Departures from the paper: the mean over the cohort is uniform, unless the server has `weighting="samples"`. In the
-    paper's experiments the output layer is trained, too, and stays with its client: `personal=("lora.*.b",
-    "base.output")` and `frozen=("base", "!base.output")`. The full text was not available: the division into a shared A
-    and a personal B follows its abstract and its figure 1, and the output layer follows its configurations.
+        (A_i, B_i) <- (A_i, B_i) - eta grad f_i(W + A_i B_i),     the server averages A.
+
+    Departures from the paper: the mean over the cohort is uniform, unless the server has `weighting="samples"`. The
+    published configuration also trains the output layer and keeps it on its client: `personal=("lora.*.b",
+    "base.output")` and `frozen=("base", "!base.output")`.
 
     >>> fedsa_lora(lr=0.1, num_steps=5).sharing
     Sharing(personal=('lora.*.b',), frozen=('base',))
@@ -243,16 +260,18 @@ def feddpa(
     server: Server = synchronous(),
     **local: Unpack[LocalOptions],
 ) -> Algorithm:
-    """FedDPA-T: Yang 2024. In each visit a client trains its own adapter, then the shared one, which is averaged.
+    """FedDPA-T: Yang 2024. Over a frozen base, a visit trains the client's own adapter v_i, then the shared one w:
 
-    The model is `dual_lora`, whose `mix` is the weight of the personal adapter. `num_steps` or `num_epochs` is the
-    length of the second part, and of the first unless it has `num_personal_steps`.
+        v_i <- v_i - eta grad_v f_i(w, v_i)       num_personal_steps times, with w fixed
+        w_i <- w_i - eta grad_w f_i(w_i, v_i)     num_steps (or num_epochs) times, with the new v_i fixed
 
-    Departures from the paper: it trains the shared adapter alone and mixes for the personal one; here both are trained
-    as parts of the mixture, an option of the published code. The weight at inference is `mix` for every sample; the
-    paper computes one from the similarity of a sample to those of the client. The first round has both parts, and the
-    mean over the cohort is uniform unless the server has `weighting="samples"`. The full text was not available: the
-    order of the parts and the weights follow the published code.
+    The server averages w. The model is `dual_lora`, whose `mix` is the weight of v_i. The first part is as long as the
+    second unless it has `num_personal_steps`.
+
+    Departures from the paper: its code trains the shared adapter alone by default; here both are trained as parts of
+    the mixture, an option of that code. Its first round trains the shared adapter only. At inference it computes a
+    weight for each sample from the similarity to those of the client; here it is `mix`. The mean over the cohort is
+    uniform unless the server has `weighting="samples"`.
 
     >>> feddpa(lr=0.1, num_steps=5).local.phases
     (Phase(trains=('local',), num_steps=5), Phase(trains=('global',), num_steps=5))
