@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from personax.typing import Params, PyTree, StatisticsFn, Task
-from personax.values import Static, short_repr, value
+from personax.values import ConfigError, Static, short_repr, value
 
 __all__ = [
     "Sharing",
@@ -24,7 +24,6 @@ __all__ = [
     "fingerprint",
     "join",
     "like",
-    "listed",
     "names_of",
     "only",
     "over",
@@ -70,6 +69,15 @@ def names_of(tree: PyTree) -> list[str]:
     return [dotted(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
+def by_name(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by their names, in the order of the tree.
+
+    >>> by_name({"dense_0": {"kernel": 1.0, "bias": 2.0}})
+    {'dense_0.bias': 2.0, 'dense_0.kernel': 1.0}
+    """
+    return dict(zip(names_of(tree), jax.tree.leaves(tree), strict=True))
+
+
 def only(tree: PyTree, patterns: Patterns) -> PyTree:
     """Return the part of a tree that the patterns select.
 
@@ -96,7 +104,7 @@ def like(tree: PyTree, part: PyTree) -> PyTree:
     >>> like({"a": 1.0, "b": 2.0}, {"a": None, "b": 0.0})
     {'a': None, 'b': 2.0}
     """
-    return jax.tree.map(lambda own, leaf: None if own is None else leaf, part, tree, is_leaf=_is_none)
+    return jax.tree.map(lambda own, leaf: None if own is None else leaf, part, tree, is_leaf=is_none)
 
 
 def join(*parts: PyTree) -> PyTree:
@@ -109,7 +117,7 @@ def join(*parts: PyTree) -> PyTree:
     if len(given) <= 1:
         return given[0] if given else None
     first = lambda *leaves: next((leaf for leaf in leaves if leaf is not None), None)
-    return jax.tree.map(first, *given, is_leaf=_is_none)
+    return jax.tree.map(first, *given, is_leaf=is_none)
 
 
 def selects(patterns: Patterns, name: str) -> bool:
@@ -293,9 +301,22 @@ def fingerprint(tree: PyTree) -> str:
     return digest.hexdigest() if leaves else ""
 
 
+def require_same_base(found: str, before: str, where: str, remedy: str) -> None:
+    """Raise unless the parameters that are not shared have the fingerprint that they had before.
+
+    >>> require_same_base("ab", "ab", "The checkpoint", "Restore it.")
+    """
+    if found != before:
+        raise ConfigError(
+            f"{where} belongs to other frozen parameters, or other initial personal ones (their fingerprint was "
+            f"{before[:12] or 'empty'} and is {found[:12] or 'empty'}). {remedy}"
+        )
+
+
 def _matches(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def _is_none(leaf: object) -> bool:
+def is_none(leaf: object) -> bool:
+    """Return True for the places of a part that other parts have, as `is_leaf` of functions on trees."""
     return leaf is None

@@ -20,7 +20,7 @@ import optax
 from personax.curvature import Hvp
 from personax.fast.backends import unroll_length
 from personax.fast.dense_product import DenseProduct, Rest, find_products
-from personax.sharing import Patterns, names_of, only, selects
+from personax.sharing import Patterns, is_none, names_of, only, selects
 from personax.typing import Array, Batch, Batches, LossFn, Params, PyTree, Scalar
 
 Point = PyTree  # a model, or a vector such as a gradient, in the coordinates of a `Near`
@@ -157,17 +157,13 @@ def _step(at: PyTree, scale: Scalar, vector: PyTree, is_taken: Scalar = True) ->
         # Select the change, which is free when it is added; selecting between models would copy them. Do not multiply
         # by zero: a client that has finished may have nonfinite numbers here.
         added = lambda v, a: (a + jnp.where(is_taken, scale * v, 0)).astype(a.dtype)
-    return jax.tree.map(lambda v, a: a if v is None else added(v, a), vector, at, is_leaf=_is_none)
+    return jax.tree.map(lambda v, a: a if v is None else added(v, a), vector, at, is_leaf=is_none)
 
 
 def _filled(vector: PyTree, at: PyTree) -> PyTree:
     """Fill the missing leaves of a vector with zeros."""
     zeros = lambda a: None if a is None else jnp.zeros_like(a)
-    return jax.tree.map(lambda v, a: zeros(a) if v is None else v, vector, at, is_leaf=_is_none)
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
+    return jax.tree.map(lambda v, a: zeros(a) if v is None else v, vector, at, is_leaf=is_none)
 
 
 Name = tuple[str, int]  # the role and index of a batch

@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,14 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from personax.fast.low_rank import KernelAxes, Term, find_dense, with_terms
+from personax.sharing import Patterns, as_patterns, by_name, names_of, selects
 from personax.typing import Model, Params
 from personax.values import require, require_count, require_positive
 
 BASE = "base"
-Names = str | Sequence[str]
 
 
-def lora(model: Model, rank: int, on: Names = "*.kernel", *, scale: float = 1.0) -> Model:
+def lora(model: Model, rank: int, on: Patterns = "*.kernel", *, scale: float = 1.0) -> Model:
     """Add adapters A, B to a network's dense layers: x W becomes x W + scale (x A) B (Hu 2022, equation 3).
 
     The parameters are `base`, those of the model, and `lora`, with `a` and `b` for each kernel whose name matches `on`:
@@ -36,7 +35,7 @@ def lora(model: Model, rank: int, on: Names = "*.kernel", *, scale: float = 1.0)
     Args:
         model: the network.
         rank: the rank of A B.
-        on: the name or names of kernels, which may contain `*`.
+        on: one or several patterns of the kernels' names, see `Sharing`: `"dense_0"` or `("*.kernel", "!dense_1")`.
         scale: the factor of all adapters, alpha / rank in the paper.
 
     >>> import jax, personax as px
@@ -49,7 +48,7 @@ def lora(model: Model, rank: int, on: Names = "*.kernel", *, scale: float = 1.0)
     return _adapted(model, _rank(rank), _patterns(on), (("lora", float(scale)),))
 
 
-def dual_lora(model: Model, rank: int, on: Names = "*.kernel", *, mix: float = 0.5, scale: float = 1.0) -> Model:
+def dual_lora(model: Model, rank: int, on: Patterns = "*.kernel", *, mix: float = 0.5, scale: float = 1.0) -> Model:
     """Add two adapters to each dense layer: x W + scale ((1 - mix) (x A) B + mix (x C) D).
 
     The first, `global`, is meant to be shared and the second, `local`, to be personal (Yang 2024, FedDPA). Names and
@@ -73,8 +72,8 @@ def _rank(given: int) -> int:
     return int(given)
 
 
-def _patterns(on: Names) -> tuple[str, ...]:
-    patterns = (on,) if isinstance(on, str) else tuple(on)
+def _patterns(on: Patterns) -> tuple[str, ...]:
+    patterns = as_patterns(on, "on")
     if not patterns:
         raise ValueError('`on` is empty. Name at least one kernel; the default is "*.kernel".')
     return patterns
@@ -85,7 +84,7 @@ def _adapted(model: Model, rank: int, on: tuple[str, ...], adapters: tuple[tuple
     def init(key: Array, x: Array) -> Params:
         base_key, *keys = jax.random.split(key, 1 + len(adapters))
         base = model.init(base_key, x)
-        leaves = _by_name(base)
+        leaves = by_name(base)
         layouts = _chosen(on, find_dense(_named(model.apply, base), leaves, x), leaves)
         starts = {
             name: _start(own_key, layouts, leaves, rank) for (name, _), own_key in zip(adapters, keys, strict=True)
@@ -96,7 +95,7 @@ def _adapted(model: Model, rank: int, on: tuple[str, ...], adapters: tuple[tuple
         base = params[BASE]
         found = [(_terms(params[name]), scale) for name, scale in adapters]
         terms = {name: tuple(Term(own[name].a * scale, own[name].b) for own, scale in found) for name in found[0][0]}
-        return with_terms(_named(function, base), _by_name(base), terms, *given)
+        return with_terms(_named(function, base), by_name(base), terms, *given)
 
     def apply(params: Params, x: Array, key: Array | None = None) -> Array:
         return run(model.apply, params, x) if key is None else run(model.apply, params, x, key)
@@ -113,24 +112,19 @@ def _adapted(model: Model, rank: int, on: tuple[str, ...], adapters: tuple[tuple
 
 def _named(function: Callable[..., Any], base: Params) -> Callable[..., Any]:
     """Convert a function of the base to a function of its leaves by name."""
-    structure, names = jax.tree.structure(base), list(_by_name(base))
+    structure, names = jax.tree.structure(base), names_of(base)
     return lambda leaves, *given: function(jax.tree.unflatten(structure, [leaves[name] for name in names]), *given)
-
-
-def _by_name(params: Params) -> dict[str, Array]:
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {jax.tree_util.keystr(keys, simple=True, separator="."): leaf for keys, leaf in leaves}
 
 
 def _chosen(on: tuple[str, ...], layouts: Mapping[str, KernelAxes], leaves: Mapping[str, Any]) -> dict[str, KernelAxes]:
     """Select the dense kernels that match; each pattern must match at least one."""
     for pattern in on:
-        if not any(fnmatchcase(name, pattern) for name in layouts):
+        if not any(selects(pattern.removeprefix("!"), name) for name in layouts):
             raise ValueError(
                 f"No dense kernel matches {pattern!r} in `on`. Dense kernels: {', '.join(layouts) or 'none'}; "
                 f"all parameters: {', '.join(leaves)}."
             )
-    return {name: own for name, own in layouts.items() if any(fnmatchcase(name, pattern) for pattern in on)}
+    return {name: own for name, own in layouts.items() if selects(on, name)}
 
 
 def _start(key: Array, layouts: Mapping[str, KernelAxes], leaves: Mapping[str, Array], rank: int) -> Params:
@@ -151,7 +145,7 @@ def _start(key: Array, layouts: Mapping[str, KernelAxes], leaves: Mapping[str, A
 
 def _terms(adapters: Params) -> dict[str, Term]:
     """Return the adapters by the names of their kernels."""
-    leaves = _by_name(adapters)
+    leaves = by_name(adapters)
     return {
         name.removesuffix(".a"): Term(leaf, leaves[name[:-1] + "b"])
         for name, leaf in leaves.items()

@@ -3,11 +3,10 @@
 `Task.statistics` gives their values after a step, as a part of the model: its own tree with None for all other leaves.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from personax.sharing import is_none
 from personax.typing import Batch, Params, PyTree, Scalar, Task
 
 
@@ -25,7 +24,7 @@ def without_statistics(tree: PyTree, statistics: Params | None) -> PyTree:
     """
     if statistics is None:
         return tree
-    return jax.tree.map(lambda leaf, own: leaf if own is None else None, tree, statistics, is_leaf=_is_none)
+    return jax.tree.map(lambda leaf, own: leaf if own is None else None, tree, statistics, is_leaf=is_none)
 
 
 def updated(params: Params, new: Params | None, is_taken: Scalar = True) -> Params:
@@ -38,8 +37,4 @@ def updated(params: Params, new: Params | None, is_taken: Scalar = True) -> Para
         return params
     keeps = lambda old, own: old is None or own is None
     pick = lambda old, own: old if keeps(old, own) else jnp.where(is_taken, own, old).astype(old.dtype)
-    return jax.tree.map(pick, params, new, is_leaf=_is_none)
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
+    return jax.tree.map(pick, params, new, is_leaf=is_none)

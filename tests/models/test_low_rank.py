@@ -246,6 +246,15 @@ def test_equal_arguments_give_the_same_model():
     assert lora(mlp((7,), 3), 2) is not lora(mlp((7,), 3), 3)
 
 
+@pytest.mark.parametrize(
+    ("on", "layers"),
+    [("dense_0", ["dense_0"]), (("*.kernel", "!dense_1"), ["dense_0", "dense_2"]), ("*_1.*", ["dense_1"])],
+)
+def test_kernels_are_selected_like_other_parameters(on, layers):
+    params = lora(mlp((5, 4), 3), 2, on).init(jax.random.key(0), jnp.ones((1, 6)))
+    assert sorted(params["lora"]) == layers
+
+
 def test_a_pattern_without_dense_kernels_lists_the_names():
     model = lora(from_equinox(equinox_mlp), 2)
     with pytest.raises(ValueError, match=r"in `on`. Dense kernels: layers.0.weight, .*layers.2.bias"):
