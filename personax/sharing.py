@@ -302,14 +302,14 @@ def fingerprint(tree: PyTree) -> str:
 
 
 def require_same_base(found: str, before: str, where: str, remedy: str) -> None:
-    """Raise unless the parameters that are not shared have the fingerprint that they had before.
+    """Raise an error unless the fingerprint of the parameters that are not shared is the same as before.
 
     >>> require_same_base("ab", "ab", "The checkpoint", "Restore it.")
     """
     if found != before:
         raise ConfigError(
-            f"{where} belongs to other frozen parameters, or other initial personal ones (their fingerprint was "
-            f"{before[:12] or 'empty'} and is {found[:12] or 'empty'}). {remedy}"
+            f"{where} was trained with different frozen or initial personal parameters (fingerprint "
+            f"{before[:12] or 'empty'}, now {found[:12] or 'empty'}). {remedy}"
         )
 
 

@@ -61,6 +61,7 @@ from personax.experiment.summaries import (
 )
 from personax.experiment.suspicions import suspicions_of
 from personax.schedules import Schedule
+from personax.sharing import require_same_base
 from personax.simulation.execution import Execution, Monitor
 from personax.simulation.results import NonFiniteUpdate, Result, Snapshot
 from personax.simulation.simulate import PlannedRun, plan_run, run_plan
@@ -324,13 +325,9 @@ def snapshot_of(run: PlannedRun, saved: checkpoint.Checkpoint) -> Snapshot:
     """Rebuild the snapshot of a checkpoint."""
     run = run.controlled(from_json(saved.about))
     events, times = np.asarray(saved.about["events"]), np.asarray(saved.about["time"])
-    unshared, before = run.unshared(), saved.about.get("base", "")
-    if unshared.fingerprint != before:
-        raise ConfigError(
-            "The checkpoint was trained with different frozen or initial personal parameters (fingerprint "
-            f"{before[:12] or 'empty'}, now {unshared.fingerprint[:12] or 'empty'}). Restore the base of the model, or "
-            "retrain with --fresh."
-        )
+    unshared = run.unshared()
+    remedy = "Restore the base of the model, or retrain with --fresh."
+    require_same_base(unshared.fingerprint, saved.about.get("base", ""), "The checkpoint", remedy)
     at = (saved.about["wave"], events, times)
     return Snapshot(saved.tree, *at, tuple(run.schedules), run.run.federation.ids, unshared, run.control)
 

@@ -7,7 +7,7 @@ from typing import Any
 from platformdirs import user_state_path
 
 _OWN = ("name", "client-id", "data", "label", "shape", "folder", "report", "idle-minutes")
-_LIMITS = ("objectives", "max-steps", "max-batch", "max-bytes", "allow-imports", "share-moments")
+_LIMITS = ("objectives", "max-steps", "max-batch", "max-bytes", "allow-imports", "base", "share-moments")
 KEYS = (*_OWN, *_LIMITS, "partition-id", "num-partitions")  # Flower's simulation sets the last two
 
 

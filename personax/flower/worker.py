@@ -106,6 +106,8 @@ def limits_of(node: dict[str, Any]) -> Limits:
     given = {field.name: node[key] for field in fields(Limits) if (key := field.name.replace("_", "-")) in node}
     if "objectives" in given:
         given["objectives"] = tuple(str(given["objectives"]).split(","))
+    if "base" in given:
+        given["base"] = str(Path(given["base"]).expanduser())
     return Limits(**given)
 
 

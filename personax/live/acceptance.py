@@ -16,7 +16,6 @@ from personax.experiment.pretrained import digest_of
 from personax.live.limits import Limits, Refused, within
 from personax.live.messages import Mismatch
 from personax.live.recipe import OPTIMIZERS, Recipe, check_names_on_the_wire, optimizers_in
-from personax.sharing import fingerprint
 from personax.values import imports_forbidden, imports_in, name_of
 
 _MOST_TEXT = 1 << 20  # characters of a recipe, which names all columns and classes
@@ -79,7 +78,7 @@ def _with_base(config: Config, limits: Limits) -> Config:
 
 def _require_same_rest(recipe: Recipe, expected: str) -> None:
     """Refuse a run whose frozen or initial personal parameters differ from those computed here."""
-    found = fingerprint(recipe.unshared)
+    found = recipe.unshared_fingerprint
     if found != expected:
         raise Mismatch(
             f"The parameters that are not sent ({recipe.algorithm.sharing.describe()}) have the fingerprint "

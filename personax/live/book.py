@@ -28,6 +28,7 @@ from personax.live.messages import Layout, Mismatch, room_for
 from personax.live.recipe import Recipe
 from personax.live.samples import fit_scaling, with_scaling
 from personax.server import ServerState
+from personax.sharing import require_same_base
 
 
 class Book:
@@ -234,7 +235,8 @@ class Book:
         self.marked = (number, self.journal.end)
         self.saved, state, ledger, seconds = number, self.state, self.ledger.to_table(), self.now
 
-        version, about = self.version, {"ledger": ledger, "seconds": seconds}
+        version, unshared = self.version, self.recipe.unshared_fingerprint
+        about = {"ledger": ledger, "seconds": seconds, "unshared": unshared}
         due = self.clock() - self.kept_at >= self.terms.save_every
         if due:
             self.kept_at = self.clock()
@@ -394,6 +396,10 @@ class Book:
         if saved is not None:
             tree, self.ledger, number = saved.tree, Ledger.from_table(saved.about["ledger"]), saved.number
             last = saved.about.get("seconds", 0.0)
+            remedy = "Restore the base of the model, or begin another run."
+            require_same_base(
+                self.recipe.unshared_fingerprint, saved.about.get("unshared", ""), str(self.checkpoints), remedy
+            )
         if self.ledger.scaling is not None:
             self.recipe = with_scaling(self.recipe, self.ledger.scaling)
         self.kept = Layout.of(tree)

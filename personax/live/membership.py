@@ -24,6 +24,7 @@ from personax.live.limits import Found, Limits, within
 from personax.live.log import logger
 from personax.live.samples import SampleSource, conformed
 from personax.live.visits import client_params, make_visit, personal_model, score, score_one, start_of
+from personax.sharing import require_same_base
 from personax.simulation.checks import check_model
 from personax.typing import Params, Personal, Shared
 
@@ -143,6 +144,8 @@ class Membership:
         if about["client"] != self.client:
             owner, mine = ("{} with number {}".format(*who) for who in (about["client"], self.client))
             raise ValueError(f"{place} has the state of client {owner}; this is {mine}. Use another folder.")
+        remedy = "Nothing was sent. Restore the base of the model, or use another folder."
+        require_same_base(self.recipe.unshared_fingerprint, about.get("unshared", ""), str(place), remedy)
         logger.info("Continuing after %d updates of this client.", about["update"])
         upload = SavedUpload(**about["upload"], vectors=saved.tree["upload"])
         self.holding = Holding(saved.tree["personal"], about["update"], upload)
@@ -237,6 +240,6 @@ class Membership:
         facts = {key: item for key, item in holding.upload._asdict().items() if key != "vectors"}
         tree = {"personal": holding.personal, "upload": holding.upload.vectors}
         about = {"authority": self.authority, "run": self.run, "client": self.client}
-        about |= {"update": holding.update, "upload": facts}
+        about |= {"update": holding.update, "upload": facts, "unshared": self.recipe.unshared_fingerprint}
         checkpoint.save(self.place / "state", holding.update, tree, about, private=True)
         self.holding = holding

@@ -78,6 +78,11 @@ class Recipe:
         return sharing.rest(self.initial_params()) if sharing.divides else None
 
     @cached_property
+    def unshared_fingerprint(self) -> str:
+        """The fingerprint of the parameters that never travel; "" if all are shared."""
+        return fingerprint(self.unshared)
+
+    @cached_property
     def whole_shape(self) -> Params:
         """The shapes and types of all parameters."""
         x = jax.ShapeDtypeStruct((1, *self.schema.shape), jnp.dtype(self.schema.dtype))
@@ -134,7 +139,7 @@ class Recipe:
         kept = {name: table[name] for name in ("name", "seeds", "model", "task", "algorithms")}
         kept["model"].pop("base", None)  # each client has its own copy of the file
         about = {"config": kept, "schema": self.schema.to_dict(), "fits_scaling": self.fits_scaling}
-        return json.dumps({**about, "unshared": fingerprint(self.unshared)})
+        return json.dumps({**about, "unshared": self.unshared_fingerprint})
 
 
 def optimizers_in(item: Any) -> list[Any]:

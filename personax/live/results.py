@@ -29,7 +29,7 @@ from personax.live.book import Book
 from personax.live.journal import read_lines
 from personax.live.recipe import Recipe
 from personax.schedules import Schedule
-from personax.sharing import fingerprint, join
+from personax.sharing import join, require_same_base
 
 
 def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
@@ -44,7 +44,9 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
     if not about.exists():
         raise ValueError(f"{root} has a run that is not a live run. Choose another folder with --out.")
     # The operator may change the terms from one start to the next.
-    if replace(load_run(folder.config), live=recipe.config.live) != recipe.config:
+    before = load_run(folder.config)
+    moved = replace(before.model, base=recipe.config.model.base)  # the file may move; its digest is compared
+    if replace(before, live=recipe.config.live, model=moved) != recipe.config:
         raise ValueError(
             f"{root} has a run with another configuration. Use that configuration, or choose another --out."
         )
@@ -59,18 +61,21 @@ def open_run(root: Path, recipe: Recipe, name: str) -> tuple[Folder, str]:
             f"{root} has a run on other samples (columns, classes, shape or type). Use the same `[live.sample]` or "
             "data, or choose another --out."
         )
+    remedy = "Restore the base and the versions of personax and jax, or choose another --out."
+    require_same_base(recipe.unshared_fingerprint, known.get("unshared", ""), str(root), remedy)
     return folder, require_run_name(run)
 
 
 def _about(recipe: Recipe, run: str) -> bytes:
-    """The run's name and its schema, which a server that continues the run must have, too."""
-    return json.dumps({"run": run, "schema": recipe.schema.to_dict()}, indent=1).encode()
+    """The run's name, its schema and the fingerprint of its base, which must not change when the run continues."""
+    facts = {"run": run, "schema": recipe.schema.to_dict(), "unshared": recipe.unshared_fingerprint}
+    return json.dumps(facts, indent=1).encode()
 
 
 def write_results(folder: Folder, book: Book, bytes_up: float, bytes_down: float) -> RunRecord | None:
     """Write the files that a simulation writes at its end; return None if no client reported any number."""
     recipe, ledger = book.recipe, book.ledger
-    model, base = (join(book.state.params, recipe.unshared), book.state.shared), fingerprint(recipe.unshared)
+    model, base = (join(book.state.params, recipe.unshared), book.state.shared), recipe.unshared_fingerprint
     export_model(folder, recipe.config, recipe.training, recipe.schema, model, base=base)
     if not ledger.reports:
         return None

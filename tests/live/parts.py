@@ -11,6 +11,7 @@ import numpy as np
 from personax.data.datasets import synthetic
 from personax.data.federation import Federation
 from personax.data.schema import Schema, numbered
+from personax.experiment import checkpoint
 from personax.experiment.build import resolve
 from personax.experiment.config import Terms, parse
 from personax.live.book import Book
@@ -24,6 +25,15 @@ from personax.live.serving import run_service
 
 NAMES = ("anna", "bert", "cleo")
 FEDERATION = synthetic(0.5, 0.5, num_clients=3, num_features=4, num_classes=3, num_samples=20, key=jax.random.key(7))
+ADAPTERS = {
+    "FedSA": {
+        "recipe": "fedsa_lora",
+        "lr": 0.1,
+        "num_steps": 2,
+        "batch_size": 8,
+        "server": {"kind": "asynchronous", "lr": 0.5},
+    }
+}
 ALGORITHMS = {
     "FedAsync": {"recipe": "fedasync", "server": {"kind": "asynchronous", "lr": 0.5}},
     "PersA-FL-MAML": {"recipe": "persafl", "objective": {"kind": "Meta", "adapt_lr": 0.1}},
@@ -45,6 +55,7 @@ ALGORITHMS = {
         "server": {"kind": "asynchronous", "lr": 0.5},
     },
     "FedBABU": {"recipe": "fedbabu", "head": "*.bias", "server": {"kind": "asynchronous", "lr": 0.5}},
+    "ANIL": {"recipe": "anil", "head": "*.bias", "adapt_lr": 0.1, "server": {"kind": "asynchronous", "lr": 0.5}},
     "PersA-FL-ME, personal biases": {
         "recipe": "persafl",
         "objective": {"kind": "Moreau", "strength": 1.0, "prox_lr": 0.1, "num_prox_steps": 3},
@@ -70,6 +81,20 @@ def recipe(name="FedAsync", num_rounds=4, cohort_size="all", federation=FEDERATI
     }
     schema = Schema(federation.x.shape[1:], str(federation.x.dtype), classes=numbered(3))
     return make_recipe(resolve(parse(table), baselines=False), schema)
+
+
+def recipe_over(path, algorithms):
+    """The recipe of one algorithm whose model has adapters over a base in a file."""
+    model = {**LOGISTIC, "base": str(path), "lora": {"rank": 2}}
+    table = {"name": "live", "seeds": [3], "model": model, "schedule": {"num_rounds": 4}, "algorithms": algorithms}
+    return make_recipe(resolve(parse(table), baselines=False), recipe().schema)
+
+
+def write_base(path):
+    """Write parameters that no seed gives, as the base of `recipe_over`."""
+    params = recipe().initial_params()
+    checkpoint.export(path, jax.tree.map(lambda leaf: np.asarray(leaf) + 1, params), {})
+    return path
 
 
 def data_of(i, federation=FEDERATION):

@@ -9,9 +9,23 @@ import pytest
 from personax import arrivals, rounds, simulate
 from personax.experiment.config import Terms
 from personax.live.journal import read_lines
+from personax.live.limits import Limits
 from personax.live.results import journal_schedule
 from personax.schedules import persafl_delays
-from tests.live.parts import FEDERATION, NAMES, NORMALIZED, assert_same, clients_of, follow, recipe, serving
+from personax.sharing import names_of
+from tests.live.parts import (
+    ADAPTERS,
+    FEDERATION,
+    NAMES,
+    NORMALIZED,
+    assert_same,
+    clients_of,
+    follow,
+    recipe,
+    recipe_over,
+    serving,
+    write_base,
+)
 
 pytestmark = pytest.mark.xdist_group("live")
 KEY = jax.random.key(3)
@@ -36,26 +50,41 @@ def table_of(num_events=9):
         "FedPer",
         "FedRep",
         "FedBABU",
+        "ANIL",
         "PersA-FL-ME, personal biases",
     ],
 )
 def test_a_scripted_order_of_uploads_ends_where_the_simulator_does(name, tmp_path):
-    given, schedule = recipe(name), table_of()
+    told, schedule = led_as_simulated(recipe(name), tmp_path)
+    assert told.client.tolist() == schedule.client.tolist()
+    if name != "FedBuff":  # which has one model for several events
+        assert told.started_at.tolist() == schedule.started_at.tolist()
+
+
+def test_adapters_over_a_base_end_where_the_simulator_does(tmp_path):
+    base = write_base(tmp_path / "base.safetensors")
+    given = recipe_over(base, ADAPTERS)
+    # Updates of A grow once B is no longer zero, beyond the default bound on outliers.
+    led_as_simulated(given, tmp_path, replace(DEFAULTS, outlier_factor=0.0), limits=Limits(base=str(base)))
+    assert [name.rpartition(".")[2] for name in names_of(given.params_shape)] == ["a"]
+
+
+def led_as_simulated(given, folder, terms=DEFAULTS, **options):
+    """Lead clients through a table of events, compare the end with the simulator's, and return both tables."""
+    schedule = table_of()
     assert len(set(schedule.staleness().tolist())) > 1
-    with serving(tmp_path / "run", given, DEFAULTS) as running, clients_of(running, tmp_path) as clients:
+    with serving(folder / "run", given, terms) as running, clients_of(running, folder, **options) as clients:
         for client in clients:
             client.enter()
         follow(clients, schedule)
-    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY)
+    params = given.initial_params()
+    simulated = simulate(given.algorithm, given.task, FEDERATION, schedule, key=KEY, params=params)
     assert_same(running.book.state.params, given.algorithm.sharing.shared(simulated.params))
     assert_same(running.book.state.shared, simulated.shared)
     assert running.book.version == int(simulated.snapshot.state.server.version)
     for i, client in enumerate(clients):
         assert_same(client.member.held.personal, jax.tree.map(lambda leaf, i=i: leaf[i], simulated.personal))
-    told = journal_schedule(read_lines(tmp_path / "run"), list(NAMES))
-    assert told.client.tolist() == schedule.client.tolist()
-    if name != "FedBuff":  # which has one model for several events
-        assert told.started_at.tolist() == schedule.started_at.tolist()
+    return journal_schedule(read_lines(folder / "run"), list(NAMES)), schedule
 
 
 @pytest.mark.parametrize(("name", "num_personal"), [("FedAsync", 0), ("FedBN", 4)])
