@@ -18,13 +18,15 @@ FED = px.Federation.from_clients([(rng.normal(size=(num, 5)), rng.integers(0, 3,
 TASK = px.classification(px.mlp((6,), 3))
 PARAMS = TASK.model.init(jax.random.key(1), jnp.zeros((1, 5)))
 KEY = jax.random.key(0)
+GRADIENT = jax.jit(jax.grad(TASK.loss))
 
 
 def visit(local, client, objective=px.Erm(), params=PARAMS):
     data = FED.train
     where = ClientRows(data.start[client], data.num_samples[client], data.ids[client], jnp.zeros((), jnp.int32))
     start = Start(params, objective.init_shared(params), objective.init_personal(params), jnp.zeros((), jnp.int32))
-    return local_update(objective, local, TASK, data, max(COUNTS), where, start, run_stream(KEY))
+    update = jax.jit(local_update, static_argnums=(2, 4))
+    return update(objective, local, TASK, data, max(COUNTS), where, start, run_stream(KEY))
 
 
 def by_hand(local, client, lrs):
@@ -38,9 +40,9 @@ def by_hand(local, client, lrs):
             rows = batch_indices(FED, KEY, client, 0, step, "outer", size, sampling=local.sampling)
             rows = rows[rows >= 0]
             batch = px.Batch(FED.train.x[rows], FED.train.y[rows], jnp.ones(len(rows)), jax.random.key(0))
-            gradient = only(jax.grad(TASK.loss)(params, batch), phase.trains)
+            gradient = only(GRADIENT(params, batch), phase.trains)
             moving = only(params, phase.trains)
-            change, state = optimizer.update(gradient, state, moving)
+            change, state = jax.jit(optimizer.update)(gradient, state, moving)
             params = join(jax.tree.map(jnp.add, moving, change), params)
             step += 1
     return params

@@ -1,6 +1,7 @@
 """Training with statistics that no gradient moves: Flax by hand, skipped steps, adaptation, seeds, resumed runs."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,14 @@ OPTIMIZERS = {
 }
 
 
+@partial(jax.jit, static_argnums=0)
+@partial(jax.grad, argnums=1, has_aux=True)
+def flax_gradient(module, params, statistics, x, y):
+    given = {"params": params, "batch_stats": statistics}
+    outputs, new = module.apply(given, x, train=True, mutable=["batch_stats"])
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean(), new["batch_stats"]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_client_is_centralized_training_of_the_flax_module(name):
     options, optimizer = OPTIMIZERS[name]
@@ -55,15 +64,8 @@ def test_one_client_is_centralized_training_of_the_flax_module(name):
         for step in range(6):
             rows = np.asarray(px.batch_indices(alone, KEY, 0, visit, step, "outer", 4, sampling="shuffled"))
             rows = rows[rows >= 0]
-
-            def loss(params, statistics=statistics, rows=rows):
-                given = {"params": params, "batch_stats": statistics}
-                outputs, new = Linen().apply(given, x[rows], train=True, mutable=["batch_stats"])
-                losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y[rows])
-                return losses.mean(), new["batch_stats"]
-
-            gradient, statistics = jax.grad(loss, has_aux=True)(params)
-            change, state = optimizer.update(gradient, state, params)
+            gradient, statistics = flax_gradient(Linen(), params, statistics, x[rows], y[rows])
+            change, state = jax.jit(optimizer.update)(gradient, state, params)
             params = optax.apply_updates(params, change)
         variables = {"params": params, "batch_stats": statistics}
     result = train(algorithm, task, alone, px.rounds(1, 2, key=KEY))
