@@ -1,6 +1,7 @@
 """Personal models and parts of models against each paper's client, under every kind of server."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -45,6 +46,13 @@ BIASES = flat(
 )
 ETA = 0.3
 STEPS: LocalOptions = {"num_steps": 3, "batch_size": 4}
+
+
+def with_own_head(objective, server):
+    """PersA-FL with a personal head."""
+    algorithm = personax.persafl(objective, lr=ETA, server=server, **STEPS)
+    return replace(algorithm, sharing=personax.Sharing("dense_1"))
+
 
 CASES = {
     "Ditto": Case(
@@ -103,6 +111,18 @@ CASES = {
         lambda: sharing.anil(~BODY, 0.2, ETA, 2, 3),
         lambda result: np.zeros((N, 0)),
         np.zeros(len(W0), bool),
+    ),
+    "PersA-FL-MAML, personal head": Case(
+        lambda server: with_own_head(personax.Meta(0.2), server),
+        lambda: sharing.persafl_maml(~BODY, 0.2, ETA, 3),
+        lambda result: own_part(result, ~BODY),
+        ~BODY,
+    ),
+    "PersA-FL-ME, personal head": Case(
+        lambda server: with_own_head(personax.Moreau(2.0, 0.1, 4), server),
+        lambda: sharing.persafl_me(~BODY, 2.0, 0.1, 4, ETA, 3),
+        lambda result: own_part(result, ~BODY),
+        ~BODY,
     ),
 }
 

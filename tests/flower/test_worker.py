@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from personax import arrivals, simulate
 from personax.cli import app
 from personax.data.schema import Schema
+from personax.experiment.checkpoint import read_model
 from personax.experiment.config import load
 from personax.flower import channel
 from personax.flower.arrays import to_arrays, to_tree
@@ -34,7 +35,19 @@ from personax.flower.worker import Worker, limits_of, samples_of
 from personax.live.messages import Layout
 from personax.live.recipe import make_recipe
 from personax.schedules import persafl_delays
-from tests.live.parts import FEDERATION, LOGISTIC, NAMES, NORMALIZED, assert_same, data_of, make_book, recipe
+from tests.live.parts import (
+    ADAPTERS,
+    FEDERATION,
+    LOGISTIC,
+    NAMES,
+    NORMALIZED,
+    assert_same,
+    data_of,
+    make_book,
+    recipe,
+    recipe_over,
+    write_base,
+)
 
 pytestmark = pytest.mark.xdist_group("flower")
 KEY = jax.random.key(3)
@@ -190,7 +203,7 @@ def settle(book, given, name, answer, arrays):
     return book.settle(name, Arrived(*told, content))
 
 
-@pytest.mark.parametrize("name", ["APFL", "SCAFFOLD", "PersA-FL-ME", "FedBN"])
+@pytest.mark.parametrize("name", ["APFL", "SCAFFOLD", "PersA-FL-ME", "FedBN", "FedBABU"])
 def test_workers_led_through_a_table_end_where_the_simulator_does(name, tmp_path):
     """Every worker is forgotten after every message: what counts is on its disk."""
     schedule = arrivals(3, 9, delays=persafl_delays(3, key=KEY), key=KEY)
@@ -221,7 +234,28 @@ def test_workers_led_through_a_table_end_where_the_simulator_does(name, tmp_path
         numbers = json.loads((tmp_path / client / "test-run" / "numbers.json").read_text())
         assert answer["report"]["numbers"] == numbers["scores"]
         assert set(numbers) == {"scores", "shared", "shared_model", "personal"}
-        assert (tmp_path / client / "test-run" / "personal.safetensors").exists()
+        about = read_model(tmp_path / client / "test-run" / "personal.safetensors")[1]
+        assert ("gradient steps of all parameters" in about["scoring"]) == (name == "FedBABU")
+
+
+def test_a_node_has_its_own_copy_of_a_base(tmp_path):
+    given = recipe_over(write_base(tmp_path / "server.safetensors"), ADAPTERS)
+    (tmp_path / "mine.safetensors").write_bytes((tmp_path / "server.safetensors").read_bytes())
+    book = make_book(tmp_path / "run", given)
+    book.join("anna", 0)
+    own = {"name": "anna", "base": str(tmp_path / "mine.safetensors")}
+    _, node = read_node({**own, "data": "anna.npz", "folder": str(tmp_path)}, tmp_path / "recipe.toml")
+    assert limits_of(node).base == own["base"] and limits_of({"base": "~/b"}).base == str(Path("~/b").expanduser())
+
+    def answered(node):
+        worker = workers(tmp_path)[0]
+        worker.node = node
+        return worker.answer(*request(given, "train", "anna", book, node))
+
+    assert "Ask its operator for the file" in answered({"name": "anna"})[0]["error"]
+    answer, sent = answered(own)
+    assert "error" not in answer, answer
+    assert [name.rpartition(".")[2] for name in sent] == ["a"]
 
 
 def test_what_a_worker_refuses(tmp_path):

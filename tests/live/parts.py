@@ -90,10 +90,10 @@ def recipe_over(path, algorithms):
     return make_recipe(resolve(parse(table), baselines=False), recipe().schema)
 
 
-def write_base(path):
+def write_base(path, dtype=np.float64):
     """Write parameters that no seed gives, as the base of `recipe_over`."""
     params = recipe().initial_params()
-    checkpoint.export(path, jax.tree.map(lambda leaf: np.asarray(leaf) + 1, params), {})
+    checkpoint.export(path, jax.tree.map(lambda leaf: np.asarray(leaf, dtype) + dtype(1), params), {})
     return path
 
 

@@ -86,7 +86,7 @@ class Faulty:
             (x, y), (test_x, test_y) = clients[i], tests[i]
             np.savez(self.folder / f"{name}.npz", x=x, y=y, test_x=test_x, test_y=test_y)
 
-    def begin(self, name):
+    def begin(self, name, *more):
         certified = self.folder / "certificates"
         before = self.places.get(name, ())
         if name == "server":
@@ -95,7 +95,7 @@ class Faulty:
         else:
             words = ["join", f"{self.host}:{self.port}", "--data", str(self.folder / f"{name}.npz"), "--report", "50"]
             words += ["--identity", str(certified / "clients" / name), "--folder", str(self.folder / name)]
-        self.parts.begin(name, *words, before=before)
+        self.parts.begin(name, *words, *more, before=before)
 
     def kill(self, name):
         """As with kill -9."""

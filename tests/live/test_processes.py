@@ -6,9 +6,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from personax.experiment.checkpoint import read_model
+from personax.live.demo import wait_for_port
 from personax.live.journal import read_lines
+from tests.live.parts import write_base
 from tests.live.processes import faulty
 
 pytestmark = pytest.mark.xdist_group("live processes")
@@ -41,6 +45,28 @@ def test_the_demonstration_is_one_command(tmp_path):
     assert sum(line.get("outcome") == "applied" for line in lines) == 6
     assert "PersA-FL-ME" in (tmp_path / "demo" / "run" / "report.html").read_text()
     assert list(tmp_path.iterdir()) == [tmp_path / "demo"]
+
+
+@pytest.mark.slow
+def test_adapters_over_a_base_on_the_command_line(tmp_path):
+    base, mine = write_base(tmp_path / "base.safetensors", np.float32), tmp_path / "mine.safetensors"
+    mine.write_bytes(base.read_bytes())
+    with faulty(tmp_path, ["anna"], 3) as live:
+        path = tmp_path / "config.toml"
+        model = f'kind = "logistic_regression"\nbase = "{base}"\nlora = {{ rank = 2 }}'
+        text = path.read_text().replace('kind = "logistic_regression"', model)
+        path.write_text(text.replace('recipe = "apfl"\nmix = 0.5', 'recipe = "fedsa_lora"'))
+        live.begin("server")
+        wait_for_port(live.parts)
+        live.begin("anna")
+        assert live.parts.processes["anna"].wait(60) != 0
+        assert "Ask its operator for the file, and give it with --base" in " ".join(live.parts.log("anna").split())
+        live.begin("anna", "--base", str(mine))
+        live.wait_for_end()
+    trees, about = read_model(next((tmp_path / "anna").glob("*/personal.safetensors")))
+    started = read_model(base)[0]["dense_0"]["kernel"]
+    np.testing.assert_array_equal(trees["base"]["dense_0"]["kernel"], started)
+    assert about["scoring"].startswith("the shared part with the client's own `lora.*.b`")
 
 
 @pytest.mark.slow

@@ -108,6 +108,19 @@ def test_the_head_of_fedbabu_is_tuned_for_clients_and_newcomers(tmp_path):
         assert one.numbers["shared_model"] == "before fine-tuning"
 
 
+def test_a_client_does_not_continue_over_other_frozen_parameters(tmp_path):
+    given = recipe("FedBABU")
+    with serving(tmp_path / "run", given) as running, clients_of(running, tmp_path, names=NAMES[:1]) as (client,):
+        client.enter()
+        client.send(client.train())
+        client.member.restore()
+        facts = vars(client.member.recipe)  # of which another version might compute another head
+        facts.pop("unshared_fingerprint")
+        facts["unshared"] = jax.tree.map(lambda leaf: leaf + 1, given.unshared)
+        with pytest.raises(ValueError, match=r"different frozen or initial personal parameters .* Nothing was sent"):
+            client.member.restore()
+
+
 def test_results_describe_the_models_of_a_divided_run(tmp_path):
     given = recipe("FedPer")
     folder, _ = open_run(tmp_path, given, "live")

@@ -123,3 +123,35 @@ def anil(head, alpha, beta, nu, tau):
         return w
 
     return client, [W0] * N
+
+
+def persafl_maml(own, alpha, eta, Q):
+    """PersA-FL 2023, Algorithm 2, Option B, where (9) sees a model whose personal part stays with the client."""
+    kept = [W0] * N
+
+    def client(i, w, batch):
+        w_i = np.where(own, kept[i], w)
+        for q in range(Q):
+            d = grad(w_i - alpha * grad(w_i, batch(q, "adapt")), batch(q, "outer"))
+            w_i = w_i - eta * (d - alpha * hvp(w_i, batch(q, "curvature"), d))
+        kept[i] = w_i
+        return np.where(own, w, w_i)
+
+    return client, kept
+
+
+def persafl_me(own, lam, prox_lr, K, eta, Q):
+    """PersA-FL 2023, Algorithm 2, Option C, with theta for the shared and the personal part together."""
+    kept = [W0] * N
+
+    def client(i, w, batch):
+        w_i = np.where(own, kept[i], w)
+        for q in range(Q):
+            theta = w_i
+            for _ in range(K):
+                theta = theta - prox_lr * (grad(theta, batch(q)) + lam * (theta - w_i))
+            w_i = w_i - eta * lam * (w_i - theta)
+        kept[i] = w_i
+        return np.where(own, w, w_i)
+
+    return client, kept
