@@ -25,7 +25,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-NUM_JOBS = 24
 POLL = 0.1  # seconds
 CONFIG = """
 name = "launchers"
@@ -139,6 +138,7 @@ def measure(place: Path, name: str, words: list[str], num_slots: int) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--slots", type=int, default=2, help="concurrent jobs")
     parser.add_argument("--address", help="of a Ray cluster with room for that many jobs")
@@ -150,8 +150,8 @@ def main() -> None:
         launchers["slurm"] = ["--launcher", "slurm"]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        entries = [ENTRY.format(number=number, lr=0.01 * (number + 1)) for number in range(NUM_JOBS - 1)]
-        text = CONFIG.format(rounds=options.rounds, every=options.rounds // 10)  # and local training: 24 jobs
+        entries = [ENTRY.format(number=number, lr=0.01 * (number + 1)) for number in range(options.jobs - 1)]
+        text = CONFIG.format(rounds=options.rounds, every=options.rounds // 10)  # and local training
         (place / "study.toml").write_text(text + "".join(entries))
         titles = ("wall s", "startup s", "compile s", "work s", "rest s")
         print(f"{'launcher':10}" + "".join(f"{title:>12}" for title in titles) + f"{'overhead':>12}")

@@ -77,8 +77,7 @@ class Typed:
     def __init__(self, place, *words):
         self.keyboard, screen = pty.openpty()
         terminal = dict.fromkeys(("stdin", "stdout", "stderr"), screen)
-        control = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C sends SIGINT to the whole process group
-        self.command, self.screen = place.start(*words, preexec_fn=control, **terminal), b""
+        self.command, self.screen = place.start(*words, **terminal), b""
         os.close(screen)
 
     def type(self, keys):
@@ -120,7 +119,8 @@ class Place:
         log = self.root / f"command-{len(list(self.root.glob('command-*')))}.log"
         with log.open("w") as file:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, **streams}
-            process = subprocess.Popen(command, cwd=self.root, env=self.environment, start_new_session=True, **pipes)
+            own = {"start_new_session": True, "preexec_fn": _like_a_shell}
+            process = subprocess.Popen(command, cwd=self.root, env=self.environment, **own, **pipes)
         return Command(process, log)
 
     def run(self, *words, status=0):
@@ -132,6 +132,13 @@ class Place:
         config = self.write(name, **settings)
         self.run("compare", config, "--out", self.root / f"plain-{name}", *words)
         return self.root / f"plain-{name}"
+
+
+def _like_a_shell():
+    """Make Ctrl-C reach a new process, also if the tests run in the background, where it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal sends SIGINT to the whole process group
 
 
 def records(root):
