@@ -3,7 +3,7 @@
 `python benchmarks/live.py` prints exchanges a second (an upload and the newest model back) of 3 clients at 280 KB and
 10 MB, and the ratio of the two; then the memory of a server with 1000 connected clients that hold a 280 KB model.
 The clients do not train, so that the server and the protocol are all that is measured: every upload is checked,
-journaled and applied, every model encoded, both sides verify layouts. The echo is gRPC as it comes: bytes in, the same
+journaled and applied, every model encoded, both sides verify layouts. The echo is plain gRPC: bytes in, the same
 bytes out, one call each, from a pool of threads or from an event loop.
 """
 

@@ -193,7 +193,7 @@ class CommandLine(NamedTuple):
 
 
 def demo_cases(checkout: Path, folder: Path) -> dict[str, Found]:
-    """`personax compare` as it comes."""
+    """`personax compare` with its defaults."""
     folder.mkdir()
     CommandLine(checkout, folder).run("compare", "--out", "run")
     run = folder / "run"

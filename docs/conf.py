@@ -23,11 +23,11 @@ source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "_generated", "extensions", "results", "benchmarks"]
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries; links between pages are checked
+nitpick_ignore_regex = [("py:.*", r"(?!personax\.).*")]  # types of other libraries
 
 nb_execution_mode = os.environ.get("PERSONAX_NOTEBOOKS", "cache")  # "off" builds the site without running notebooks
+suppress_warnings = ["myst.header", *(["myst-nb.lexer"] if nb_execution_mode == "off" else [])]
 nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True

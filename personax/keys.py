@@ -46,7 +46,7 @@ class HostStream(IntEnum):
     PARTITION_ROWS = 2**30 + 2  # samples of a class
     TEST_SPLIT = 2**30 + 3  # a client's test samples
     HELD_OUT = 2**31 + 16  # clients kept out of training
-    THEORY_SAMPLES = 2**31 + 24  # samples that stand for a client's loss (client id)
+    THEORY_SAMPLES = 2**31 + 24  # samples that represent a client's loss (client id)
     DIRECTIONS = 2**31 + 25  # projections of sliced distances
     SUBSETS = 2**31 + 26  # samples whose distance is measured
     INSPECTED_CLIENTS = 2**31 + 30  # clients that `inspect` measures

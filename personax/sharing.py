@@ -246,7 +246,7 @@ class Sharing:
 
 
 def listed(patterns: Patterns) -> str:
-    """Return the patterns in words.
+    """Return the patterns as text.
 
     >>> listed(("dense_1", "*.bias"))
     '`dense_1`, `*.bias`'

@@ -39,6 +39,18 @@ PHRASES = {
     r"\bwhere there (is|are) (none|no)\b": "without, if there are none",
     r"\bfor people\b": "leave it out",
     r"\bat work\b": "training, running",
+    r"\b[Tt]he standing of\b": "the state of",
+    r"\bwhere (it|he|they) stands?\b|\bstands where\b|\bstand beside\b": "its place, are next to",
+    r"\bwhere (it|they) (is|are) (none|no|nothing)\b|\bwhere none (is|are|does)\b": "if there are none",
+    r"\bfor so long\b|\bat most so (large|many|long)\b": "for this long, at most this large",
+    r"\b(in|into) words\b(?![\[):])": "as text, describe",
+    r"\bat hand\b": "available",
+    r"\b[Nn]obody\b": "no client, no one, not ...",
+    r"\bwhat is left of\b": "the rest of, the unfinished",
+    r"\bover (another|the other) (base|start)\b|\bof another (shape|version|length)\b": "with a different",
+    r", and there (is|are) (none|no)\b": ", but there is no",
+    r"\bbut for\b": "except, up to",
+    r"\bwhat is less\b|\bthat no training\b|\bas it comes\b": "whichever is less, held out of training, unchanged",
 }
 MOST: dict[str, int] = {}  # the limits of phrases that are not gone yet
 

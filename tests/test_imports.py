@@ -14,7 +14,7 @@ ORDER = LINE.split()
 
 
 def imported(path):
-    """Every entry of the package that a file imports, in any form of import and wherever it stands."""
+    """Every entry of the package that a file imports, in any form of import and at any place."""
     here = ["personax", *path.relative_to(ROOT).parts[:-1]]
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):

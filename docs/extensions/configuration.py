@@ -145,7 +145,7 @@ def _option(full: str, name: str, one: inspect.Parameter, behind: Mapping[str, A
 
 
 def describe(annotation: Any) -> str:
-    """A type in words."""
+    """Describe a type."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _bounded(describe(inner[0]), inner[1:])
@@ -180,7 +180,7 @@ def _default(field: dataclasses.Field) -> str:
 
 
 def _show(default: Any) -> str:
-    """A default as TOML, or in words."""
+    """A default as TOML, or as text."""
     if default is None or default == () or default == {}:
         return "none"
     table = px.values.to_dict(default)

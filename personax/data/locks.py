@@ -37,7 +37,7 @@ def sole_user(path: Path, what: str = "") -> Iterator[None]:
 def taking_turns(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock file `path`. If it is held already, call `waiting` and wait until it is released.
 
-    Where files cannot be locked, as on some network file systems, nobody waits.
+    If files cannot be locked, as on some network file systems, this does not wait.
     """
     with open(path, "ab", opener=_without_links) as file:
         with contextlib.suppress(OSError):

@@ -105,7 +105,7 @@ class Evaluation:
     num_train_samples: np.ndarray
     num_events: int | np.ndarray
     time: float | np.ndarray
-    divided: Divided | None = None  # the scored objective; None in words of whole models
+    divided: Divided | None = None  # the scored objective; None if models are whole
 
     @property
     def words(self) -> str:

@@ -100,7 +100,7 @@ class Validation:
 
     @property
     def title(self) -> str:
-        """Return the number of rounds and seeds in words."""
+        """Describe the number of rounds and seeds."""
         return f"Short runs: {self.num_rounds} rounds, {self.num_seeds} seed{'' if self.num_seeds == 1 else 's'}"
 
 

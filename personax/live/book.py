@@ -219,7 +219,7 @@ class Book:
             stay = away[: len(away) - len(drawn)]
             self._note({"what": "cohort", "members": [*at.reported, *drawn, *stay]})
             logger.warning(
-                "The round is waiting for %s. Replaced by: %s", ", ".join(away), ", ".join(drawn) or "nobody"
+                "The round is waiting for %s. Replaced by: %s", ", ".join(away), ", ".join(drawn) or "no one"
             )
             return True
         self._begin_round()

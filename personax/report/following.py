@@ -40,7 +40,7 @@ class Progress(NamedTuple):
 
     @property
     def left(self) -> str:
-        """Return an estimate of the remaining training time, in words."""
+        """Describe the estimated remaining training time."""
         if self.state == "finished" or not self.done or self.done >= self.total:
             return "–"
         return seconds(self.spent / self.done * (self.total - self.done))

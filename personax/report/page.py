@@ -70,7 +70,7 @@ def _sections(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Seq
 
 
 def _results(runs: Sequence[ReportedRun], scores: Sequence[Score], metrics: Sequence[str]) -> Iterator[Block]:
-    """Yield the findings in words, the headline tables, and the other metrics folded."""
+    """Yield the sentences of findings, the headline tables, and the other metrics folded."""
     for run in runs:
         facts = verdict(run, [score for score in scores if score.run is run], run.record.headline)
         if facts:

@@ -101,7 +101,7 @@ def _of_comparison(comparison: Comparison) -> list[Score]:
 
 
 def _view(found: figures.Figure, **chosen: str | None) -> go.Figure:
-    """Return the view that these choices select, using the first option where none is given."""
+    """Return the view that these choices select; the default is the first option."""
     at = []
     for name, offered in found.choices.items():
         wanted = chosen.get(name) or offered[0]

@@ -150,7 +150,7 @@ class Experiment:
     name: str
     source: str  # paper, table or figure, section
     title: str
-    length: str  # the length of a training, in words
+    length: str  # a description of the length of a training
     federations: Mapping[str, Callable[[], Federation]]
     trainings: tuple[PaperTraining, ...]
     num_seeds: int

@@ -149,7 +149,7 @@ def _federations(experiment: Experiment, trainings: Sequence[PaperTraining]) -> 
 
 
 def name_of(training: PaperTraining) -> str:
-    """The name of a training among those of its experiment: that of its first cell."""
+    """Return the name of a training, which is that of its first cell."""
     return f"{training.cells[0].row} {training.cells[0].column}"
 
 

@@ -75,7 +75,7 @@ def find_statistics(task: Task, x: Any, y: Any) -> Params | None:
 def check_model(task: Task, federation: Federation, params: Params | None) -> Params:
     """Check that the task's model accepts the clients' data and that the task accepts the targets.
 
-    Return the parameters, or their shapes where none are given.
+    Return the parameters, or their shapes if none are given.
     """
     x, y = federation.first_sample
     try:

@@ -50,7 +50,7 @@ class Program:
 
 
 class Procedure(NamedTuple):
-    """An algorithm and the parameters that nobody trains: each seed may have its own."""
+    """An algorithm and its frozen parameters: each seed may have its own."""
 
     algorithm: Algorithm
     frozen: Params = None
@@ -66,7 +66,7 @@ class SimulationRun(NamedTuple):
     plan: WavePlan
     tracker: Tracker | None
     skips: bool  # True to skip updates that are not finite
-    frozen: Params = None  # the parameters that nobody trains
+    frozen: Params = None  # the frozen parameters
 
     @property
     def advance(self) -> Callable[..., State]:

@@ -241,7 +241,7 @@ def run_plan(
 
 
 def _begun(planned: PlannedRun, unshared: Unshared, control: Control | None, start: Snapshot | None) -> PlannedRun:
-    """The plan with what is frozen, and with the decisions of its controller so far."""
+    """Return the plan with the frozen parameters and the previous decisions of its controller."""
     first = planned.original or planned
     has_seeds = unshared.has_seeds and unshared.frozen is not None
     program = replace(first.run.program, frozen_has_seeds=has_seeds)

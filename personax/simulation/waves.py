@@ -167,10 +167,10 @@ def _table(schedule: Schedule, order: _Order, width: int, num_arrivals: int) -> 
     event, valid = np.zeros((num_waves, width), int), np.zeros((num_waves, width), bool)
     event[order.trained, order.column] = np.arange(schedule.num_events)
     valid[order.trained, order.column] = True
-    none, nobody = np.zeros_like(event), np.full((num_waves, num_arrivals), -1)
+    none, nowhere = np.zeros_like(event), np.full((num_waves, num_arrivals), -1)
     aggregated = schedule.aggregated[event]
     updates = schedule.updates()[event]
-    return Waves(schedule.client[event], updates, event, valid, aggregated, none, none, nobody, nobody.copy())
+    return Waves(schedule.client[event], updates, event, valid, aggregated, none, none, nowhere, nowhere.copy())
 
 
 def _assign_slots(schedule: Schedule, order: _Order) -> tuple[np.ndarray, int]:

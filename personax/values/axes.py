@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -213,10 +214,10 @@ def construct(annotation: Any, item: Any, where: str) -> Any:
         if entries is None and Any not in options:
             raise ConfigError(f"`{where}` must be one value, got the list {item!s:.80}. To try several use `tune`.")
         if entries is not None and len(entries) > 1 and Ellipsis not in entries and len(entries) != len(item):
-            raise ConfigError(f"`{where}` must be a list of {len(entries)}, got {item!s:.80}. Change it.")
+            raise ConfigError(f"`{where}` must be a list of {len(entries)}, got {item!s:.80}. Correct its length.")
         return tuple(construct(one, entry, f"{where}.{i}") for i, (one, entry) in enumerate(_paired(entries, item)))
     if isinstance(item, Mapping) and not any((get_origin(one) or one) in (dict, Any) for one in options):
-        raise ConfigError(f"`{where}` must be one value, got the table {item!s:.80}. Change it.")
+        raise ConfigError(f"`{where}` must be one value, got the table {item!s:.80}. Give a number or a string.")
     _require_type(options, item, where)
     return Path(item) if Path in options and str not in options and isinstance(item, str) else item
 
@@ -248,14 +249,22 @@ def _require_type(options: list[Any], item: Any, where: str) -> None:
     if not isinstance(item, Mapping) and all(
         get_origin(one) in (tuple, list, Sequence) or one is type(None) for one in options
     ):
-        raise ConfigError(f"`{where}` must be a list, got {item!r:.80}. Change it.")
+        raise ConfigError(f"`{where}` must be a list, got {item!r:.80}. Put it in brackets: [{item!r:.40}].")
     literals = [choice for one in options if get_origin(one) is Literal for choice in get_args(one)]
     known = [one for one in options if one in fits]
     named = any(type(item) is type(one) and item == one for one in literals)
     if named or not (known or literals) or any(fits[one] for one in known) or Any in options:
         return
     must = " or ".join(dict.fromkeys([*(words[one] for one in known), *map(repr, literals)]))
-    raise ConfigError(f"`{where}` must be {must}, got {item!r:.80}. Change it.")
+    raise ConfigError(f"`{where}` must be {must}, got {item!r:.80}.{_remedy(item, known)}")
+
+
+def _remedy(item: Any, known: list[Any]) -> str:
+    """Return a hint about missing or needless quotes; "" for other mistakes."""
+    if not isinstance(item, str):
+        return " Put it in quotes." if {str, Path} & set(known) else ""
+    is_number = re.fullmatch(r"[+-]?[\d._]+(e[+-]?\d+)?|true|false", item)
+    return " Remove the quotes." if is_number and {int, float, bool} & set(known) else ""
 
 
 def _alternatives(annotation: Any) -> list[Any]:

@@ -107,7 +107,7 @@ def test_a_second_coordinator_is_refused_and_jobs_outlive_the_first(place, plain
     coordinator = begin(place, "two")
     _, worker = wait_for(lambda: running_worker(place.root / "two"), coordinator=coordinator)
     assert "is used by process" in place.run("resume", "two", status=1)
-    coordinator.process.send_signal(signal.SIGINT)  # without a terminal nobody can be asked
+    coordinator.process.send_signal(signal.SIGINT)  # without a terminal no one can be asked
     assert "The jobs keep running. To check on them: personax status" in coordinator.finish(130)
     os.kill(worker, 0)  # still running
     place.run("resume", "two")

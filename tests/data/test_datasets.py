@@ -40,10 +40,10 @@ def test_the_embedded_digits():
 
 def test_a_pool_prints_a_summary():
     pool = Pool(np.zeros((1200, 4)), np.zeros(1200, int), np.zeros((3, 4)), np.ones(3, int), **TOY)
-    assert str(pool) == "Toy: 1,200 training and 3 test samples of shape (4,), float64, 2 classes. Nobody 2020."
+    assert str(pool) == "Toy: 1,200 training and 3 test samples of shape (4,), float64, 2 classes. Doe 2020."
 
 
-TOY = {"num_classes": 2, "name": "Toy", "citation": "Nobody 2020."}
+TOY = {"num_classes": 2, "name": "Toy", "citation": "Doe 2020."}
 
 
 @pytest.mark.parametrize(

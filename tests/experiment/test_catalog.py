@@ -49,7 +49,7 @@ def test_every_citation_is_there_and_every_entry_is_cited():
 
 
 @pytest.mark.parametrize("entry", EVERY, ids=lambda entry: entry.name)
-def test_the_source_in_words_and_the_citations_are_the_same_papers(entry):
+def test_the_text_of_a_source_and_the_citations_are_the_same_papers(entry):
     first_authors = {"APFL": "deng", "FedBN": "lix", "PersA-FL": "toghani", "gMeta": "jamali"}
     named = re.findall(r"([\w-]+) ((?:19|20)\d\d)\b", entry.source)
     assert {first_authors.get(name, name.lower()) + year for name, year in named} == set(entry.citations)

@@ -120,7 +120,7 @@ def test_all_clients_can_be_a_cohort():
     assert parse(with_section("schedule", cohort_size="all")).schedule.cohort_size == "all"
 
 
-def test_the_options_of_an_algorithm_stand_beside_its_recipe():
+def test_the_options_of_an_algorithm_are_next_to_its_recipe():
     entry = parse({"algorithms": {"A": {"recipe": "apfl", "lr": 0.1, "mix": 0.5, "scores": {"S": {}}}}}).algorithms["A"]
     assert (entry.recipe, entry.options, entry.scores) == ("apfl", {"lr": 0.1, "mix": 0.5}, {"S": {}})
 

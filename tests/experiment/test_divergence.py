@@ -44,7 +44,7 @@ SEEDS = [HEALTHY[0], LATE, HEALTHY[1]]  # the second diverges in round 3
 
 
 def write_data(path):
-    """Targets of two classes; the numbers of one client are so large that 15 local steps overflow, and 1 does not."""
+    """Targets of two classes; those of one client are large enough that 15 local steps overflow, and 1 does not."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20 * NUM_CLIENTS, 2))
     client = np.repeat(np.arange(NUM_CLIENTS), 20)

@@ -421,7 +421,7 @@ def test_similar_names_have_different_folders():
     assert all(slug(name).startswith(readable_slug(name, "")) for name in names)
 
 
-def test_less_is_evaluated_and_no_newcomers_adapt_where_none_is_asked_for(tmp_path):
+def test_less_is_evaluated_and_no_newcomers_adapt_unless_requested(tmp_path):
     only = {"FedAvg": TINY["algorithms"]["FedAvg"]}
     config = resolve(
         parse({**TINY, "algorithms": only, "evaluation": {"every": 3, "adaptation_steps": []}}), baselines=False

@@ -187,7 +187,7 @@ def test_a_node_that_went_away_sends_its_update_when_it_is_back(tmp_path):
     assert_same(book.state.params, simulated.params)
 
 
-def test_a_slow_node_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
+def test_a_slow_node_delays_no_other_and_is_awaited_at_the_end(tmp_path):
     given, grid = recipe("FedAsync", num_rounds=3), Loopback(tmp_path)
     book = make_book(tmp_path / "run", given, TERMS)
     honest, go_on = grid.answers[0], threading.Event()
@@ -253,7 +253,7 @@ def test_a_node_that_lies_is_left_alone_and_the_others_finish(lie, tmp_path, cap
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(book.state.params))
 
 
-def test_a_run_that_nobody_can_take_part_in_ends_with_words(tmp_path):
+def test_a_run_without_able_nodes_ends_with_a_message(tmp_path):
     grid = Loopback(tmp_path)
     book = make_book(tmp_path / "run", recipe("FedAsync"), TERMS)
     for i in range(3):
@@ -306,7 +306,7 @@ def test_a_run_continues_in_its_folder_and_two_do_not_share_it(tmp_path):
         serve(grid, config, told)
 
 
-def test_the_runs_configuration_is_read_and_refused_in_words():
+def test_the_runs_configuration_is_read_and_refused_with_a_message():
     config = recipe("FedAvg").config
     terms, manners = read_terms(config, {"num-clients": 0, "deadline": 5.0, "ttl": 9.0, "out": "x"})
     assert (terms.num_clients, terms.deadline, manners.ttl) == (None, 5.0, 9.0)

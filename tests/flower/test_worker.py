@@ -333,7 +333,7 @@ def test_an_update_that_is_not_finite_is_not_uploaded(tmp_path):
 # What a node's owner says
 
 
-def test_a_nodes_configuration_is_read_and_refused_in_words(tmp_path):
+def test_a_nodes_configuration_is_read_and_refused_with_a_message(tmp_path):
     path = tmp_path / "recipe.toml"
     folder, node = read_node({"partition-id": 2, "num-partitions": 3}, path)
     assert node["name"] == "partition-2" and node["recipe"] == str(path) and folder.name == "partition-2"

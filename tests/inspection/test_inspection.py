@@ -317,7 +317,7 @@ def accuracy(config, name):
 
 @pytest.mark.slow
 def test_the_advice_never_diverges_and_beats_the_median_of_a_random_search():
-    """Each time but for the noise of 200 test samples, and clearly on average."""
+    """Each time up to the noise of 200 test samples, and clearly on average."""
     rng, ahead = np.random.default_rng(0), []
     for seed in range(20):
         given = {"spreads": rng.uniform(0, 1.5, 2).tolist(), "seed": seed, "num_clients": 20}

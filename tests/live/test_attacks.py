@@ -104,7 +104,7 @@ def cannot_enter(running, shown, patience=0.5):
         connection.close()
 
 
-def test_without_a_certificate_nobody_enters(running):
+def test_no_client_enters_without_a_certificate(running):
     channel = grpc.insecure_channel(running.address)
     call = channel.unary_unary(wire.METHODS["Register"].path)
     refused(lambda: call(b"", timeout=2), grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -259,7 +259,7 @@ def test_a_truncated_stream_is_refused(running, mallory):
     assert running.service.gate.refusals["mallory", "broken"] == 2
 
 
-def test_a_stalled_stream_is_let_go_and_blocks_nobody(running, mallory):
+def test_a_stalled_stream_is_closed_and_blocks_no_other(running, mallory):
     content = encoded(running)
     head = upload_of(running, mallory, content)
 
@@ -276,7 +276,7 @@ def test_a_stalled_stream_is_let_go_and_blocks_nobody(running, mallory):
     assert "Nothing came" in refused(lambda: list(stalled), grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-def test_who_does_not_read_a_large_model_is_let_go_and_blocks_nobody(tmp_path, authority, monkeypatch):
+def test_a_client_that_does_not_read_a_large_model_blocks_no_other(tmp_path, authority, monkeypatch):
     monkeypatch.setattr(service, "SLOWEST", 1e9)
     given = recipe(federation=SimpleNamespace(x=np.zeros((1, 200_000), np.float32)))
     terms = Terms(num_clients=3, rate=1e5, stall=0.5, max_transfers=1)
@@ -467,7 +467,7 @@ def is_open(one):
 
 
 @pytest.mark.parametrize("num", [600, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_flood_of_connections_disturbs_nobody_who_is_in(running, num):
+def test_a_flood_of_connections_does_not_disturb_connected_clients(running, num):
     import threading
 
     with joined(running, "cleo") as other:

@@ -67,7 +67,7 @@ def test_the_bound_on_norms_is_a_multiple_of_the_median_of_the_others(tmp_path):
 
 
 @pytest.mark.parametrize("saves", [(), (2,), (2, 4), (1, 2, 3, 4, 5)])
-def test_a_restart_stands_where_it_stood(saves, tmp_path):
+def test_a_restart_continues_at_the_same_state(saves, tmp_path):
     """A book that is dropped at any moment, as by kill -9, and opened again: the same bits, and nothing twice."""
     given = recipe("SCAFFOLD", num_rounds=100)
     book = make_book(tmp_path, given)
@@ -249,7 +249,7 @@ def test_a_round_ends_at_its_deadline_with_enough_of_its_cohort(tmp_path):
         book.join(name)
     book.settle("anna", upload(book, 0))
     clock.now += 61
-    assert book.advance() and book.version == 0  # one of three is too few, and there is nobody else: it waits on
+    assert book.advance() and book.version == 0  # one of three is too few, and no other is present
     assert set(book.ledger.round.members) == set(NAMES) and book.ledger.round.reported == ("anna",)
     book.settle("bert", upload(book, 0))
     clock.now += 59

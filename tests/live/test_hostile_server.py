@@ -1,4 +1,4 @@
-"""Attacks by a server on a client: too much work, recipes that nobody wrote, text for its terminal, its samples."""
+"""Attacks by a server on a client: too much work, damaged recipes, text for its terminal, its samples."""
 
 import json
 import random
@@ -89,7 +89,7 @@ def test_what_fails_within_the_limit_fails_with_its_own_error():
     assert within(60.0, lambda: 5) == 5
 
 
-# Recipes that nobody wrote
+# Damaged recipes
 
 
 def nested(depth=9000):

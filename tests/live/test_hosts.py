@@ -164,7 +164,7 @@ def wait_until(condition, seconds=60):
 
 
 @pytest.mark.slow
-def test_a_host_that_is_cut_off_blocks_nobody_and_comes_back(tmp_path):
+def test_a_host_that_is_cut_off_blocks_no_other_and_comes_back(tmp_path):
     num = 160
     with federation(tmp_path, NAMES[:2], num) as (network, live):
         live.wait_for(2, of="anna")

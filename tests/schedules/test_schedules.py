@@ -291,7 +291,7 @@ def test_a_model_at_receipt_is_that_of_the_end_of_the_download():
         np.testing.assert_array_equal(getattr(asked, name), getattr(received, name))
     np.testing.assert_array_equal(asked.started_at, np.searchsorted(asked.time, asked.requested, side="right"))
     np.testing.assert_array_equal(received.started_at, np.searchsorted(received.time, received.received, side="right"))
-    assert asked.staleness()[1000:].mean() == pytest.approx(29.0, abs=0.5)  # all others, where nobody pauses
+    assert asked.staleness()[1000:].mean() == pytest.approx(29.0, abs=0.5)  # all others, if no client pauses
     assert received.staleness()[1000:].mean() == pytest.approx(29.0 * 5 / 6, abs=1.0)  # without the download's share
 
 

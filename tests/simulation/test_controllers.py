@@ -260,7 +260,7 @@ def test_candidates_that_do_not_train_count_as_downloads():
     assert both.snapshot.num_events == 6 and both.bytes_down.sum() == result.bytes_down[:6].sum() + 4 * size
 
 
-def test_oort_asks_nobody_who_does_not_train():
+def test_oort_asks_only_clients_that_train():
     result = run(Oort(), KEYS[0])
     assert len(set(result.bytes_down.tolist())) == 1
 

@@ -460,7 +460,7 @@ def test_bad_labels_and_shapes_name_the_client():
         attempt((np.ones((0, 2)), np.zeros(0, int)))
 
 
-def test_parameters_of_another_shape_are_refused():
+def test_parameters_with_a_different_shape_are_refused():
     with pytest.raises(ValueError, match="The model and its parameters must take the clients' data"):
         simulate(
             personax.fedavg(lr=0.1, **STEPS),

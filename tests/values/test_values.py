@@ -319,7 +319,7 @@ def test_text_in_the_place_of_a_number_is_refused_by_name(check):
 # extensions
 
 
-def test_signatures_that_cannot_be_read_are_refused_in_words():
+def test_signatures_that_cannot_be_read_are_refused_with_a_message():
     def unknown(num: "OnlyForCheckers"): ...  # noqa: F821
 
     for make in (unknown, int):
@@ -365,3 +365,10 @@ def test_an_objective_that_is_plain_has_the_plain_gradient():
 def test_a_curvature_states_its_facts():
     with pytest.raises(ValueError, match="product function lacks `needs_batch`, `is_coordinate_free`, `given_norm`"):
         px.Meta(0.1, hvp=lambda loss, params, vector, batch: vector)
+
+
+def test_missing_and_needless_quotes_are_named():
+    with pytest.raises(px.values.ConfigError, match=r"`lr` must be a number, got '0\.1'\. Remove the quotes\."):
+        px.values.construct(float, "0.1", "lr")
+    with pytest.raises(px.values.ConfigError, match=r"`name` must be a string, got 3\. Put it in quotes\."):
+        px.values.construct(str, 3, "name")

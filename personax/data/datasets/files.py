@@ -199,7 +199,7 @@ def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, where: str) -> np.ndar
 
 
 def _labels(column: Column, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels as the numbers of their classes, with the names of these; or targets in float32."""
+    """Return the class number of each label and the names of the classes, or targets in float32 without names."""
     if isinstance(column, Words):
         return column.codes, tuple(column.names)
     if column.dtype.kind not in "iufb":

@@ -43,7 +43,7 @@ def read_inputs(given: Any, schema: Schema, notify: Notify = lambda text: None) 
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         row, *place = np.argwhere(~np.isfinite(x))[0].tolist()
         column = schema.column(int(np.ravel_multi_index(place, x.shape[1:])) if place else 0)
-        raise ValueError(f"{where}: nonfinite value in row {row} (counted from 0), {column}. Correct it.")
+        raise ValueError(f"{where}: nonfinite value in row {row} (counted from 0), {column}. Replace it.")
     return schema.inputs(x, Schema(x.shape[1:], str(x.dtype), names), where, notify)
 
 

@@ -15,8 +15,8 @@ class Pool:
 
     `num_classes` is 0 for regression targets. `schema` describes a sample; by default it is inferred from the arrays.
 
-    >>> print(Pool(np.zeros((3, 2)), np.array([0, 1, 1]), num_classes=2, name="Toy", citation="Nobody 2020."))
-    Toy: 3 samples of shape (2,), float64, 2 classes. Nobody 2020.
+    >>> print(Pool(np.zeros((3, 2)), np.array([0, 1, 1]), num_classes=2, name="Toy", citation="Doe 2020."))
+    Toy: 3 samples of shape (2,), float64, 2 classes. Doe 2020.
     """
 
     is_divided: ClassVar[bool] = False  # a partition must divide it among clients
