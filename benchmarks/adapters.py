@@ -5,7 +5,7 @@ a control: the same program over a tiny base, which needs what Python, JAX and t
 their peak resident memory is compared with what the run has to hold:
 
     base         the bytes of its parameters, times 1.1
-    adapters     those of all clients and of the server, before and after a round
+    adapters     those of all clients, once, and those of the server
     cohort       of each client that trains: its adapters and their gradient
     activations  of each client that trains: inputs, products, activations and derivatives of each layer for its batch
 
@@ -64,16 +64,19 @@ def measure(method: str, base: str, is_merged: bool) -> dict[str, float]:
     algorithm = algorithm_of(method)
     shapes = jax.eval_shape(model.init, key, jnp.zeros((1, SIDE, SIDE)))
     task = px.classification(merged(model, widths) if is_merged else model)
-    marks: list[float] = []
-    observe = lambda snapshot: marks.append((jax.block_until_ready(snapshot.state), time.perf_counter())[1])
     schedule = px.rounds(NUM_CLIENTS, NUM_ROUNDS, COHORT, key=key)
     together = px.Execution(cohort_chunk=COHORT if is_merged else None)  # large kernels would train in turn on a CPU
-    px.simulate(algorithm, task, fed, schedule, key=key, monitor=px.Monitor(observe, every=1), execution=together)
+    run = lambda: px.simulate(algorithm, task, fed, schedule, key=key, execution=together)
+    train = lambda: jax.block_until_ready(run().params)
+    train()  # compiles
+    begin = time.perf_counter()
+    train()
+    seconds = time.perf_counter() - begin
     size = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
     sides = (SIDE * SIDE, *widths, CLASSES)
     return {
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "seconds": float(np.median(np.diff(marks)[1:])),
+        "seconds": seconds / NUM_ROUNDS,
         "num": sum(leaf.size for leaf in jax.tree.leaves(shapes["base"])),
         "base": size(shapes["base"]),
         "adapters": size(algorithm.divided.init_personal(shapes) if method != "fedavg" else ()),
@@ -94,7 +97,7 @@ def report(method: str, is_merged: bool) -> bool:
     added = found["peak"] - control["peak"]
     parts = {
         "base": 1.1 * found["base"],
-        "adapters": 2 * NUM_CLIENTS * found["adapters"] + 2 * found["trained"],
+        "adapters": NUM_CLIENTS * found["adapters"] + 2 * found["trained"],
         "cohort": 2 * COHORT * found["trained"],
         "activations": COHORT * found["activations"],
     }

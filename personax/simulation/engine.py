@@ -68,10 +68,13 @@ class SimulationRun(NamedTuple):
     skips: bool  # True to skip updates that are not finite
     frozen: Params = None  # the frozen parameters
 
-    @property
-    def advance(self) -> Callable[..., State]:
-        """The compiled function that advances this run."""
-        return advance if self.algorithm.local.steps_of(self.program.max_count) <= LONG_VISIT else advance_long
+    def advance(
+        self, procedure: Procedure, data: ClientData, key: Array, waves: Waves, state: State, begin: int, stop: int
+    ) -> State:
+        """Run waves `begin` to `stop`. `state.personal` cannot be used afterwards: the result has its memory."""
+        compiled = advance if self.algorithm.local.steps_of(self.program.max_count) <= LONG_VISIT else advance_long
+        given = (self.program, procedure, data, key, waves, self.tracker)
+        return compiled(*given, state.personal, state._replace(personal=()), begin, stop, self.skips)
 
 
 def _advance(
@@ -81,12 +84,17 @@ def _advance(
     key: Array,
     waves: Waves,
     tracker: Tracker | None,
-    state: State,
+    personal: Personal,
+    others: State,
     begin: int,
     stop: int,
     skips: bool,
 ) -> State:
-    """Run waves `begin` to `stop`. End early at an update that is not finite, unless such updates are skipped."""
+    """Run waves `begin` to `stop`. End early at an update that is not finite, unless such updates are skipped.
+
+    The states of all clients are an argument apart, because their memory is reused for the result.
+    """
+    state = others._replace(personal=personal)
     step = partial(_wave, program, data, tracker)
     streams_of = lambda key: (run_stream(key, RunStream.BATCHES), run_stream(key, RunStream.ITERATES))
 
@@ -127,7 +135,7 @@ _GRAPH = {
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
     "xla_gpu_dot_merger_threshold_mb": 0,
 }
-_compiled = partial(jax.jit, _advance, static_argnames=("program",))
+_compiled = partial(jax.jit, _advance, static_argnames=("program",), donate_argnames=("personal",))
 advance = _compiled(compiler_options={**_GRAPH, "xla_gpu_command_buffer_unroll_loops": True})
 advance_long = _compiled(compiler_options=_GRAPH)
 

@@ -218,6 +218,7 @@ def run_plan(
     selects = control is not None and control.controller.selects
     running = _running(planned, unshared, store, None if store is None else _sizes(run, store, stops, wave, selects))
     state, seen = state if store is None else state._replace(personal=()), wave
+    is_shown = bool(start is not None or observe or control or monitor.until)  # each state is that of a snapshot
     history = [observe(running.snapshot(state, wave))] if observe and start is None else []
     for stop in stops:
         if monitor.until and monitor.until(running.snapshot(state, wave)):
@@ -226,6 +227,7 @@ def run_plan(
             running = _decided(running, control, state, wave, decisions[wave])
         if running.planned.has_ended:
             break
+        state = _copied(state) if is_shown else state
         with products_in(planned.precision):
             state = running.advance(state, wave, stop)
         wave = stop
@@ -306,13 +308,16 @@ def _decided(running: _RunningPlan, control: Control, state: State, wave: int, n
 
 def _resident(run: SimulationRun, seedless: Callable[[np.ndarray], Any]) -> Callable[[State, int, int], State]:
     """Return the function that advances a run with all data and personal states on the device."""
-    program, mesh = run.program, run.program.mesh
+    mesh = run.program.mesh
     waves = jax.device_put(jax.tree.map(seedless, run.plan.waves))
     data, key, waves = replicate(mesh, (run.federation.train, run.key, waves))
     procedure = Procedure(run.algorithm, replicate(mesh, run.frozen))
-    return lambda state, begin, stop: run.advance(
-        program, procedure, data, key, waves, run.tracker, replicate(mesh, state), begin, stop, run.skips
-    )
+    return lambda state, begin, stop: run.advance(procedure, data, key, waves, replicate(mesh, state), begin, stop)
+
+
+def _copied(state: State) -> State:
+    """Copy the personal states of a snapshot, whose memory would be reused."""
+    return state._replace(personal=jax.tree.map(jnp.copy, state.personal))
 
 
 def _first_state(run: SimulationRun, params: Params | None, streams: bool) -> State:

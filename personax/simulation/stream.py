@@ -82,8 +82,7 @@ class Streamed:
             data = self._data(block)
             key, waves, frozen = replicate(mesh, (run.key, block.waves, run.frozen))
             procedure = Procedure(run.algorithm, frozen)
-            given = (run.program, procedure, data, key, waves, run.tracker)
-            state = run.advance(*given, now, 0, block.num_waves, run.skips)
+            state = run.advance(procedure, data, key, waves, now, 0, block.num_waves)
             self._settle(before)
             before = block, state
         self._settle(before)

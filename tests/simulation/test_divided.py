@@ -111,7 +111,7 @@ def test_parts_are_arguments_of_the_program_and_never_constants():
     procedure = Procedure(algorithm, BOTH.base(params))
     state = first.snapshot.state
     waves = jax.tree.map(lambda leaf: leaf[0], planned.run.plan.waves)
-    given = (procedure, FED.train, KEY, waves, None, state, 0, 1, False)
+    given = (procedure, FED.train, KEY, waves, None, state.personal, state._replace(personal=()), 0, 1, False)
     traced = advance.trace(planned.run.program, *given).jaxpr
     assert all(np.size(const) < 6 for const in traced.consts)
 

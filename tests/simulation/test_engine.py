@@ -139,3 +139,51 @@ def test_a_custom_loss_sees_samples_as_they_are_stored(backend, monkeypatch):
     key = jax.random.key(0)
     personax.simulate(personax.fedavg(lr=0.1, num_steps=1), task, fed, personax.rounds(1, 1, 1, key=key), key=key)
     assert set(seen) == {np.dtype(np.uint8)}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts the memory of a CPU program")
+@pytest.mark.parametrize("server", [personax.synchronous(), personax.asynchronous()], ids=["rounds", "arrivals"])
+def test_the_states_of_all_clients_exist_once(server, monkeypatch):
+    """The compiled part returns them in the memory in which it got them, and never copies all of them."""
+    seen, num = [], 400
+    monkeypatch.setattr(engine, "advance", lambda *given: seen.append(given) or given[7]._replace(personal=given[6]))
+    algorithm, key = personax.ditto(strength=0.1, lr=0.1, num_steps=1, batch_size=2, server=server), jax.random.key(0)
+    schedule = personax.rounds(num, 2, 4, key=key)
+    if not server.is_synchronous:
+        delays = personax.delays.persafl_delays(num, key=key)
+        schedule = personax.arrivals(num, 8, delays=delays, key=key, concurrency=4)
+    personax.simulate(algorithm, DITTO_TASK, clients_of(num), schedule, key=key)
+    (given,) = seen
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(given[6]))
+    memory = advance.lower(*given).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == size > 5 * memory.temp_size_in_bytes
+
+
+DITTO_TASK = personax.classification(personax.logistic_regression(3))
+
+
+def clients_of(num):
+    rng = np.random.default_rng(0)
+    return personax.Federation.from_clients([(rng.normal(size=(2, 5)), rng.integers(0, 3, 2)) for _ in range(num)])
+
+
+@pytest.mark.parametrize("has_seeds", [False, True], ids=["one seed", "seeds"])
+def test_snapshots_stay_as_they_were_while_the_run_continues(has_seeds):
+    fed, key = clients_of(6), jax.random.key(0)
+    keys = jax.random.split(key, 2) if has_seeds else key
+    schedule = personax.rounds(6, 4, 3, key=key)
+    algorithm = personax.ditto(strength=0.1, lr=0.1, num_steps=2, batch_size=2)
+    go = lambda **options: personax.simulate(algorithm, DITTO_TASK, fed, schedule, key=keys, **options)
+    arrays = lambda snapshot: jax.tree.map(np.array, (snapshot.state.server.params, snapshot.state.personal))
+    kept = []
+    keep = lambda snapshot: kept.append((snapshot, arrays(snapshot)))
+    watched = go(monitor=personax.Monitor(observe=keep, every=1))
+    alone = go(monitor=personax.Monitor(until=keep))
+    plain = go()
+    assert len(kept) == 6
+    for snapshot, then in kept:
+        jax.tree.map(np.testing.assert_array_equal, arrays(snapshot), then)
+        end = go(start=snapshot) if snapshot.wave < 4 else watched
+        again = go(start=snapshot) if snapshot.wave < 4 else watched
+        for other in (end, again, watched, alone):
+            jax.tree.map(np.testing.assert_array_equal, arrays(other.snapshot), arrays(plain.snapshot))
