@@ -217,7 +217,7 @@ def _try_all(config: Config, plan: Study, name: str, choices: Sequence[Options])
     """Train and score all choices of options, and return the metric and the trials."""
     entry = config.algorithms[name]
     trainings = [make_training(name, with_options(name, entry, options)) for options in choices]
-    found = evaluations(config, plan, trainings)
+    found = evaluations(config.scheduled_for(name), plan, trainings)
     metric = next((headline_of(list(one.metrics)) for one in found if one is not None), "")
     trials = [
         TrialRecord(options, None, [], None) if one is None else _trial(options, one, metric)
@@ -230,8 +230,7 @@ def evaluations(config: Config, plan: Study, trainings: Sequence[Training]) -> l
     """Train algorithms on a federation of `validation_of` and score each with its first scoring; None if diverged."""
     run = (plan.task, plan.federation)
     work = lambda algorithm: work_of(algorithm, *run)
-    own = config.scheduled_for(trainings[0].name)
-    schedules = lambda algorithm: make_schedules(own, algorithm, plan.federation.num_clients, work(algorithm))
+    schedules = lambda algorithm: make_schedules(config, algorithm, plan.federation.num_clients, work(algorithm))
     execution = Execution(config.schedule.cohort_chunk, on_nonfinite="skip", precision=config.precision)
     each = [_identity(training.algorithm) for training in trainings]
     different = {one: training.algorithm for one, training in zip(each, trainings, strict=True)}

@@ -90,14 +90,15 @@ def test_validation_data_is_a_part_of_each_clients_training_data(data):
 
 
 def test_a_trial_is_a_run_on_the_rest_scored_on_the_validation_data(data):
-    config = config_of(data, {"lr": [0.02, 1.0]})
+    config = config_of(data, {"lr": [0.02, 1.0]}, schedule={"cohort_size": 1})
     chosen, found = tune(config)
     (tuned,) = found.algorithms
     plan = build(config)
     federation = validation_of(plan.federation, jax.random.key(config.split.seed))
     for trial in tuned.trials:
         algorithm = px.fedavg(lr=trial.options["lr"], num_steps=2, batch_size=4)
-        schedules = make_schedules(config, algorithm, NUM_CLIENTS)
+        schedules = make_schedules(config.scheduled_for("A"), algorithm, NUM_CLIENTS)
+        assert schedules[0].round_size == 1
         result = px.simulate(algorithm, plan.task, federation, schedules, key=plan.keys)
         means = px.evaluate(algorithm, plan.task, federation, result, px.Scoring("global"), key=plan.keys).mean(
             "accuracy"

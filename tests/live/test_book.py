@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from personax.experiment.config import Terms
+from personax.experiment.config import ConfigError, Terms
 from personax.live import journal as journal_module
 from personax.live.exchange import Arrived
 from personax.live.journal import Journal, read_lines
@@ -311,6 +311,13 @@ def recipe_of_aruba():
     entry = {"recipe": "aruba", "num_steps": 1, "server": {"kind": "asynchronous"}}
     table = {"seeds": 1, "model": {"kind": "logistic_regression"}, "algorithms": {"ARUBA": entry}}
     return make_recipe(resolve(parse(table), baselines=False), Schema((4,), "float64", classes=numbered(3)))
+
+
+def test_what_only_simulations_have_is_refused():
+    with pytest.raises(ConfigError, match="Controllers work in simulations only"):
+        recipe(controller={"kind": "RunBudget", "time": 9.0})
+    with pytest.raises(ConfigError, match="Schedules of single algorithms work in simulations only"):
+        recipe(schedule={"deadline": 9.0})
 
 
 def test_numbers_of_clients_are_their_own(tmp_path):
