@@ -39,11 +39,12 @@ class Size(NamedTuple):
     cohort_size: int
     num_rounds: int
     num_pretraining_steps: int
-    step_sizes: tuple[float, ...]  # as many as seeds, so that both have one program
+    step_sizes: tuple[float, ...]
+    num_seeds: int
 
 
-FULL = Size(100, 20, 40, 1500, (0.001, 0.003, 0.01))
-SMALL = Size(8, 4, 3, 60, (0.01, 0.03))
+FULL = Size(100, 20, 40, 1500, (0.0003, 0.001, 0.003, 0.01, 0.03), num_seeds=3)
+SMALL = Size(8, 4, 3, 60, (0.01, 0.03), num_seeds=2)
 
 
 # text
@@ -209,7 +210,7 @@ def compare(size: Size) -> px.Comparison:
         for name, one in contestants(px.pretrained(transformer(), path)).items():
             begin = time.perf_counter()
             lr = choose(one, text, size)
-            keys = jax.random.split(jax.random.key(1), len(size.step_sizes))
+            keys = jax.random.split(jax.random.key(1), size.num_seeds)
             found[name] = score(one, [lr] * len(keys), keys, text.federation, size)
             print(f"{name:24}step size {lr:<6} {time.perf_counter() - begin:5.1f} s")
     return px.Comparison(found, local="Local", shared="Shared")
