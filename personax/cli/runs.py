@@ -26,7 +26,7 @@ from personax.experiment.control import endings
 from personax.experiment.folders import Folder, readable_slug, refuse_used
 from personax.experiment.loggers import open_loggers
 from personax.experiment.loggers.events import Listener
-from personax.experiment.records import TUNING, RunRecord, TuningRecord, read_results
+from personax.experiment.records import TUNING, RunRecord, TargetRecord, TuningRecord, read_results
 from personax.experiment.runs import Work, end_search, execute, prepare, start, start_search
 from personax.experiment.targets import describe as describe_target
 from personax.experiment.tuning import TuningStudy, best_trials, prepare_tuning, show_score, split_seed, tune
@@ -323,6 +323,13 @@ def _print_target(record: RunRecord) -> None:
     target = record.target
     if target is None or not any(one.num_reached for one in target.scores):
         return
+    columns = cost_columns(target, len(record.seeds))
+    typer.echo(f"Cost of reaching the {describe_target(target)}:")
+    print_table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
+
+
+def cost_columns(target: TargetRecord, num_seeds: int) -> dict[str, list[str]]:
+    """Return the columns of the table of costs as text; virtual time only if there are delays."""
     number = lambda found: "–" if found is None else f"{found.mean:.4g}"
     sent = lambda found: "–" if found is None else words.size(found.mean)
     columns = {
@@ -330,12 +337,11 @@ def _print_target(record: RunRecord) -> None:
         "rounds": [number(one.rounds) for one in target.scores],
         "virtual time": [number(one.time) for one in target.scores],
         "bytes sent": [sent(one.bytes) for one in target.scores],
-        "seeds": [f"{one.num_reached} of {len(record.seeds)}" for one in target.scores],
+        "seeds": [f"{one.num_reached} of {num_seeds}" for one in target.scores],
     }
     if not any(one.time is not None and one.time.mean for one in target.scores):
-        del columns["virtual time"]  # without delays
-    typer.echo(f"Cost of reaching the {describe_target(target)}:")
-    print_table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
+        del columns["virtual time"]
+    return columns
 
 
 def _cells(row: ScoreRow, diverged: str) -> dict[str, str]:

@@ -22,15 +22,16 @@ from personax.bench.workloads import rows as bench_rows
 from personax.cli import FLAGS, app, console
 from personax.cli.errors import plain_errors
 from personax.cli.progress import Bars
+from personax.cli.runs import cost_columns
 from personax.data.datasets import decode
 from personax.data.datasets.sources import SOURCES, Archive, Package
 from personax.data.locks import sole_user
-from personax.evaluation.scores import explain_scores
+from personax.evaluation.scores import Interval, explain_scores
 from personax.experiment.build import resolve
 from personax.experiment.catalog import CATALOG
 from personax.experiment.config import TuneSection, dump, load, load_run
 from personax.experiment.folders import Folder
-from personax.experiment.records import TUNING, read_results
+from personax.experiment.records import TUNING, ReachedRecord, TargetRecord, read_results
 from personax.experiment.runs import start
 from personax.experiment.tuning import show_score
 from personax.report import verdict
@@ -156,6 +157,16 @@ def test_help_has_an_example_and_few_options(words):
     assert ended.stdout.strip().splitlines()[-1].strip()
     most = 10 if words in (("serve",), ("join",)) else 9  # what an operator or a client decides is in one place
     assert sum(parameter.param_type_name == "option" for parameter in COMMANDS[words].params) <= most
+
+
+@pytest.mark.parametrize("time", [0.0, 12.0])
+def test_costs_have_virtual_time_only_with_delays(time):
+    exactly = lambda number: Interval(number, number, number, 2)
+    reached = ReachedRecord("FedAvg", "FedAvg", 2, exactly(7.0), exactly(time), exactly(2000.0))
+    never = ReachedRecord("Local", "Local", 0, None, None, None)
+    columns = cost_columns(TargetRecord("accuracy", 0.8, "a test", [reached, never]), 2)
+    assert columns["rounds"] == ["7", "–"] and columns["seeds"] == ["2 of 2", "0 of 2"]
+    assert columns.get("virtual time") == (["12", "–"] if time else None)
 
 
 def test_the_versions_are_printed():
