@@ -1,7 +1,7 @@
 """Plain tables of a reproduction: the paper's numbers beside ours, and its claims with their effects."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -42,12 +42,12 @@ MARKS: dict[str, str] = {
     "not finite": "∞",
 }
 POINTS = ("accuracy", "active_share")
+ALL = "all:"  # before a note that concerns every cell
 MOST_COLUMNS = 6  # with more settings than this, each setting is a row
-FLAG = " (!)"
 
 
 class NumberTable(NamedTuple):
-    """A table as text; `notes` explain its flags."""
+    """A table as text; `notes` explain its flags, which are numbered if there are several."""
 
     caption: str
     scoring: str
@@ -97,11 +97,11 @@ def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTabl
     at = {(cell.row, cell.column): cell for cell in cells}
     papers = {column: {at[row, column].paper for row in settings if (row, column) in at} for column in columns}
     flags = [one.flag for cell in cells if not cell.is_baseline and (one := _scored(cell, scoring))]
-    flagged = len(set(flags)) > 1  # if all share one flag, the note is enough
+    marks = _marks(flags)
     names = [cell.scorings[0].name for cell in cells if not cell.is_baseline]
     words = scoring or (names[0] if len(set(names)) == 1 and names[0] != "ours" else "")
     caption = ", ".join(filter(None, (MEASURES.get(metric, metric), words)))
-    ours = lambda row, column: _ours(at.get((row, column)), scoring, flagged)
+    ours = lambda row, column: _ours(at.get((row, column)), scoring, marks)
     paper = lambda row, column, with_interval=True: _paper(at.get((row, column)), with_interval)
     if len(settings) > MOST_COLUMNS or any(len(of) > 1 for of in papers.values()):
         paired = [column for column in columns if papers[column] != {None}]
@@ -125,7 +125,7 @@ def _table(cells: Sequence[CellRecord], metric: str, scoring: str) -> NumberTabl
             for one in columns
         ]
         caption = caption if settings[1:] else f"{titles[settings[0]]}: {caption}"
-    notes = [f"{FLAG.strip()} {flag}" if flagged else f"all: {flag}" for flag in sorted(set(flags)) if flag]
+    notes = [f"{sign} {flag}" for flag, sign in marks.items()]
     return NumberTable(caption, words, heads, lines, notes)
 
 
@@ -135,11 +135,20 @@ def _short(row: str, readings: Collection[str]) -> str:
     return short.removesuffix(f"; {next(iter(readings))}") if len(readings) == 1 else short
 
 
-def _ours(cell: CellRecord | None, scoring: str, flagged: bool) -> str:
+def _marks(flags: Sequence[str]) -> dict[str, str]:
+    """Return a sign for each flag: a number, or "all:" if all cells share one flag, which then needs no sign."""
+    found = [flag for flag in dict.fromkeys(flags) if flag]
+    if len(set(flags)) == 1:
+        return dict.fromkeys(found, ALL)
+    return {flag: f"({number})" for number, flag in enumerate(found, 1)}
+
+
+def _ours(cell: CellRecord | None, scoring: str, marks: Mapping[str, str]) -> str:
     found = None if cell is None else _scored(cell, scoring)
     if cell is None or found is None:
         return ""
-    return f"{interval_shown(found.ours, cell.metric)}{FLAG if found.flag and flagged else ''}"
+    sign = "" if cell.is_baseline else marks.get(found.flag, "")
+    return f"{interval_shown(found.ours, cell.metric)}{f' {sign}' if sign and sign != ALL else ''}"
 
 
 def _paper(cell: CellRecord | None, with_interval: bool) -> str:
@@ -169,7 +178,7 @@ def rounded(number: float, metric: str) -> str:
     >>> rounded(92.13, "accuracy"), rounded(0.15449, "loss")
     ('92.1', '0.154')
     """
-    return f"{number:.{1 if metric in POINTS else 3}f}" if isfinite(number) else "not finite"
+    return f"{number:.{1 if metric in (*POINTS, 'step_times_curvature') else 3}f}" if isfinite(number) else "not finite"
 
 
 def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
@@ -179,18 +188,34 @@ def effect_shown(effect: EffectRecord | None, ranged: bool = True) -> str:
     """
     if effect is None:
         return ""
-    found, points = effect.difference, effect.metric in POINTS
-    unit = " points" if points else f" in {MEASURES.get(effect.metric, effect.metric)}"
+    found, digits = effect.difference, _digits(effect)
     if not isfinite(found.mean):
         return "not finite"
-    fine = abs(found.mean) < 0.1 or (found.half or 1.0) < 0.05
-    digits = (2 if fine else 1) if points else (3 if abs(found.mean) >= 0.05 else 4)
     signed = lambda number: f"{number:+.{digits}f}".replace("-", MINUS)
-    half = (
-        f" ± {found.half:.{digits}f}" if found.half else ""
-    )  # the seeds share one schedule, so an active share has no spread
+    half = f" ± {found.half:.{digits}f}" if found.half else ""
     ends = f" (of {effect.num_contrasts}: {signed(effect.least)} to {signed(effect.most)})"
-    return f"{signed(found.mean)}{half}{unit}{ends if ranged and effect.num_contrasts > 1 else ''}"
+    return f"{signed(found.mean)}{half}{_unit(effect)}{ends if ranged and effect.num_contrasts > 1 else ''}"
+
+
+def _digits(effect: EffectRecord) -> int:
+    found = effect.difference
+    if effect.metric in POINTS:
+        return 2 if abs(found.mean) < 0.1 or (found.half or 1.0) < 0.05 else 1
+    return 3 if abs(found.mean) >= 0.05 else 4
+
+
+def _unit(effect: EffectRecord) -> str:
+    return " points" if effect.metric in POINTS else f" in {MEASURES.get(effect.metric, effect.metric)}"
+
+
+def effect_range(effects: Sequence[EffectRecord | None]) -> str:
+    """Format the range of the effects of several readings, or the only one with its interval."""
+    found = sorted((one for one in effects if one is not None), key=lambda one: one.difference.mean)
+    if len(found) < 2:
+        return effect_shown(found[0], ranged=False) if found else ""
+    digits = min(map(_digits, found))
+    least, most = (f"{one.difference.mean:+.{digits}f}".replace("-", MINUS) for one in (found[0], found[-1]))
+    return f"{least if least == most else f'{least} to {most}'}{_unit(found[0])}"
 
 
 def verdicts_by_reading(record: ReproductionRecord, scoring: str = "") -> NumberTable | None:
@@ -227,4 +252,5 @@ def comparisons(claim: ClaimRecord) -> Iterator[tuple[str, str, str]]:
         several = (judged.reading if len(readings) > 1 else "", judged.scoring if len(scorings) > 1 else "")
         where = ", ".join(filter(None, several))
         for one in judged.contrasts:
-            yield f"{where}: {one.name}" if where else one.name, difference_shown(one), mark(one.verdict)
+            name = one.name.removeprefix(f"{judged.reading}: ")  # the row may have the name of the reading
+            yield f"{where}: {name}" if where else name, difference_shown(one), mark(one.verdict)

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from jinja2 import StrictUndefined, Template
 
-from personax.report.comparison import MARKS, effect_shown, rounded
+from personax.report.comparison import MARKS, effect_range, effect_shown, mark, rounded
+from personax.report.words import MINUS
 from personax.reproduce import EXPERIMENTS
-from personax.reproduce.experiment import Verdict
+from personax.reproduce.experiment import Experiment, Verdict
 from personax.reproduce.judging import overall
-from personax.reproduce.outcome import CellRecord, ClaimRecord, ReproductionRecord, shown
-from personax.reproduce.papers import Paper, PaperClaim
+from personax.reproduce.outcome import CellRecord, ClaimRecord, CurveRecord, JudgedRecord, ReproductionRecord, shown
+from personax.reproduce.papers import FINDINGS, PAPERS, Paper, PaperClaim
 
 Records = Mapping[str, ReproductionRecord]
 UNRUN = "not run yet"
@@ -23,9 +26,11 @@ class OverviewRow(NamedTuple):
     words: str
     places: str
     verdict: str
+    mark: str
     effect: str
     why: str
     is_main: bool
+    headline: str
 
     @property
     def sign(self) -> str:
@@ -57,8 +62,9 @@ def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
     judged = [_judged(test, records) for test in claim.tests]
     unrun = [f"Not run yet: `personax reproduce {names[at]}`." for at, one in enumerate(judged) if one is None]
     reason = next((one.unavailable for one in experiments if one.unavailable), unrun[0] if unrun else "")
+    shown_as = partial(OverviewRow, claim.words, where, is_main=claim.main, headline=claim.headline)
     if reason:
-        return OverviewRow(claim.words, where, "not tested", "", reason, claim.main)
+        return shown_as(verdict="not tested", mark=mark("not tested"), effect="", why=reason)
     found = [one for one in judged if one is not None]
     verdict = over_experiments([one.verdict for one in found])
     if verdict != claim.expected:
@@ -66,13 +72,71 @@ def overview_row(claim: PaperClaim, records: Records) -> OverviewRow:
             f"papers.toml: the records give {verdict!r} for {claim.words!r}, but the sentence about it expects "
             f"{claim.expected!r}. Rewrite the sentence, then update `expected`."
         )
-    effects = [effect_shown(one.effect, ranged=len(found) == 1) for one in found]
-    texts = [
-        effect if len(set(places)) == 1 else f"{place}: {effect}"
-        for place, effect in zip(places, effects, strict=True)
-        if effect
-    ]
-    return OverviewRow(claim.words, where, verdict, "; ".join(texts), filled(claim.why, records), claim.main)
+    counted = [counted_of(one, records[name]) for one, name in zip(found, names, strict=True)]
+    effects = [effects_shown(one) for one in counted]
+    labeled = [f"{label}: {one}" for label, one in zip(claim.labels, effects, strict=False)] or effects
+    why = " ".join((filled(claim.why, records), *(_older(one, records) for one in claim.older)))
+    sign = mark_of(verdict, *counted)
+    sign = f"{sign}, {claim.qualifier}" if claim.qualifier else sign
+    return shown_as(verdict=verdict, mark=sign, effect="; ".join(filter(None, labeled)), why=why.strip())
+
+
+def counted_of(claim: ClaimRecord, record: ReproductionRecord) -> list[JudgedRecord]:
+    """Return the claim in each reading that counts, with the first scoring."""
+    excluded = {reading.name for reading in record.readings if reading.excluded}
+    first = {one.reading: one for one in reversed(claim.judged) if one.reading not in excluded}
+    return [one for one in claim.judged if first.get(one.reading) is one]
+
+
+def mark_of(verdict: str, *tests: Sequence[JudgedRecord]) -> str:
+    """Return a verdict with its sign; "in part" becomes "depends on the reading" if a test both holds and fails."""
+    split = any({"holds", "does not hold"} <= {one.verdict for one in judged} for judged in tests)
+    return f"{MARKS[verdict]} depends on the reading" if split and verdict == "holds in part" else mark(verdict)
+
+
+def effects_shown(judged: Sequence[JudgedRecord]) -> str:
+    """Format the effect of a claim in its readings: a range if the verdicts agree, otherwise one for each verdict."""
+    if len(judged) == 1:
+        return effect_shown(judged[0].effect)
+    groups: dict[str, list[JudgedRecord]] = {}
+    for one in judged:
+        groups.setdefault(one.verdict, []).append(one)
+    texts = []
+    for verdict, same in groups.items():
+        size = effect_range([one.effect for one in same]) if verdict != "not testable" else ""
+        where = f"({'; '.join(one.reading for one in same)})" if len(groups) > 1 else f"over {len(same)} readings"
+        sign = MARKS[verdict] if len(groups) > 1 else ""
+        texts.append(" ".join(filter(None, (sign, size, where))))
+    return ", ".join(texts)
+
+
+def _older(test: str, records: Records) -> str:
+    """Return the verdict and effect of an entry of `older`, with what is outdated about its record."""
+    name = test.partition(": ")[0]
+    judged = _judged(test, records)
+    if judged is None:
+        return ""
+    aged = outdated(records[name], EXPERIMENTS[name](False))
+    if not aged:
+        raise ValueError(f"papers.toml: the record of {name} is up to date. Move {test!r} from `older` to `tests`.")
+    counted = counted_of(judged, records[name])
+    return f"{aged}: {mark_of(judged.verdict, counted)}, {effects_shown(counted) or judged.reason}."
+
+
+def outdated(record: ReproductionRecord, experiment: Experiment) -> str:
+    """Describe how a record differs from its experiment; an empty text if it does not.
+
+    It differs in the precision of matrix products, in the first scoring of a cell, or by missing baselines.
+    """
+    stated = {(cell.row, cell.column): cell for cell in experiment.cells}
+    now = {place: next(iter(cell.scorings)) for place, cell in stated.items()}
+    then = {(cell.row, cell.column): cell.scorings[0].name for cell in record.cells}
+    other = dict.fromkeys(f'"{then[place]}" instead of "{now[place]}"' for place in then if then[place] != now[place])
+    parts = [] if record.precision == "float32" else [record.precision.upper()]
+    parts += [f"scored with {' and '.join(other)}"] if other else []
+    missing = any(cell.is_baseline and place not in then for place, cell in stated.items())
+    parts += ["no baselines"] if missing else []
+    return f"Old record ({', '.join(parts)})" if parts else ""
 
 
 def _judged(test: str, records: Records) -> ClaimRecord | None:
@@ -94,31 +158,97 @@ def with_numbers(paper: Paper, records: Records) -> Paper:
     return replace(paper, summary=filled(paper.summary, records), findings=findings)
 
 
-def filled(text: str, records: Records) -> str:
-    """Fill a text of `papers.toml` with numbers from the records.
+def filled(text: str, records: Records, name: str = "") -> str:
+    """Fill a text of `papers.toml` or `findings.toml` with numbers from the records: see `_Numbers`.
 
-    `{{ ours("fallah-table1", "MNIST, 4 steps, 0.01", "FedAvg + update") }}` is the mean of a cell, `paper(...)` the
-    paper's number there, and `effect("fallah-table1", "words of a claim")` the size of a claim's difference.
+    `here(row, column)` and `lead(row, better, worse)` are `ours` and `gap` in the experiment `name`.
     """
+    numbers = _Numbers(records)
+    names = {
+        one: getattr(numbers, one) for one in ("ours", "paper", "gap", "effect", "alongside", "per_round", "ratio")
+    }
+    here = {"here": partial(numbers.ours, name), "lead": partial(numbers.gap, name)} if name else {}
+    return Template(text, undefined=StrictUndefined).render(**names, **here)
 
-    def cell_of(name: str, row: str, column: str) -> CellRecord | None:
-        found = (
-            [one for one in records[name].cells if (one.row, one.column) == (row, column)] if name in records else []
-        )
-        if not found and (row, column) not in {(cell.row, cell.column) for cell in EXPERIMENTS[name](False).cells}:
-            raise ValueError(f"papers.toml: {name} has no cell ({row!r}, {column!r}). Copy its row and column.")
-        return found[0] if found else None
 
-    def ours(name: str, row: str, column: str) -> str:
-        found = cell_of(name, row, column)
-        return UNRUN if found is None else rounded(found.scorings[0].ours.mean, found.metric)
+def findings_of(record: ReproductionRecord, records: Records) -> list[str]:
+    """Return the findings about an experiment, without those that need records that are not given."""
+    texts = (filled(text, records, record.name) for text in FINDINGS.get(record.name, ()))
+    return [text for text in texts if UNRUN not in text]
 
-    def paper(name: str, row: str, column: str) -> str:
-        found = cell_of(name, row, column)
+
+def why_of(record: ReproductionRecord, claim: ClaimRecord) -> str:
+    """Return the sentence of `papers.toml` about a claim, if it is about this claim alone and its verdict."""
+    test = f"{record.name}: {claim.words}"
+    stated = (one for paper in PAPERS.values() for one in paper.claims if one.tests == [test])
+    texts = [filled(one.why, {record.name: record}) for one in stated if one.expected == claim.verdict]
+    return next((text for text in texts if UNRUN not in text), "")
+
+
+class _Numbers:
+    """Functions that texts call, for instance `ours("fallah-table1", "MNIST, 4 steps, 0.01", "FedAvg + update")`."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    def ours(self, name: str, row: str, column: str, scoring: str = "") -> str:
+        """The mean of a cell with its first scoring, or with another one."""
+        found = self._cell(name, row, column)
+        return UNRUN if found is None else rounded(np.mean(_of_seeds(found, scoring)), found.metric)
+
+    def paper(self, name: str, row: str, column: str) -> str:
+        """The paper's number of a cell."""
+        found = self._cell(name, row, column)
         return UNRUN if found is None else "–" if found.paper is None else shown(found.paper, found.metric)
 
-    def effect(name: str, words: str) -> str:
-        judged = _judged(f"{name}: {words}", records)
-        return UNRUN if judged is None else effect_shown(judged.effect, ranged=False).removeprefix("+")
+    def gap(self, name: str, row: str, better: str, worse: str, scoring: str = "") -> str:
+        """The mean of one column of a row minus that of another."""
+        one, other = self._cell(name, row, better), self._cell(name, row, worse)
+        if one is None or other is None:
+            return UNRUN
+        difference = np.mean(_of_seeds(one, scoring)) - np.mean(_of_seeds(other, scoring))
+        return rounded(difference, one.metric).replace("-", MINUS)
 
-    return Template(text, undefined=StrictUndefined).render(ours=ours, paper=paper, effect=effect)
+    def alongside(self, name: str, row: str, column: str, other: str) -> str:
+        """The mean of a column of a row at the time, in seconds, when the training of another one ends."""
+        one, end = self._curve(name, row, column), self._curve(name, row, other)
+        if one is None or end is None:
+            return UNRUN
+        return rounded(np.interp(end.seconds[-1], one.seconds, np.mean(one.of_seeds, axis=1)), "accuracy")
+
+    def per_round(self, name: str, row: str, column: str) -> str:
+        """The milliseconds of a round."""
+        found = self._curve(name, row, column)
+        return UNRUN if found is None else f"{1000 * _seconds_per_round(found):.2f}"
+
+    def ratio(self, name: str, row: str, column: str, other: str) -> str:
+        """How many times as long a round of one column takes as a round of another one."""
+        one, end = self._curve(name, row, column), self._curve(name, row, other)
+        return UNRUN if one is None or end is None else f"{_seconds_per_round(one) / _seconds_per_round(end):.1f}"
+
+    def _curve(self, name: str, row: str, column: str) -> CurveRecord | None:
+        found = self._cell(name, row, column)
+        return None if found is None else found.curve
+
+    def effect(self, name: str, words: str, reading: str = "") -> str:
+        """The size of a claim's difference, in its first testable reading or in another one."""
+        judged = _judged(f"{name}: {words}", self.records)
+        if judged is None:
+            return UNRUN
+        found = next((one.effect for one in judged.judged if one.reading == reading), judged.effect)
+        return effect_shown(found, ranged=False).removeprefix("+")
+
+    def _cell(self, name: str, row: str, column: str) -> CellRecord | None:
+        known = self.records[name].cells if name in self.records else []
+        found = next((one for one in known if (one.row, one.column) == (row, column)), None)
+        if found is None and (row, column) not in {(cell.row, cell.column) for cell in EXPERIMENTS[name](False).cells}:
+            raise ValueError(f"papers.toml: {name} has no cell ({row!r}, {column!r}). Copy its row and column.")
+        return found
+
+
+def _seconds_per_round(curve: CurveRecord) -> float:
+    return curve.seconds[-1] / curve.rounds[-1]
+
+
+def _of_seeds(cell: CellRecord, scoring: str) -> list[float]:
+    return next(one.of_seeds for one in cell.scorings if one.name == scoring or not scoring)

@@ -5,7 +5,8 @@ page for each paper and a figure for each experiment.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,11 +23,11 @@ from personax.report.comparison import (
     verdicts_by_reading,
 )
 from personax.report.drawings import figure_of
-from personax.report.overview import OverviewRow, overview_rows, with_numbers
+from personax.report.overview import OverviewRow, findings_of, outdated, overview_rows, with_numbers
 from personax.report.tables import NO_BREAK
 from personax.reproduce import EXPERIMENTS
 from personax.reproduce.outcome import REPRODUCTION, ReproductionRecord
-from personax.reproduce.papers import FINDINGS, PAPERS, Paper, paper_of
+from personax.reproduce.papers import PAPERS, Paper, paper_of
 
 LONGEST = 26  # cells with at most this many characters stay on one line
 
@@ -60,13 +61,20 @@ def pages(records: Sequence[ReproductionRecord]) -> dict[str, str]:
 
 def paper_page(paper: Paper, rows: Sequence[OverviewRow], records: Sequence[ReproductionRecord]) -> str:
     """Render the page of a paper: findings, claims, and a section for each experiment."""
+    by_name = {record.name: record for record in records}
     template = TEMPLATES.get_template("paper.md.jinja")
-    return template.render(paper=paper, rows=rows, records=records)
+    return template.render(paper=paper, rows=rows, records=records, section=partial(section, records=by_name))
 
 
-def section(record: ReproductionRecord) -> str:
-    """Render the section of an experiment: its figure, tables, findings, choices and comparisons."""
-    return TEMPLATES.get_template("experiment.md.jinja").render(record=record, findings=FINDINGS.get(record.name, ()))
+def section(record: ReproductionRecord, records: Mapping[str, ReproductionRecord] | None = None) -> str:
+    """Render the section of an experiment: its figure, tables, findings, choices and comparisons.
+
+    `records` has the records that the findings quote, by default this one.
+    """
+    experiment = EXPERIMENTS.get(record.name)
+    aged = "" if experiment is None else outdated(record, experiment(False))
+    findings = findings_of(record, records or {record.name: record})
+    return TEMPLATES.get_template("experiment.md.jinja").render(record=record, findings=findings, outdated=aged)
 
 
 def number_table(table: NumberTable) -> str:
@@ -122,7 +130,6 @@ def _how(record: ReproductionRecord) -> str:
 
 
 TEMPLATES.globals.update(
-    section=section,
     mark=mark,
     cell=cell,
     comparisons=comparisons,

@@ -33,6 +33,7 @@ from personax.report.document import (
 )
 from personax.report.drawings import figure_of
 from personax.report.figures import Figure
+from personax.report.overview import findings_of, why_of
 from personax.report.runs import PALETTE, SYMBOLS, Look
 from personax.report.traces import band_and_line, figure, thin_line
 from personax.report.words import is_share, moment, seconds
@@ -44,10 +45,12 @@ def render(record: ReproductionRecord) -> str:
     drawn = _curves(record)
     quick = [Paragraph("Quick: fewer rounds and seeds than the paper. Not a reproduction.", "verdict")]
     drawing = Picture(figure_of(record), f"{record.source}: {record.title}")
+    findings = [] if record.quick else findings_of(record, {record.name: record})
     results: list[Block] = [*(quick if record.quick else []), drawing, *_tables(record)]
     sections = [
         PageSection("results", "The paper's numbers and ours", results),
         PageSection("claims", "The paper's claims", list(_claims(record))),
+        *([PageSection("findings", "Findings from the published record", [bullets(findings)])] if findings else []),
         *([PageSection("curves", "Curves", figures=drawn)] if drawn else []),
         PageSection("choices", "What the paper leaves open, and our choices", [bullets(record.choices)]),
         PageSection("protocols", "What each scoring measures", [bullets(scorings_of(record))]),
@@ -85,12 +88,13 @@ def _as_block(found: NumberTable) -> Table:
 def _claims(record: ReproductionRecord) -> Iterator[Block]:
     """Yield the claims with their effects, and the folded comparisons behind them."""
     claims = record.claims
-    texts = [(mark(claim.verdict), effect_shown(claim.effect), claim.reason) for claim in claims]
+    why = lambda claim: " ".join(filter(None, (why_of(record, claim), claim.reason)))
+    texts = [(mark(claim.verdict), effect_shown(claim.effect), why(claim)) for claim in claims]
     rows = [
         Row(TableCell(claim.words, small=[claim.place]), [TableCell(text, "text") for text in of])
         for claim, of in zip(claims, texts, strict=True)
     ]
-    yield table("The papers' claims, judged over seeds", ("claim", "here", "effect", ""), rows)
+    yield table("The papers' claims, judged over seeds", ("claim", "here", "effect", "why"), rows)
     by_reading = verdicts_by_reading(record)
     if by_reading is not None:
         yield _as_block(by_reading)

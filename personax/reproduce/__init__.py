@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from personax.reproduce import apfl, fallah, fallah_causes, gmeta, persafl
+from personax.reproduce import apfl, fallah, fallah_causes, gmeta, persafl, persafl_small
 from personax.reproduce.experiment import Experiment
 
 EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
@@ -22,7 +22,10 @@ EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "apfl-figure4": apfl.figure4,
     "apfl-figure5": apfl.figure5,
     "apfl-figure6": apfl.figure6,
+    "persafl-figure2a": persafl_small.figure2a,
     "persafl-figure2": persafl.figure2,
-    "persafl-figure2-small": persafl.figure2_small,
+    "persafl-figure2-small": persafl_small.figure2_small,
+    "persafl-figure2-spread": persafl_small.figure2_spread,
+    "persafl-figure2c-small": persafl_small.figure2c_small,
     "persafl-figure2c": persafl.figure2c,
 }

@@ -104,11 +104,15 @@ Place = tuple[str, str]  # a row and a column
 
 @dataclass(frozen=True)
 class Contrast:
-    """A comparison of the cells `better` with the cells `worse`, by the quantity that the claim's `of` names."""
+    """A comparison of the cells `better` with the cells `worse`, by the quantity that the claim's `of` names.
+
+    `scale` multiplies the difference, so that it can be one of means.
+    """
 
     name: str
     better: tuple[Place, ...]
     worse: tuple[Place, ...]
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,11 @@ class Claim:
     `at` is the share of the training after which cells are compared: 1 for the end, less for "converges faster".
     With `along="seconds"` they are compared after equal computing time: that of the shortest training, times `at`.
     `of` is the compared quantity: the sum of the values (negated for losses); the stability, from the standard
-    deviation over the second half of the curve; or the spread, the largest value minus the smallest.
+    deviation over the second half of the curve; the spread, the largest value minus the smallest; or the turn
+    of the values `better` in their order, which is above 0 if they both rise and fall: the smaller of the largest rise
+    and the largest fall between neighbors, taken at the same neighbors for all seeds.
+    With `within`, the claim is that two values are nearly equal: it holds if the interval of their difference lies
+    within this distance of 0.
     `untestable` gives the reason if the claim cannot be tested at all; it may then have no contrasts.
     """
 
@@ -126,9 +134,15 @@ class Claim:
     place: str
     contrasts: tuple[Contrast, ...]
     at: float = 1.0
-    of: Literal["values", "wavering", "spread"] = "values"
+    of: Literal["values", "wavering", "spread", "turn"] = "values"
     along: Literal["progress", "seconds"] = "progress"
+    within: float | None = None
     untestable: str = ""
+
+    @property
+    def is_along_curves(self) -> bool:
+        """Return True if curves are compared, which have the first scoring alone."""
+        return self.of == "wavering" or self.at != 1.0 or self.along != "progress"
 
 
 def beats(better: str | Sequence[str], worse: str | Sequence[str], rows: Iterable[str]) -> tuple[Contrast, ...]:

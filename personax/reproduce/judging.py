@@ -4,9 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from personax.evaluation.scores import higher_is_better, interval, is_share
+from personax.evaluation.scores import Interval, higher_is_better, interval, is_share
 from personax.reproduce.experiment import MOST_FREQUENT, Claim, Contrast, Place, Reading, Verdict
-from personax.reproduce.outcome import CellRecord, ClaimRecord, ContrastRecord, EffectRecord, JudgedRecord
+from personax.reproduce.outcome import (
+    LARGEST_LOSS,
+    CellRecord,
+    ClaimRecord,
+    ContrastRecord,
+    EffectRecord,
+    JudgedRecord,
+)
 
 _FAILING: tuple[Verdict, ...] = ("does not hold", "undecided", "not finite")
 _Found = tuple[ContrastRecord, np.ndarray]  # a contrast and its difference for each seed
@@ -17,7 +24,8 @@ def judge(claim: Claim, cells: Sequence[CellRecord], readings: Sequence[Reading]
 
     A contrast holds if its paired interval is above 0 and fails if it is below 0. It is not testable in a row where no
     method beats both baselines, or where no compared method beats the most frequent class, and not finite if a number
-    is not. Readings in which nothing is testable are ignored if something is testable in others.
+    is not, is an absurd loss, or comes from a training that diverged. Readings in which nothing is testable are ignored
+    if something is testable in others. Claims along curves are judged with the first scoring alone.
     """
     if claim.untestable:
         return ClaimRecord(claim.words, claim.place, "not testable", claim.untestable, None, [])
@@ -25,7 +33,8 @@ def judge(claim: Claim, cells: Sequence[CellRecord], readings: Sequence[Reading]
     judged, counted = [], []
     for reading in readings:
         contrasts = [one for one in claim.contrasts if by_place[one.better[0]].reading == reading.name]
-        for at, name in enumerate(_scorings(contrasts, by_place)):
+        names = _scorings(contrasts, by_place)
+        for at, name in enumerate(names[:1] if claim.is_along_curves else names):
             found = [_contrasted(claim, one, by_place, cells, at) for one in contrasts]
             judged.append(_judged(reading.name, name, found))
             counted += [judged[-1]] if at == 0 and not reading.excluded else []
@@ -84,24 +93,49 @@ def _contrasted(
     claim: Claim, contrast: Contrast, by_place: Mapping[Place, CellRecord], cells: Sequence[CellRecord], at: int
 ) -> _Found:
     better, worse = ([by_place[place] for place in side] for side in (contrast.better, contrast.worse))
-    seconds = min((cell.curve.seconds[-1] for cell in (*better, *worse) if cell.curve is not None), default=0.0)
-
-    def value(side: Sequence[CellRecord]) -> np.ndarray:
-        values = np.stack([_values(cell, claim, at, seconds) for cell in side])
-        return -np.ptp(values, axis=0) if claim.of == "spread" else values.sum(axis=0)
-
-    of_seeds = value(better) - value(worse)
+    compared = [*better, *worse]
+    seconds = min((cell.curve.seconds[-1] for cell in compared if cell.curve is not None), default=0.0)
+    values = lambda side: np.stack([_values(cell, claim, at, seconds) for cell in side])
+    if claim.of == "turn":
+        of_seeds = _turn(values(better))
+    else:
+        of_seeds = contrast.scale * (_combined(claim, values(better)) - _combined(claim, values(worse)))
+    reason = next((one.diverged for one in compared if one.diverged), "")
+    of_seeds = np.full_like(of_seeds, np.nan) if reason else of_seeds
     found = interval(of_seeds)
-    verdict, reason = _undecidable([*better, *worse], cells, at, np.isfinite(of_seeds))
-    if not verdict:
-        verdict = "holds" if found.is_above(0) else "does not hold" if found.is_below(0) else "undecided"
-    return ContrastRecord(contrast.name, better[0].metric, found, verdict, reason), of_seeds
+    verdict, reason = _undecidable(compared, cells, at, np.isfinite(of_seeds), reason)
+    return ContrastRecord(contrast.name, better[0].metric, found, verdict or _verdict(claim, found), reason), of_seeds
+
+
+def _combined(claim: Claim, values: np.ndarray) -> np.ndarray:
+    """Combine the values of one side of a contrast, of the shape [cells, seeds]."""
+    if claim.of == "spread":
+        return -np.ptp(values, axis=0)
+    return values.sum(axis=0)
+
+
+def _turn(values: np.ndarray) -> np.ndarray:
+    """Return each seed's smaller one of the largest rise and the largest fall between neighbors (see `Claim`)."""
+    rises = np.diff(values, axis=0)
+    mean = rises.mean(axis=1)
+    return np.minimum(rises[mean.argmax()], -rises[mean.argmin()])
+
+
+def _verdict(claim: Claim, found: Interval) -> Verdict:
+    """Return the verdict of a finite difference."""
+    if claim.within is not None:
+        near = found.is_above(-claim.within) and found.is_below(claim.within)
+        far = found.is_above(claim.within) or found.is_below(-claim.within)
+        return "holds" if near else "does not hold" if far else "undecided"
+    return "holds" if found.is_above(0) else "does not hold" if found.is_below(0) else "undecided"
 
 
 def _undecidable(
-    compared: Sequence[CellRecord], cells: Sequence[CellRecord], at: int, finite: np.ndarray
+    compared: Sequence[CellRecord], cells: Sequence[CellRecord], at: int, finite: np.ndarray, diverged: str
 ) -> tuple[Verdict | None, str]:
     """Return the verdict that does not depend on the difference, or None, and the reason."""
+    if diverged:
+        return "not finite", diverged
     if not finite.all():
         return "not finite", f"{np.sum(~finite)} of {len(finite)} seeds are not finite"
     for row in sorted({cell.row for cell in compared if is_share(cell.metric)}):
@@ -135,8 +169,9 @@ def _values(cell: CellRecord, claim: Claim, at: int, seconds: float) -> np.ndarr
         curve = np.asarray(cell.curve.of_seeds)
         return -curve[len(curve) // 2 :].std(axis=0)
     sign = 1 if higher_is_better(cell.metric) else -1
-    if cell.curve is None or (claim.at == 1.0 and claim.along == "progress"):
-        return sign * _of(cell, at)
+    if cell.curve is None or not claim.is_along_curves:
+        found = _of(cell, at)
+        return sign * (found if is_share(cell.metric) else np.where(found > LARGEST_LOSS, np.nan, found))
     curve = np.asarray(cell.curve.of_seeds)
     if claim.along == "seconds":
         return sign * np.array([np.interp(claim.at * seconds, cell.curve.seconds, of_seed) for of_seed in curve.T])

@@ -11,6 +11,8 @@ from personax.fast.precision import Precision
 from personax.reproduce.experiment import Source, Verdict
 
 _KNOWN = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+MOST_LEFT_OUT = 0.01  # the share of nonfinite updates above which a training counts as diverged
+LARGEST_LOSS = 1e4  # larger losses count as not finite
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -64,6 +66,15 @@ class CellRecord:
     seconds: float  # the duration of its training, which may have filled other cells too
     is_baseline: bool = False  # needs no training: the untrained model, the most frequent class
     curve: CurveRecord | None = None
+    num_left_out: int = 0  # updates of all seeds that were not finite
+    num_updates: int = 0  # updates of all seeds; 0 if none was left out
+
+    @property
+    def diverged(self) -> str:
+        """Return why its training counts as diverged, or an empty text."""
+        if self.num_left_out > MOST_LEFT_OUT * self.num_updates:
+            return f"{self.num_left_out:,} of {self.num_updates:,} updates of {self.column} were not finite"
+        return ""
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -148,6 +159,11 @@ class ReproductionRecord:
     cells: list[CellRecord]
     claims: list[ClaimRecord]
     choices: list[str]
+
+
+def left_out_words(num: int, total: int) -> str:
+    """Describe updates that were not finite, as the flag of a scoring."""
+    return f"{num:,} of {total:,} updates were not finite and were left out"
 
 
 REPRODUCTION = TypeAdapter(ReproductionRecord)

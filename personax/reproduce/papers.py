@@ -1,6 +1,7 @@
 """The papers as the pages present them: claims in plain words, explanations of verdicts, and findings."""
 
 import tomllib
+from dataclasses import field
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
@@ -16,8 +17,10 @@ _KNOWN = ConfigDict(extra="forbid")
 class PaperClaim:
     """A claim in plain words, the claims of experiments that test it, and a sentence on the verdict.
 
-    `tests` has entries "experiment: words of its claim". `why` was written for the verdict `expected`. The overview
-    shows `main` claims and folds the others.
+    `tests` has entries "experiment: words of its claim", which `labels` names if there are several. `older` has entries
+    of records with outdated settings, which are shown but do not count. `why` was written for the verdict `expected`.
+    The overview shows `main` claims and folds the others; its first table has those with a `headline`. `qualifier` is
+    shown with the verdict.
     """
 
     words: str
@@ -25,6 +28,16 @@ class PaperClaim:
     expected: Verdict | str
     why: str
     main: bool = False
+    labels: list[str] = field(default_factory=list)
+    older: list[str] = field(default_factory=list)
+    headline: str = ""
+    qualifier: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != (len(self.tests) if len(self.tests) > 1 else 0):
+            raise ValueError(
+                f"papers.toml: {self.words!r} has {len(self.tests)} tests. Give a label for each if several."
+            )
 
 
 @dataclass(frozen=True, config=_KNOWN)

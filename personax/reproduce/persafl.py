@@ -24,7 +24,7 @@ from personax.data import datasets, partition
 from personax.data.datasets import Pool
 from personax.data.federation import Federation
 from personax.evaluation.scoring import Scoring
-from personax.models import cnn2, cnn3, mlp, standardized
+from personax.models import cnn2, cnn3, standardized
 from personax.models.tasks import classification
 from personax.objectives import Meta, Moreau
 from personax.reproduce.choices import choices
@@ -39,7 +39,6 @@ from personax.reproduce.experiment import (
     baselines,
     beats,
 )
-from personax.reproduce.measures import ActiveShare
 from personax.schedules import Delays, Schedule, arrivals, persafl_delays, rounds
 from personax.schedules.delays import Exponential, Uniform
 from personax.server import asynchronous, synchronous
@@ -56,13 +55,12 @@ SPREAD = 0.5  # the spread of the delays, as a share of their means
 FEDAVG, FEDPROX, SCAFFOLD, PER_FEDAVG, PFEDME = "FedAvg", "FedProx", "SCAFFOLD", "Per-FedAvg", "pFedMe"
 FEDASYNC, MAML, ME = "FedAsync", "PersA-FL-MAML", "PersA-FL-ME"
 OURS, SYNCHRONOUS = (MAML, ME), (FEDAVG, FEDPROX, SCAFFOLD, PER_FEDAVG, PFEDME)
-ACTIVE = "(a) active clients"
 PANELS = {"mnist": "(b) MNIST, c = 5", "cifar10": "(c) CIFAR-10, c = 3"}
 RECEIVED, REQUESTED, EXPONENTIAL = "received", "requested", "exponential"
-_DELAYS = "Delays are uniform within 50 % of their means, and thus bounded, as Assumption 1 requires."
+BOUNDED = "Delays are uniform within 50 % of their means, and thus bounded, as Assumption 1 requires."
 READINGS = (
-    Reading(RECEIVED, f"Omega(t) is the time at which the client has received the model. {_DELAYS}", "the text"),
-    Reading(REQUESTED, f"The server sends its model of the time of the request. {_DELAYS}", "our choice"),
+    Reading(RECEIVED, f"Omega(t) is the time at which the client has received the model. {BOUNDED}", "the text"),
+    Reading(REQUESTED, f"The server sends its model of the time of the request. {BOUNDED}", "our choice"),
     Reading(
         EXPONENTIAL, "The model of the time of the request, with exponential delays, which are unbounded.", "our choice"
     ),
@@ -79,7 +77,9 @@ FILLED = {
 }
 
 
-def _by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: int) -> Callable[[], Federation]:
+def by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: int) -> Callable[[], Federation]:
+    """Return a maker of a pool divided so that each client has this many classes."""
+
     def make() -> Federation:
         pool, key = load(), jax.random.key(SPLIT)
         divide = partial(partition.classes_per_client, num_clients=num_clients, num_classes_each=num_classes_each)
@@ -89,7 +89,7 @@ def _by_classes(load: Callable[[], Pool], num_classes_each: int, num_clients: in
     return make
 
 
-def _searched() -> dict[str, dict[str, Algorithm]]:
+def searched() -> dict[str, dict[str, Algorithm]]:
     """Return every algorithm with its candidates: the server's step size and, if it has one, its own parameter."""
     local: dict[str, Any] = {"num_steps": NUM_STEPS, "batch_size": BATCH}
     inner = {"prox_lr": PROX_LR, "num_prox_steps": BUDGET}
@@ -120,40 +120,53 @@ def _searched() -> dict[str, dict[str, Algorithm]]:
     return found
 
 
-def _budgeted(name: str) -> Mapping[str, Scoring]:
+def budgeted(name: str) -> Mapping[str, Scoring]:
+    """Return the scoring of a method after the common budget of personalization steps."""
     model = "recomputed" if name in (PFEDME, ME) else "adapted"
     return {f"{BUDGET} steps of personalization": Scoring(model, BUDGET, LR, BATCH)}
 
 
-def bounded_delays(num_clients: int, *, key: Array) -> Delays:
-    """Return delays with the means of `persafl_delays` that are uniform within 50 % of their means."""
+def bounded_delays(num_clients: int, spread: float = SPREAD, *, key: Array) -> Delays:
+    """Return delays with the means of `persafl_delays` that are uniform within a share of their means."""
     given = persafl_delays(num_clients, key=key)
-    of_mean = lambda delay: Uniform(cast(Exponential, delay).mean, SPREAD)  # `persafl_delays` are exponential
+    of_mean = lambda delay: Uniform(cast(Exponential, delay).mean, spread)  # `persafl_delays` are exponential
     return Delays(download=of_mean(given.download), upload=of_mean(given.upload))
 
 
 def delayed_schedules(
-    num_clients: int, cohort_size: int | None, horizon: float, reading: str = RECEIVED
+    num_clients: int,
+    cohort_size: int | None,
+    horizon: float,
+    reading: str = RECEIVED,
+    *,
+    spread: float = SPREAD,
+    of_seed: bool = False,
 ) -> Callable[..., Schedule]:
-    """Return a maker of schedules up to the horizon, in rounds or asynchronous. All seeds have the same delays."""
-    setting = jax.random.key(SPLIT)
-    make_delays = persafl_delays if reading == EXPONENTIAL else bounded_delays
-    delays = make_delays(num_clients, key=setting)
-    arriving = partial(arrivals, model_at="receipt" if reading == RECEIVED else "request")
+    """Return a maker of schedules up to the horizon, in rounds or asynchronous.
+
+    All seeds have the same delays or, with `of_seed`, each its own. Schedules of several seeds must have equal lengths,
+    so all have as many updates or rounds as the common delays allow.
+    """
+    common = jax.random.key(SPLIT)
+    make_delays = persafl_delays if reading == EXPONENTIAL else partial(bounded_delays, spread=spread)
+    model_at = "receipt" if reading == RECEIVED else "request"
+
+    def of_length(num: int, key: Array) -> Schedule:
+        delays = make_delays(num_clients, key=key)
+        if cohort_size is None:
+            return arrivals(num_clients, num, model_at=model_at, delays=delays, key=key)
+        return rounds(num_clients, num, cohort_size, delays=delays, key=key)
 
     def make(*, key: Array) -> Schedule:
-        del key
         most = 50 + int(horizon * num_clients / 3)  # a client's download and upload together take 6 units of time
-        if cohort_size is None:
-            arrived = arriving(num_clients, most, delays=delays, key=setting).time
-            return arriving(num_clients, int(np.sum(arrived <= horizon)), delays=delays, key=setting)
-        ends = rounds(num_clients, most, cohort_size, delays=delays, key=setting).time.reshape(most, -1).max(axis=1)
-        return rounds(num_clients, int(np.sum(ends <= horizon)), cohort_size, delays=delays, key=setting)
+        times = of_length(most, common).time
+        ends = times if cohort_size is None else times.reshape(most, -1).max(axis=1)
+        return of_length(int(np.sum(ends <= horizon)), key if of_seed else common)
 
     return make
 
 
-def _claims(panel: str, rows: tuple[str, ...]) -> tuple[Claim, ...]:
+def claims_of(panel: str, rows: tuple[str, ...]) -> tuple[Claim, ...]:
     """Return the claims of section 5 about (b) or (c)."""
     pairs = {FEDASYNC: FEDAVG, MAML: PER_FEDAVG, ME: PFEDME}
     sooner = tuple(contrast for one, other in pairs.items() for contrast in _named(one, other, rows))
@@ -191,17 +204,15 @@ def _trainings(data: str, readings: tuple[str, ...], quick: bool) -> list[PaperT
     num_clients, cohort_size = (6, 2) if quick else (NUM_CLIENTS, COHORT)
     horizon = 30.0 if quick else HORIZONS[data]
     found = []
-    for name, candidates in _searched().items():
+    for name, candidates in searched().items():
         waits = name in SYNCHRONOUS
         chosen = dict(list(candidates.items())[:1]) if quick else candidates
         bounded = tuple(one for one in readings if one != EXPONENTIAL)
         alike = (bounded, *((one,) for one in readings if one == EXPONENTIAL))
         for of_training in alike if waits else tuple((one,) for one in readings):
-            cells = [Cell(row_of(data, one), name, _budgeted(name), reading=one) for one in of_training]
+            cells = [Cell(row_of(data, one), name, budgeted(name), reading=one) for one in of_training]
             if name == FEDAVG:
-                cells += [cell for one in of_training for cell in baselines(row_of(data, one), _budgeted(name), one)]
-            if data == "mnist" and name in (FEDAVG, FEDASYNC) and RECEIVED in of_training:
-                cells.append(_active(waits))
+                cells += [cell for one in of_training for cell in baselines(row_of(data, one), budgeted(name), one)]
             along = partial(delayed_schedules, num_clients, cohort_size if waits else None, reading=of_training[0])
             search = None if quick else along(horizon / 4)
             task = classification(NETWORKS[data])
@@ -210,96 +221,7 @@ def _trainings(data: str, readings: tuple[str, ...], quick: bool) -> list[PaperT
     return found
 
 
-def _active(waits: bool) -> Cell:
-    """Return the cell with the share of active clients in synchronous or asynchronous training."""
-    sampled = {"sampled": ActiveShare(to_the_end=True)} if waits else {}
-    column = "synchronous" if waits else "asynchronous"
-    shares = {"mean over time": ActiveShare(), **sampled}
-    return Cell(ACTIVE, column, shares, metric="active_share", reading=RECEIVED)
-
-
-SMALL, DAMPED = "small", "small, server step 0.1"
-SMALL_HORIZON, SMALL_WIDTH, NUM_SMALL, DAMPED_LR = 150.0, 32, 6000, 0.1
-_SMALL = (
-    f"At reduced size: one ReLU layer of {SMALL_WIDTH} units for the CNN, {NUM_SMALL} images, {SMALL_HORIZON:g} units "
-    "of time. Omega(t) is the time of receipt."
-)
-SMALL_READINGS = (
-    Reading(SMALL, f"{_SMALL} The server's step size is 1, the middle of the stated set. {_DELAYS}", "our choice"),
-    Reading(
-        DAMPED,
-        f"{_SMALL} The server's step size is {DAMPED_LR} for asynchronous methods, below the stated set. {_DELAYS}",
-        "our choice",
-    ),
-)
-
-
-def _first_images() -> Pool:
-    pool, num_test = datasets.mnist(), NUM_SMALL // 3
-    assert pool.test_x is not None and pool.test_y is not None  # MNIST has test images
-    x, y, test_x, test_y = pool.x[:NUM_SMALL], pool.y[:NUM_SMALL], pool.test_x[:num_test], pool.test_y[:num_test]
-    return replace(pool, x=x, y=y, test_x=test_x, test_y=test_y)
-
-
-def _small_trainings(readings: tuple[str, ...], rows: Mapping[str, str], quick: bool) -> list[PaperTraining]:
-    """Return all trainings with the small network; only asynchronous ones have a damped server step."""
-    num_clients, cohort_size = (6, 2) if quick else (NUM_CLIENTS, COHORT)
-    horizon = 30.0 if quick else SMALL_HORIZON
-    task = classification(mlp((SMALL_WIDTH,), 10, "relu", "fan_in"))
-    trainings = []
-    for name, candidates in _searched().items():
-        waits = name in SYNCHRONOUS
-        kept = {key: one for key, one in candidates.items() if key.endswith("server 1.0")}
-        damp = lambda key: key.replace("server 1.0", f"server {DAMPED_LR}")
-        damped = {damp(key): replace(one, server=asynchronous(DAMPED_LR)) for key, one in kept.items()}
-        along = partial(delayed_schedules, num_clients, cohort_size if waits else None)
-        search = None if quick else along(horizon / 4)
-        for of_training in (readings,) if waits else tuple((one,) for one in readings):
-            cells = tuple(Cell(rows[one], name, _budgeted(name), reading=one) for one in of_training)
-            if name == FEDAVG:
-                cells += tuple(cell for one in readings for cell in baselines(rows[one], _budgeted(name), one))
-            used = kept if waits or of_training == (SMALL,) else damped
-            trainings.append(PaperTraining("mnist", task, used, along(horizon), cells, 1 if waits else 75, search))
-    return trainings
-
-
-def figure2_small(quick: bool) -> Experiment:
-    """Reproduce (b) with a small network and fewer images, for a machine without an accelerator."""
-    num_clients, horizon = (6, 30.0) if quick else (NUM_CLIENTS, SMALL_HORIZON)
-    rows = {one.name: f"{PANELS['mnist']}; {one.name}" for one in SMALL_READINGS}
-    return Experiment(
-        name="persafl-figure2-small",
-        source="PersA-FL 2023, Figure 2, section 5, appendix D",
-        title=f"Accuracy over virtual time under random delays, {PANELS['mnist']}, at reduced size",
-        length=f"{horizon:g} units of virtual time, {num_clients} clients",
-        federations={"mnist": _by_classes(_first_images, 5, num_clients)},
-        trainings=tuple(_small_trainings(tuple(rows), rows, quick)),
-        num_seeds=1 if quick else 3,
-        claims=_claims(PANELS["mnist"], tuple(rows.values())),
-        choices=choices("persafl", "figure2", **FILLED, **HORIZONS),
-        readings=SMALL_READINGS,
-        needs=("mnist",),
-        causes_of="persafl-figure2",
-        quick=quick,
-    )
-
-
-CLAIMS_OF_ACTIVITY = (
-    Claim(
-        "more clients are active asynchronously",
-        "section 5, Figure 2 (a)",
-        (Contrast("mean over time", ((ACTIVE, "asynchronous"),), ((ACTIVE, "synchronous"),)),),
-    ),
-    Claim(
-        "up to 80 % of the clients are active on average",
-        "section 5, Figure 2 (a)",
-        (),
-        untestable="The distributions of the delays are not stated and the number has no interval; ours is in the row.",
-    ),
-)
-
-
-def _panel(data: str, name: str, readings: tuple[Reading, ...], claims: tuple[Claim, ...], quick: bool) -> Experiment:
+def _panel(data: str, name: str, readings: tuple[Reading, ...], quick: bool) -> Experiment:
     num_clients = 6 if quick else NUM_CLIENTS
     names = tuple(one.name for one in readings)
     rows = tuple(row_of(data, one) for one in names)
@@ -309,10 +231,10 @@ def _panel(data: str, name: str, readings: tuple[Reading, ...], claims: tuple[Cl
         source="PersA-FL 2023, Figure 2, section 5, appendix D",
         title=f"Accuracy over virtual time under random delays, {PANELS[data]}",
         length=f"{horizon:g} units of virtual time, {num_clients} clients",
-        federations={data: _by_classes(*POOLS[data], num_clients)},
+        federations={data: by_classes(*POOLS[data], num_clients)},
         trainings=tuple(_trainings(data, names, quick)),
         num_seeds=1 if quick else 3,
-        claims=(*claims, *_claims(PANELS[data], rows)),
+        claims=claims_of(PANELS[data], rows),
         choices=choices("persafl", "figure2", **FILLED, **HORIZONS),
         readings=readings,
         needs=(data,),
@@ -321,14 +243,11 @@ def _panel(data: str, name: str, readings: tuple[Reading, ...], claims: tuple[Cl
 
 
 def figure2(quick: bool) -> Experiment:
-    """Reproduce (a), the share of active clients, and (b), accuracy over virtual time on MNIST."""
-    return _panel("mnist", "persafl-figure2", READINGS, CLAIMS_OF_ACTIVITY, quick)
+    """Reproduce (b), accuracy over virtual time on MNIST."""
+    return _panel("mnist", "persafl-figure2", READINGS, quick)
 
 
 def figure2c(quick: bool) -> Experiment:
     """Reproduce (c), accuracy over virtual time on CIFAR-10."""
-    reason = (
-        "No run in this reading was completed: it needs a dedicated GPU. With pixels in [0, 1] and exponential delays, "
-        "every method ended below guessing (33 %), which is not informative."
-    )
-    return replace(_panel("cifar10", "persafl-figure2c", READINGS[:1], (), quick), unavailable=reason)
+    reason = "Not run at full size, which needs a dedicated GPU. `persafl-figure2c-small` is a reduced version."
+    return replace(_panel("cifar10", "persafl-figure2c", READINGS[:1], quick), unavailable=reason)

@@ -41,6 +41,7 @@ from personax.reproduce.outcome import (
     ReproductionRecord,
     ScoringRecord,
     TrainingRecord,
+    left_out_words,
 )
 from personax.schedules import Schedule
 from personax.simulation.execution import Execution, Monitor
@@ -133,7 +134,7 @@ def _reproduce(
         length=experiment.length,
         data={name: federation.origin for name, federation in federations.items()},
         seeds=seeds,
-        readings=[_reading_record(one) for one in experiment.readings],
+        readings=[reading_record(one) for one in experiment.readings],
         cells=cells,
         claims=[judge(claim, cells, experiment.readings) for claim in experiment.claims],
         choices=list(experiment.choices),
@@ -234,6 +235,7 @@ def _training(
             seconds=seconds,
             is_baseline=cell.is_baseline,
             curve=trained.curves.get(at),
+            **({} if cell.is_baseline else trained.left_out),
         )
         for at, cell in enumerate(training.cells)
     ]
@@ -288,6 +290,12 @@ class _TrainedScores(NamedTuple):
     end: dict[Measure, Scores]
     curves: dict[int, CurveRecord]
     num_left_out: int
+    num_updates: int
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Return the number of updates that were left out and of all updates, if any was left out."""
+        return {"num_left_out": self.num_left_out, "num_updates": self.num_updates} if self.num_left_out else {}
 
 
 def _train(
@@ -320,7 +328,8 @@ def _train(
     end = run.snapshot
     found = _score(setting, algorithm, federation, end, asked("end"))
     curves = dict(zip(followed, _curves(points, chunks), strict=True)) if points else {}
-    return _TrainedScores(start, found, curves, int(np.sum(end.state.faults.num)))
+    num_updates = sum(schedule.num_events for schedule in schedules)
+    return _TrainedScores(start, found, curves, int(np.sum(end.state.faults.num)), num_updates)
 
 
 def _length(schedule: Schedule) -> int:
@@ -390,10 +399,11 @@ def _scoring_record(name: str, measure: Measure, cell: Cell, trained: _TrainedSc
     """Record one scoring of a cell, with the number of updates left out in its flag."""
     of_seeds = (trained.start if cell.at == "start" else trained.end)[measure][cell.metric]
     num = 0 if cell.is_baseline else trained.num_left_out
-    left_out = f"{num} updates were not finite and were left out" if num else ""
+    left_out = left_out_words(num, trained.num_updates) if num else ""
     flag = "; ".join(filter(None, (measure.flag, left_out)))
     return ScoringRecord(name, measure.describe(), flag, interval(of_seeds), of_seeds)
 
 
-def _reading_record(reading: Reading) -> ReadingRecord:
+def reading_record(reading: Reading) -> ReadingRecord:
+    """Return the record of a reading."""
     return ReadingRecord(reading.name, reading.words, reading.source, reading.excluded)

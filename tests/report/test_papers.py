@@ -12,7 +12,18 @@ from personax.report import write_reproduction
 from personax.report.comparison import effect_shown, reading_groups, tables_of, verdicts_by_reading
 from personax.report.document import Facts, PageSection, Picture, document
 from personax.report.drawings import figure_of
-from personax.report.overview import filled, over_experiments, overview_row, overview_rows
+from personax.report.overview import (
+    counted_of,
+    effects_shown,
+    filled,
+    findings_of,
+    mark_of,
+    outdated,
+    over_experiments,
+    overview_row,
+    overview_rows,
+    why_of,
+)
 from personax.report.papers import cell, number_table, pages, read_records, section, write_pages
 from personax.report.svg import Dot, DotPanel, Line, LinePanel, axis, draw
 from personax.reproduce import EXPERIMENTS
@@ -55,7 +66,7 @@ def test_every_link_of_the_pages_leads_somewhere():
 
 def test_every_claim_is_in_the_overview_once():
     """Claims that no paper makes, and those of readings that do not count, are on the paper's page alone."""
-    tests = [test for paper in PAPERS.values() for claim in paper.claims for test in claim.tests]
+    tests = [test for paper in PAPERS.values() for claim in paper.claims for test in (*claim.tests, *claim.older)]
     assert len(set(tests)) == len(tests)
     stated = {
         f"{record.name}: {claim.words}"
@@ -66,7 +77,7 @@ def test_every_claim_is_in_the_overview_once():
     }
     assert stated <= set(tests), f"missing in papers.toml: {sorted(stated - set(tests))}"
     for key, paper in PAPERS.items():
-        assert {paper_of(test) for claim in paper.claims for test in claim.tests} == {key}
+        assert {paper_of(test) for claim in paper.claims for test in (*claim.tests, *claim.older)} == {key}
 
 
 def test_the_overview_can_be_read_in_a_minute_and_gives_each_claim_one_sentence():
@@ -159,8 +170,28 @@ def test_the_numbers_of_a_text_are_those_of_the_records():
     found = next(one for one in BY_NAME[place[0]].cells if (one.row, one.column) == place[1:])
     text = "{{ ours" + str(place) + " }} for {{ paper" + str(place) + " }}"
     assert filled(text, BY_NAME) == f"{found.scorings[0].ours.mean:.1f} for 70.94"
+    mean = lambda column: np.mean(
+        next(c for c in BY_NAME[place[0]].cells if c.row == place[1] and c.column == column).scorings[0].of_seeds
+    )
+    gap = mean("FedAvg + update") - mean("Per-FedAvg (HF)")
+    text = "{{ lead('MNIST, 4 steps, 0.01', 'FedAvg + update', 'Per-FedAvg (HF)') }}"
+    assert filled(text, BY_NAME, place[0]) == f"{gap:.1f}".replace("-", "−")
+    other = found.scorings[1]
+    text = "{{ here('MNIST, 4 steps, 0.01', 'Per-FedAvg (HF)', '" + other.name + "') }}"
+    assert filled(text, BY_NAME, place[0]) == f"{other.ours.mean:.1f}"
+    at = "'fallah-appendix', 'CIFAR-10, 4 steps, 0.001', "
+    long, short = (curve_of("fallah-appendix", column) for column in ("FedAvg + update", "Per-FedAvg (HF)"))
+    text = "{{ ratio(" + at + "'Per-FedAvg (HF)', 'FedAvg + update') }}"
+    assert filled(text, BY_NAME) == f"{short.seconds[-1] / short.rounds[-1] / (long.seconds[-1] / long.rounds[-1]):.1f}"
+    text = "{{ alongside(" + at + "'FedAvg + update', 'Per-FedAvg (HF)') }}"
+    then = np.interp(short.seconds[-1], long.seconds, np.mean(long.of_seeds, axis=1))
+    assert filled(text, BY_NAME) == f"{then:.1f}"
     with pytest.raises(ValueError, match="fallah-table1 has no cell"):
         filled("{{ ours('fallah-table1', 'row', 'column') }}", BY_NAME)
+
+
+def curve_of(name, column):
+    return next(one.curve for one in BY_NAME[name].cells if one.column == column)
 
 
 def test_untestable_experiments_do_not_count_beside_others():
@@ -210,9 +241,12 @@ def test_readings_of_one_setting_each_share_a_table():
 def test_warnings_are_at_the_numbers_unless_all_have_the_same():
     some = record_of(made("x", "a", [1.0, 1.0], flag="lost"), made("x", "b", [1.0, 1.0]))
     (found,) = tables_of(some, [MAIN])
-    assert found.rows[0][-1].endswith(" (!)") and found.notes == ["(!) lost"] and "(!)" not in found.rows[1][-1]
+    assert found.rows[0][-1].endswith(" (1)") and found.notes == ["(1) lost"] and "(1)" not in found.rows[1][-1]
     (found,) = tables_of(record_of(made("x", "a", [1.0, 1.0], flag="lost")), [MAIN])
-    assert found.notes == ["all: lost"] and "(!)" not in found.rows[0][-1]
+    assert found.notes == ["all: lost"] and "(" not in found.rows[0][-1]
+    two = [made("x", name, [1.0, 1.0], flag=flag) for name, flag in (("a", "lost"), ("b", "gone"), ("c", "lost"))]
+    (found,) = tables_of(record_of(*two), [MAIN])
+    assert [row[-1][-3:] for row in found.rows] == ["(1)", "(2)", "(1)"] and found.notes == ["(1) lost", "(2) gone"]
 
 
 def test_other_scorings_have_separate_tables():
@@ -240,6 +274,71 @@ def test_verdicts_are_shown_for_each_reading_and_way_to_score():
     assert verdicts_by_reading(several).heads == ["claim", "main", "(tried)"]
     assert verdicts_by_reading(several).rows == [["better", "✔ +2.0 ± 12.7 points", "✔ +2.0 ± 12.7 points"]]
     assert verdicts_by_reading(several, "own copy").rows == [["better", "≈ +2.0 ± 12.7 points", ""]]
+
+
+def in_reading(reading, verdict, *values, scoring="ours"):
+    effect = EffectRecord("accuracy", interval(values), 1, 0.0, 0.0) if values else None
+    return JudgedRecord(reading, scoring, verdict, "", effect, [])
+
+
+def test_effects_of_several_readings_are_shown_by_verdict():
+    split = [in_reading("a", "does not hold", -2.0, -2.2), in_reading("b", "does not hold", -4.0, -4.2)]
+    assert effects_shown(split) == "−4.1 to −2.1 points over 2 readings"
+    split += [in_reading("c", "holds", 3.0, 3.2), in_reading("d", "not testable", 9.0, 9.0)]
+    assert effects_shown(split) == "✘ −4.1 to −2.1 points (a; b), ✔ +3.1 ± 1.3 points (c), – (d)"
+    assert effects_shown(split[:1]) == "−2.1 ± 1.3 points"
+    assert mark_of("holds in part", split) == "◐ depends on the reading"
+    assert (
+        mark_of("holds in part", split[2:]) == "◐ in part" and mark_of("does not hold", split[:2]) == "✘ does not hold"
+    )
+
+
+def test_readings_that_do_not_count_and_other_scorings_are_not_in_the_effects():
+    tried = dataclasses.replace(MAIN, name="tried", excluded="looks for a cause")
+    judged = [in_reading("main", "holds", 1.0), in_reading("main", "undecided", 2.0, scoring="other")]
+    claim = ClaimRecord("better", "", "holds", "", None, [*judged, in_reading("tried", "holds", 3.0)])
+    assert counted_of(claim, dataclasses.replace(record_of(), readings=[MAIN, tried])) == judged[:1]
+
+
+def test_a_record_that_is_older_than_its_experiment_is_marked():
+    experiment, record = EXPERIMENTS["apfl-table2"](False), BY_NAME["apfl-table2"]
+    assert outdated(record, experiment) == ""
+    without = [one for one in record.cells if not one.is_baseline]
+    turned = [dataclasses.replace(one, scorings=one.scorings[::-1]) for one in without]
+    old = dataclasses.replace(record, precision="tf32", cells=turned)
+    words = outdated(old, experiment)
+    assert words.startswith("Old record (TF32, scored with ") and '"average" instead of "own copy"' in words
+    assert words.endswith("no baselines)") and f"**{words}.**" in section(old)
+    assert "**Old record" not in section(record)
+
+
+def test_an_older_record_is_shown_and_does_not_count():
+    test = "apfl-table1: 0.25 has the best accuracy"
+    claim = PaperClaim(
+        "best", ["apfl-table1-causes: 0.25 has the best accuracy"], "does not hold", "Why.", older=[test]
+    )
+    found = overview_row(claim, BY_NAME)
+    assert found.verdict == "does not hold" and "Old record (TF32" in found.why and "✔ holds" in found.why
+    with pytest.raises(ValueError, match="fallah-tuned is up to date"):
+        overview_row(dataclasses.replace(claim, older=["fallah-tuned: HF beats FedAvg"]), BY_NAME)
+
+
+def test_several_effects_need_labels_and_a_qualifier_is_with_the_verdict():
+    tests = ["fallah-appendix: ARUBA beats FO", "fallah-appendix: HF beats ARUBA"]
+    with pytest.raises(ValueError, match=r"has 2 tests\. Give a label for each"):
+        PaperClaim("", tests, "holds in part", "")
+    found = overview_row(PaperClaim("", tests, "holds in part", "", labels=["one", "two"], qualifier="here"), BY_NAME)
+    assert re.fullmatch(r"one: \+.* points; two: −.* points", found.effect) and found.mark == "◐ in part, here"
+
+
+def test_the_page_of_a_run_has_the_findings_and_the_sentences_that_fit_its_verdicts():
+    record = BY_NAME["fallah-appendix"]
+    claim = record.claims[0]
+    assert why_of(record, claim).startswith("On our GPU")
+    assert why_of(record, dataclasses.replace(claim, verdict="holds")) == ""
+    first = BY_NAME["fallah-table1"]
+    alone = findings_of(first, {first.name: first})
+    assert 0 < len(alone) < len(FINDINGS[first.name]) == len(findings_of(first, BY_NAME))  # one quotes another record
 
 
 def test_effects_have_their_unit_and_range():

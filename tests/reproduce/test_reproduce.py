@@ -34,6 +34,7 @@ from personax.reproduce.judging import judge
 from personax.reproduce.measures import ActiveShare
 from personax.reproduce.outcome import REPRODUCTION, CellRecord, CurveRecord, ScoringRecord
 from personax.reproduce.papers import FINDINGS
+from personax.reproduce.rejudge import rejudged
 from personax.reproduce.run import is_reproduced, name_of, reproduce, reproduce_part
 
 ROOT = Path(__file__).parents[2]
@@ -133,9 +134,10 @@ def test_a_training_that_diverges_leaves_its_updates_out_and_says_so(tmp_path):
     base = tiny()
     huge = dataclasses.replace(base.trainings[0], algorithm=base.trainings[1].algorithm["huge"])
     record = reproduce(dataclasses.replace(base, trainings=(huge,), claims=()), tmp_path)
-    left_out = "12 updates were not finite and were left out"
+    left_out = "12 of 12 updates were not finite and were left out"
     assert [one.flag.split("; ")[-1] for one in record.cells[0].scorings] == [left_out, left_out]
     assert np.ptp(record.cells[0].curve.of_seeds, axis=0) == pytest.approx(0)  # the first model throughout
+    assert record.cells[0].diverged == "12 of 12 updates of FedAvg were not finite"
     assert REPRODUCTION.validate_json((tmp_path / "results.json").read_bytes()) == record
 
 
@@ -346,6 +348,63 @@ def test_a_number_that_is_not_finite_is_a_verdict_and_leaves_the_effect_to_the_o
     assert judged(Claim("", "", beats("a", "b", ("row",))), cells).verdict == "not finite"
 
 
+def test_a_training_that_lost_many_updates_is_not_finite_whatever_its_scores():
+    lost = lambda num: dataclasses.replace(cell("b", [0.0, 0.1]), num_left_out=num, num_updates=1000)
+    claim = Claim("", "", beats("a", "b", ("row",)))
+    found = judged(claim, [cell("a", [1.0, 1.2]), lost(11)])
+    assert found.verdict == "not finite" and found.effect is None
+    assert found.reason == "11 of 1,000 updates of b were not finite"
+    assert judged(claim, [cell("a", [1.0, 1.2]), lost(10)]).verdict == "holds"
+
+
+def test_an_absurd_loss_is_not_finite():
+    cells = [cell("a", [1.0, 1.1], metric="loss"), cell("b", [2.9e16, 2.0], metric="loss")]
+    assert judged(Claim("", "", beats("a", "b", ("row",))), cells).verdict == "not finite"
+
+
+@pytest.mark.parametrize(
+    "values, turn, verdict",
+    [
+        ([89.0, 97.6, 97.7, 97.8], -0.1, "does not hold"),
+        ([89.0, 94.3, 94.2, 93.8], 0.4, "holds"),
+        ([93.0, 92.0, 90.0, 89.5], -0.5, "does not hold"),
+        ([5.0, 3.0, 4.0, 6.0], 2.0, "holds"),
+    ],
+)
+def test_values_that_rise_and_fall_are_not_monotone(values, turn, verdict):
+    cells = [cell(f"{at}", np.array([0.0, 7.0]) + one) for at, one in enumerate(values)]
+    along = Contrast("", tuple(("row", f"{at}") for at in range(4)), ())
+    found = judged(Claim("", "", (along,), of="turn"), cells)
+    assert found.verdict == verdict and found.judged[0].contrasts[0].difference.mean == pytest.approx(turn)
+
+
+@pytest.mark.parametrize(
+    "other, verdict", [(1.5, "holds"), (-1.5, "holds"), (9.0, "does not hold"), (2.05, "undecided")]
+)
+def test_two_values_are_similar_within_a_distance(other, verdict):
+    cells = [cell("a", [0.0, 0.2]), cell("b", [other, other])]
+    assert judged(Claim("", "", beats("a", "b", ("row",)), within=3.0), cells).verdict == verdict
+
+
+def test_a_difference_of_means_is_scaled():
+    cells = [cell(name, [value, value]) for name, value in (("a", 4.0), ("b", 6.0), ("c", 3.0))]
+    gains = Contrast("", (("row", "a"), ("row", "b")), (("row", "c"), ("row", "c")), scale=0.5)
+    assert judged(Claim("", "", (gains,)), cells).judged[0].contrasts[0].difference.mean == 2.0
+
+
+def test_claims_along_curves_have_one_scoring():
+    curve = CurveRecord([0, 1], [0.0, 1.0], [], [[0.0, 0.0], [1.0, 1.1]])
+    twice = lambda one: dataclasses.replace(
+        one, scorings=[*one.scorings, dataclasses.replace(one.scorings[0], name="x")]
+    )
+    cells = [twice(cell(name, [1.0, 1.1], curve=curve)) for name in "ab"]
+    scorings = lambda **how: [
+        one.scoring for one in judged(Claim("", "", beats("a", "b", ("row",)), **how), cells).judged
+    ]
+    assert scorings() == ["only", "x"]
+    assert scorings(at=0.5) == scorings(along="seconds") == scorings(of="wavering") == ["only"]
+
+
 def test_an_effect_is_the_mean_of_the_accuracies():
     cells = [
         cell(column, values, row)
@@ -459,6 +518,15 @@ def test_writers_are_asked_for_and_a_stand_in_is_called_one(tmp_path, monkeypatc
         figures.femnist_writers(4)
 
 
+def test_delays_of_a_seed_are_its_own_and_as_many():
+    make = persafl.delayed_schedules(30, None, 60.0, spread=1.0, of_seed=True)
+    one, other = (make(key=jax.random.key(seed)) for seed in (0, 1))
+    assert one.num_events == other.num_events and not np.allclose(one.time, other.time)
+    narrow = persafl.delayed_schedules(30, None, 60.0, of_seed=True)(key=jax.random.key(0))
+    fresh = lambda schedule: np.mean(np.arange(schedule.num_events) - schedule.started_at <= 5)
+    assert fresh(one) > 2 * fresh(narrow)
+
+
 def test_all_algorithms_of_persafl_see_the_same_delays_for_the_same_time():
     waiting, arriving = (persafl.delayed_schedules(30, cohort, 100.0)(key=jax.random.key(7)) for cohort in (10, None))
     for schedule in (waiting, arriving):
@@ -495,6 +563,25 @@ def test_the_committed_records_are_whole_and_of_the_experiments():
         for made in record.cells:
             assert (made.paper is None) == (stated[made.row, made.column] is None)
         assert re.fullmatch(rf"personax reproduce {record.name}", record.command) and record.machine["device"]
+
+
+def test_the_committed_records_are_judged_by_the_present_rules():
+    """After a change: `python -m personax.reproduce.rejudge docs/results`."""
+    for path in RESULTS:
+        record = REPRODUCTION.validate_json(path.read_bytes())
+        again = rejudged(record, EXPERIMENTS[record.name](False))
+        assert REPRODUCTION.dump_json(again) == REPRODUCTION.dump_json(record), record.name
+
+
+def test_the_count_of_an_earlier_version_is_moved_from_its_flag(done):
+    record = done[1]
+    flag = "adapted on the scored data; 3 updates were not finite and were left out"
+    old = dataclasses.replace(record.cells[0], scorings=[dataclasses.replace(record.cells[0].scorings[0], flag=flag)])
+    gone = dataclasses.replace(old, row="of an earlier version")
+    found = rejudged(dataclasses.replace(record, cells=[old, gone, *record.cells[1:]]), tiny())
+    assert len(found.cells) == len(record.cells)
+    assert (found.cells[0].num_left_out, found.cells[0].num_updates) == (3, 12)
+    assert found.cells[0].scorings[0].flag.endswith("; 3 of 12 updates were not finite and were left out")
 
 
 def test_every_text_of_the_data_files_is_used():

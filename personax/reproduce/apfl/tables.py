@@ -206,6 +206,7 @@ def claims_of_table2(rows: tuple[str, ...]) -> tuple[Claim, ...]:
     both = (*losses, *accuracies)
     return (
         Claim("APFL beats localized FedAvg", "Table 2", beats(ALL_MIXED, LOCALIZED_FEDAVG, both)),
+        Claim("APFL beats the global FedAvg", "Table 2", beats(ALL_MIXED, FEDAVG, both)),
         Claim("APFL beats perFedAvg and pFedMe", "Table 2", beats(ALL_MIXED, (PER_FEDAVG, PFEDME), both)),
         Claim("0.75 has the lowest training loss", "section 5", beats(FIXED[2], (*FIXED[:2], ADAPTIVE), losses)),
         Claim("adaptive mixing has the best accuracy", "section 5", beats((ADAPTIVE, FROM_LITTLE), FIXED, accuracies)),
