@@ -194,7 +194,7 @@ class _Numbers:
     def ours(self, name: str, row: str, column: str, scoring: str = "") -> str:
         """The mean of a cell with its first scoring, or with another one."""
         found = self._cell(name, row, column)
-        return UNRUN if found is None else rounded(np.mean(_of_seeds(found, scoring)), found.metric)
+        return UNRUN if found is None else rounded(float(np.mean(_of_seeds(found, scoring))), found.metric)
 
     def paper(self, name: str, row: str, column: str) -> str:
         """The paper's number of a cell."""
@@ -206,7 +206,7 @@ class _Numbers:
         one, other = self._cell(name, row, better), self._cell(name, row, worse)
         if one is None or other is None:
             return UNRUN
-        difference = np.mean(_of_seeds(one, scoring)) - np.mean(_of_seeds(other, scoring))
+        difference = float(np.mean(_of_seeds(one, scoring)) - np.mean(_of_seeds(other, scoring)))
         return rounded(difference, one.metric).replace("-", MINUS)
 
     def alongside(self, name: str, row: str, column: str, other: str) -> str:
@@ -214,7 +214,7 @@ class _Numbers:
         one, end = self._curve(name, row, column), self._curve(name, row, other)
         if one is None or end is None:
             return UNRUN
-        return rounded(np.interp(end.seconds[-1], one.seconds, np.mean(one.of_seeds, axis=1)), "accuracy")
+        return rounded(float(np.interp(end.seconds[-1], one.seconds, np.mean(one.of_seeds, axis=1))), "accuracy")
 
     def per_round(self, name: str, row: str, column: str) -> str:
         """The milliseconds of a round."""
@@ -222,7 +222,7 @@ class _Numbers:
         return UNRUN if found is None else f"{1000 * _seconds_per_round(found):.2f}"
 
     def ratio(self, name: str, row: str, column: str, other: str) -> str:
-        """How many times as long a round of one column takes as a round of another one."""
+        """The duration of a round of one column over that of another one."""
         one, end = self._curve(name, row, column), self._curve(name, row, other)
         return UNRUN if one is None or end is None else f"{_seconds_per_round(one) / _seconds_per_round(end):.1f}"
 

@@ -372,8 +372,8 @@ def figure5(quick: bool) -> Experiment:
         ),
         choices=chosen("scale", "figure5_data", "figure5_weight", "epochs", "decay", "figure5"),
         unavailable=(
-            "Data unavailable: EMNIST by writer could not be obtained. Public copies hold only scripts, Git LFS pointers, "
-            "or images without labels."
+            "Data unavailable: EMNIST by writer could not be obtained. Public copies hold only scripts, pointers of "
+            "Git LFS, or images without labels."
         ),
     )
 
