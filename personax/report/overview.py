@@ -159,11 +159,11 @@ def with_numbers(paper: Paper, records: Records) -> Paper:
 
 
 def filled(text: str, records: Records, name: str = "") -> str:
-    """Fill a text of `papers.toml` or `findings.toml` with numbers from the records: see `_Numbers`.
+    """Fill a text of `papers.toml` or `findings.toml` with numbers from the records: see `_RecordNumbers`.
 
     `here(row, column)` and `lead(row, better, worse)` are `ours` and `gap` in the experiment `name`.
     """
-    numbers = _Numbers(records)
+    numbers = _RecordNumbers(records)
     names = {
         one: getattr(numbers, one) for one in ("ours", "paper", "gap", "effect", "alongside", "per_round", "ratio")
     }
@@ -185,7 +185,7 @@ def why_of(record: ReproductionRecord, claim: ClaimRecord) -> str:
     return next((text for text in texts if UNRUN not in text), "")
 
 
-class _Numbers:
+class _RecordNumbers:
     """Functions that texts call, for instance `ours("fallah-table1", "MNIST, 4 steps, 0.01", "FedAvg + update")`."""
 
     def __init__(self, records: Records) -> None:

@@ -96,7 +96,7 @@ def _digits() -> Pool:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _SmallSetting:
     """A reading of the small runs: the server's step size for asynchronous methods, and the spread of the delays."""
 
     name: str
@@ -121,9 +121,9 @@ _SIZE = (
     "Omega(t) is the time of receipt."
 )
 _OF_MNIST = classification(mlp((WIDTH,), 10, "relu", "fan_in"))
-SMALL = _Setting("small", 1.0)
-DAMPED = _Setting(f"small, server step {DAMPED_LR}", DAMPED_LR)
-SPREAD_OUT = _Setting("small, wider delays", 1.0, 1.0)
+SMALL = _SmallSetting("small", 1.0)
+DAMPED = _SmallSetting(f"small, server step {DAMPED_LR}", DAMPED_LR)
+SPREAD_OUT = _SmallSetting("small, wider delays", 1.0, 1.0)
 
 
 def _first_images(load: Callable[[], Pool]) -> Pool:
@@ -143,7 +143,7 @@ def _with_server(candidates: dict[str, Algorithm], name: str, server_lr: float) 
 
 
 def _trainings(
-    data: str, task: Task, settings: tuple[_Setting, ...], quick: bool, of_seed: bool
+    data: str, task: Task, settings: tuple[_SmallSetting, ...], quick: bool, of_seed: bool
 ) -> list[PaperTraining]:
     """Return all trainings of a panel; a synchronous one serves all settings, which have the same delays."""
     num_clients, cohort_size = (6, 2) if quick else (NUM_CLIENTS, COHORT)
@@ -165,13 +165,13 @@ def _trainings(
     return trainings
 
 
-def row_of(data: str, setting: _Setting) -> str:
+def row_of(data: str, setting: _SmallSetting) -> str:
     """Return the row of a panel in a setting."""
     return f"{PANELS[data]}; {setting.name}"
 
 
 def _small(
-    data: str, name: str, task: Task, settings: tuple[_Setting, ...], quick: bool, num_seeds: int = NUM_SEEDS
+    data: str, name: str, task: Task, settings: tuple[_SmallSetting, ...], quick: bool, num_seeds: int = NUM_SEEDS
 ) -> Experiment:
     """Return a panel at reduced size, with own delays for each seed if it has `NUM_SEEDS` of them."""
     of_seed = num_seeds == NUM_SEEDS

@@ -130,7 +130,7 @@ def of_start(task, shape, first):
 
 
 def is_standardized(task, shape, images):
-    """Whether an image of the mean color is 0 to the network: without biases, so is then its output."""
+    """True if the network sees the mean color as 0. Its output without biases is then 0 as well."""
     params = task.model.init(jax.random.key(0), jnp.zeros(shape))
     params = {name: {**one, "bias": jnp.zeros_like(one["bias"])} for name, one in params.items()}
     outputs = task.model.apply(params, jnp.broadcast_to(jnp.asarray(MEANS.get(images, 0.5)), shape))
