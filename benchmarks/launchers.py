@@ -88,13 +88,15 @@ class Observer(threading.Thread):
 
 
 def started(pid: int) -> float | None:
-    """Return the time at which a process of this machine started (Linux)."""
+    """Return the time at which a process of this machine, or submitit's controller of it, started (Linux)."""
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if b"submitit.local" in Path(f"/proc/{fields[1]}/cmdline").read_bytes():
+            return started(int(fields[1]))
     except FileNotFoundError:
         return None
-    booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-    return int(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    booted = time.time() - float(Path("/proc/uptime").read_text().split()[0])
+    return booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def startup_of(times: list[Times], num_slots: int, first: float) -> float:
