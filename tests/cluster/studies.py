@@ -1,14 +1,12 @@
 """Studies as commands: start them, kill parts of them, and compare what they leave with a plain run."""
 
 import contextlib
-import fcntl
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -115,12 +113,13 @@ class Place:
 
     def start(self, *words, **streams):
         """Start a command in a new session; its output goes to a file."""
-        command = [str(Path(sys.executable).with_name("personax")), *map(str, words)]
+        session = ["setsid", "--ctty"] if "stdin" in streams else ["setsid"]  # at a terminal: Ctrl-C sends SIGINT
+        shell = ["env", "--default-signal=INT", *session]  # tests in the background would ignore SIGINT
+        command = [*shell, str(Path(sys.executable).with_name("personax")), *map(str, words)]
         log = self.root / f"command-{len(list(self.root.glob('command-*')))}.log"
         with log.open("w") as file:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, **streams}
-            own = {"start_new_session": True, "preexec_fn": _like_a_shell}
-            process = subprocess.Popen(command, cwd=self.root, env=self.environment, **own, **pipes)
+            process = subprocess.Popen(command, cwd=self.root, env=self.environment, **pipes)
         return Command(process, log)
 
     def run(self, *words, status=0):
@@ -132,13 +131,6 @@ class Place:
         config = self.write(name, **settings)
         self.run("compare", config, "--out", self.root / f"plain-{name}", *words)
         return self.root / f"plain-{name}"
-
-
-def _like_a_shell():
-    """Make Ctrl-C reach a new process, also if the tests run in the background, where it is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if os.isatty(0):
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal sends SIGINT to the whole process group
 
 
 def records(root):
