@@ -292,8 +292,8 @@ class DeviceDelays:
     def _require(self, num_clients: int) -> None:
         if num_clients != len(self.device):
             raise ValueError(
-                f"The delays are of {len(self.device)} clients, and the schedule is for {num_clients}. "
-                "Make the `VisitWork` from the federation that trains."
+                f"The delays are for {len(self.device)} clients, but the schedule has {num_clients}. "
+                "Create the `VisitWork` from the federation that trains."
             )
 
 

@@ -350,7 +350,7 @@ def test_a_pickle_is_not_a_trace(tmp_path):
             lambda: arrivals(
                 4, 9, delays=traces.generate(3, key=KEY).delays(VisitWork(np.ones(5), 1.0, 1.0), key=KEY), key=KEY
             ),
-            "The delays are of 5 clients, and the schedule is for 4",
+            "The delays are for 5 clients, but the schedule has 4",
         ),
         (lambda: rounds(4, 2, 2, key=KEY, cohorts=[[1, 1]]), "different clients in 0..3"),
         (lambda: rounds(4, 2, 2, key=KEY, cohorts=[[1, 2, 3]]), r"must be \[at most 2 rounds, 2 clients\]"),
