@@ -92,7 +92,8 @@ def test_float32_stays_float32_and_trees_keep_their_shape(name, monkeypatch):
 
     def trace_only(program, *arguments):
         shapes.append(advance.eval_shape(program, *arguments))
-        return next(one for one in arguments if isinstance(one, State))
+        *_, personal, others = arguments[: 1 + next(i for i, one in enumerate(arguments) if isinstance(one, State))]
+        return others._replace(personal=personal)
 
     monkeypatch.setattr(engine, "advance", trace_only)
     before = simulate(name, params=params).snapshot.state

@@ -220,8 +220,5 @@ def batch_indices(
     data = federation.train
     where = ClientRows(data.start[client], data.num_samples[client], data.ids[client], jnp.asarray(update))
     steps, one = jnp.asarray([step]), (Draw(role, draw, size),)
-    rows, weight, _ = _compiled_rows(run_stream(typed_key(key)), where, steps, one, sampling, query_share)
+    rows, weight, _ = draw_rows(run_stream(typed_key(key)), where, steps, one, sampling, query_share)
     return jnp.where(weight > 0, rows, -1)[0]
-
-
-_compiled_rows = jax.jit(draw_rows, static_argnames=("draws", "sampling"))

@@ -1,5 +1,7 @@
 """Phases of a visit: each moves its part of the model, with a fresh optimizer, and computes no other gradient."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ TASK = px.classification(px.mlp((6,), 3))
 PARAMS = TASK.model.init(jax.random.key(1), jnp.zeros((1, 5)))
 KEY = jax.random.key(0)
 GRADIENT = jax.jit(jax.grad(TASK.loss))
+ROWS = jax.jit(partial(batch_indices, FED, KEY), static_argnames=("role", "size", "sampling"))
 
 
 def visit(local, client, objective=px.Erm(), params=PARAMS):
@@ -37,7 +40,7 @@ def by_hand(local, client, lrs):
         optimizer = local.optimizer.at(lr)
         state = optimizer.init(only(params, phase.trains))
         for _ in range(num):
-            rows = batch_indices(FED, KEY, client, 0, step, "outer", size, sampling=local.sampling)
+            rows = ROWS(client, 0, step, role="outer", size=size, sampling=local.sampling)
             rows = rows[rows >= 0]
             batch = px.Batch(FED.train.x[rows], FED.train.y[rows], jnp.ones(len(rows)), jax.random.key(0))
             gradient = only(GRADIENT(params, batch), phase.trains)

@@ -58,11 +58,12 @@ def test_one_client_is_centralized_training_of_the_flax_module(name):
     algorithm = px.fedavg(lr=0.1, **EPOCHS, **options)
     task = px.classification(NETWORKS["linen"])
     variables = initial_params(task, alone, key=KEY)
+    rows_of = jax.jit(partial(px.batch_indices, alone, KEY, 0, role="outer", size=4, sampling="shuffled"))
     for visit in range(2):
         params, statistics = variables["params"], variables["batch_stats"]
         state = optimizer.init(params)
         for step in range(6):
-            rows = np.asarray(px.batch_indices(alone, KEY, 0, visit, step, "outer", 4, sampling="shuffled"))
+            rows = np.asarray(rows_of(update=visit, step=step))
             rows = rows[rows >= 0]
             gradient, statistics = flax_gradient(Linen(), params, statistics, x[rows], y[rows])
             change, state = jax.jit(optimizer.update)(gradient, state, params)

@@ -120,7 +120,7 @@ def test_a_logger_that_fails_ends_no_run_unless_it_fails_at_the_start(tmp_path):
     notes, made = [], [evaluation(i, 0.0) for i in range(4)]
     logger = Logger("mine", lambda series: Failing(2), notes.append)
     told(logger, started(tmp_path), *(Evaluated("A", "A/s", one) for one in made), TrainingEnded("A", "finished"))
-    assert notes == ["Warning: mine failed and gets no further events: the server is gone"]
+    assert notes == ["Warning: mine failed and receives no further events: the server is gone"]
     with pytest.raises(ValueError, match="Cannot log to mine: the server is gone"):
         told(Logger("mine", lambda series: Failing(0)), started(tmp_path, *made))
 

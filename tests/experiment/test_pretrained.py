@@ -88,7 +88,7 @@ def test_names_and_shapes_are_listed_where_they_differ(tmp_path):
     with pytest.raises(ConfigError) as error:
         pretrained(mlp((9,), 10), path).init(jax.random.key(0), X)
     message = str(error.value)
-    assert "Missing: dense_1.bias; unexpected: dense_2.bias; of another shape: dense_0.bias ([7] in" in message
+    assert "Missing: dense_1.bias; unexpected: dense_2.bias; with a different shape: dense_0.bias ([7] in" in message
     assert "dense_0.kernel ([64, 7] in the file, [64, 9] in the model)" in message
 
 
