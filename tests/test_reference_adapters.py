@@ -12,7 +12,7 @@ from personax.models import dual_lora, lora, mlp
 from tests.reference import adapters, network
 from tests.reference.problem import FEDERATION, NUM_CLASSES, N, Samples
 from tests.test_reference import KEYS, assert_agree
-from tests.test_reference_sharing import SERVERS
+from tests.test_reference_sharing import EACH_SERVER, SERVERS
 
 ETA, MIX = 0.2, 0.3
 NETWORK = mlp((network.NUM_UNITS,), NUM_CLASSES, "tanh")
@@ -43,7 +43,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", EACH_SERVER)
 @pytest.mark.parametrize("name", CASES)
 def test_each_method_agrees_with_its_twin_under_every_server(name, server):
     case, (given, make_schedule, run_server) = CASES[name], SERVERS[server]

@@ -7,7 +7,7 @@ import personax
 from tests.reference import batch_norm
 from tests.reference.problem import COUNTS, FEDERATION, Samples
 from tests.test_reference import KEYS, assert_agree
-from tests.test_reference_sharing import SERVERS
+from tests.test_reference_sharing import EACH_SERVER, SERVERS
 
 ETA, E, B = 0.3, 2, 4
 LENGTHS = {
@@ -16,7 +16,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", EACH_SERVER)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_fedbn_agrees_with_its_twin_under_every_server(server, length):
     (options, num_steps), (given, make_schedule, run_server) = LENGTHS[length], SERVERS[server]

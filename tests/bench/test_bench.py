@@ -74,6 +74,7 @@ def test_the_floor_reads_every_batch_and_moves_every_model_once():
     assert floor_of(replace(TINY, algorithm="exact")).bytes == 3 * samples + 3 * 2 * model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fedavg", "first_order", "hessian_free", "exact", "apfl", "moreau"])
 def test_every_algorithm_runs_and_seeds_differ(kind):
     one, two = (ours.make_run(replace(TINY, algorithm=kind, num_seeds=num))() for num in (1, 2))
@@ -152,6 +153,7 @@ def test_an_unknown_row_or_peer_is_an_error_that_names_those_there_are():
     assert asked.exit_code == 1 and "camel" in asked.stderr and "torch-vmap" in asked.stderr
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_record_and_writes_it(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "measure_machine", lambda: MACHINE)
     monkeypatch.setattr(suite, "rows", lambda backend: [BenchRow("tiny", "mnist", "tiny", TINY)])

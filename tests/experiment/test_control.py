@@ -85,7 +85,11 @@ def test_a_run_ends_early_and_reports_it(tmp_path):
     assert not whole.algorithms[0].ended and not endings(whole)
 
 
-@pytest.mark.parametrize("controller", [STOP, {"kind": "Oort", "every": 2}], ids=lambda one: one["kind"])
+@pytest.mark.parametrize(
+    "controller",
+    [{"kind": "Oort", "every": 2}, pytest.param(STOP, marks=pytest.mark.slow)],
+    ids=lambda one: one["kind"],
+)
 def test_a_killed_run_with_a_controller_ends_in_the_same_results(controller, tmp_path):
     options = {"controller": controller, "split": SPLIT | {"num_held_out": 0}, "evaluation": {"every": 2}}
     expected = run(tmp_path / "whole", **options)

@@ -175,6 +175,7 @@ def test_a_score_of_a_shared_model_gives_clients_none(root):
         px.load(root / "run", score="tuned")
 
 
+@pytest.mark.slow
 def test_files_that_were_removed_or_changed_after_the_run(root, tmp_path):
     folder = start(resolve(configuration(root, seeds=1), baselines=False), tmp_path / "run")
     execute(folder)

@@ -729,7 +729,11 @@ def config_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(("number", "num"), [(signal.SIGTERM, 3), (signal.SIGINT, 14)], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("number", "num"),
+    [pytest.param(signal.SIGTERM, 3, marks=pytest.mark.slow), (signal.SIGINT, 14)],
+    ids=["SIGTERM", "SIGINT"],
+)
 def test_a_signal_leaves_a_run_that_can_be_resumed(whole, programs, config_file, tmp_path, number, num):
     folder = Folder(tmp_path / "run")
     with process(programs, "compare", config_file, "--out", folder.root) as started:

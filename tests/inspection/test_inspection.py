@@ -269,6 +269,7 @@ def test_a_training_that_diverges_takes_smaller_steps(monkeypatch):
     assert measured.path_lr == tried[1] == tried[0] / 4
 
 
+@pytest.mark.slow
 def test_clients_with_one_sample_are_passed_over_and_targets_may_be_real(tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "mine.csv"
     rows = [("a", *rng.normal(size=2)) for _ in range(2)]  # one of them is for its test

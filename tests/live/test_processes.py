@@ -34,6 +34,7 @@ def test_killed_server_and_client_come_back_and_nothing_is_lost_or_done_twice(tm
     live.prove(num)
 
 
+@pytest.mark.slow
 def test_the_demonstration_is_one_command(tmp_path):
     words = ["live-demo", "--out", "demo", "--set", "schedule.num_rounds=2"]
     command = [sys.executable, "-c", "from personax.cli import app; app()", *words]

@@ -156,6 +156,7 @@ def test_text_labels_give_the_model_of_integer_labels(from_integers, tmp_path):
     assert_same_bits(found, from_integers)
 
 
+@pytest.mark.slow
 def test_columns_are_matched_by_name(from_integers, tmp_path):
     def shuffled(path, x, y):
         columns = FEATURES[::-1] if path.stem == "anna" else FEATURES

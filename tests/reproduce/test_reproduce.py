@@ -157,6 +157,7 @@ def test_numbers_that_are_not_finite_are_kept_and_shown_and_have_their_own_verdi
     assert all("not finite" in page for page in pages) and "nan" not in pages[0]
 
 
+@pytest.mark.slow
 def test_a_search_may_be_shorter_and_of_one_seed(tmp_path):
     base = tiny(num_rounds=40)
     local = {"num_steps": 2, "batch_size": 5}

@@ -74,6 +74,7 @@ def test_the_counterexample_of_theorem_4_5_has_the_constants_that_it_states():
     assert (np.abs(there - here) / np.diff(w)).max() <= fallah.meta_smoothness(c, 0.1)
 
 
+@pytest.mark.slow
 def test_the_long_run_of_the_counterexample_is_that_of_a_run():
     clients = Linear(np.ones(2), np.array([-1.0, 1.0]), np.zeros(2))
     training = fallah.RoundTraining(0.004, 20, 3000, 1, 2)
