@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 
 import jax
 import pytest
@@ -13,6 +14,8 @@ if jax.__version_info__ < (0, 11):  # later ones stop at a flag that they no lon
     QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ["PERSONAX_COMPILED"] = "off"  # a test writes nothing into the user's cache
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in background jobs of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send this signal to the processes that they start
 gc.set_threshold(200_000, 20, 100)  # tracing allocates many objects that live on: a tenth of the time was collections
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")

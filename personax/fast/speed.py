@@ -60,7 +60,7 @@ class Slowest(NamedTuple):
 
 def expected_seconds(jaxpr: Any) -> float:
     """Estimate the time of a program from its arithmetic and the arrays that it reads and writes."""
-    return sum(times * _expected(equation) for equation, times in _equations(jaxpr))
+    return sum(times * (_work(equation) + OVERHEAD) for equation, times in _equations(jaxpr))
 
 
 def slowest_primitive(jaxpr: Any, num_members: int) -> Slowest | None:
@@ -71,7 +71,7 @@ def slowest_primitive(jaxpr: Any, num_members: int) -> Slowest | None:
     counts: dict[str, list[Any]] = {}
     for equation, times in _equations(jaxpr):
         counts.setdefault(_signature(equation), [equation, 0])[1] += times
-    largest = sorted(counts.values(), key=lambda entry: -entry[1] * _expected(entry[0]))[:MOST_TIMED]
+    largest = sorted(counts.values(), key=lambda entry: -entry[1] * _work(entry[0]))[:MOST_TIMED]
     spent: dict[str, float] = {}
     for equation, times in largest:
         name = equation.primitive.name
@@ -92,12 +92,13 @@ def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
             yield equation, times
 
 
-def _expected(equation: Any) -> float:
+def _work(equation: Any) -> float:
+    """Estimate the time of an equation without its overhead."""
     peaks = quick_peaks()
     atoms = [*equation.invars, *equation.outvars]
     num_bytes = sum(atom.aval.size * atom.aval.dtype.itemsize for atom in atoms if hasattr(atom.aval, "dtype"))
     by_operations = operations_of_equation(equation) / peaks["operations_per_second"]
-    return max(by_operations, num_bytes / peaks["bytes_per_second"]) + OVERHEAD
+    return max(by_operations, num_bytes / peaks["bytes_per_second"])
 
 
 def _signature(equation: Any) -> str:

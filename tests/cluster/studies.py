@@ -114,8 +114,7 @@ class Place:
     def start(self, *words, **streams):
         """Start a command in a new session; its output goes to a file."""
         session = ["setsid", "--ctty"] if "stdin" in streams else ["setsid"]  # at a terminal: Ctrl-C sends SIGINT
-        shell = ["env", "--default-signal=INT", *session]  # tests in the background would ignore SIGINT
-        command = [*shell, str(Path(sys.executable).with_name("personax")), *map(str, words)]
+        command = [*session, str(Path(sys.executable).with_name("personax")), *map(str, words)]
         log = self.root / f"command-{len(list(self.root.glob('command-*')))}.log"
         with log.open("w") as file:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, **streams}

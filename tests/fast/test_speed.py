@@ -33,6 +33,18 @@ def test_the_slowest_primitive_is_named():
     assert slowest_primitive(program(mostly_products, (800, 800)), num_members=2).primitive == "dot_general"
 
 
+@pytest.mark.parametrize("peaks", [(1e11, 1e10), (1e11, 1e9), (1e9, 1e10)])
+def test_the_equation_with_the_most_work_is_timed_on_any_machine(peaks, monkeypatch):
+    """Even if every equation of the program is so small that its overhead takes longer than its work."""
+    names = ("operations_per_second", "bytes_per_second")
+    monkeypatch.setattr(speed, "quick_peaks", lambda: dict(zip(names, peaks, strict=True)))
+    timed = []
+    monkeypatch.setattr(speed, "_seconds_of", lambda equation, _: timed.append(equation.primitive.name) or 1.0)
+    many_and_small = lambda x: [scale * jnp.sin(one) for scale in range(9) for one in x[:, 0]]
+    slowest_primitive(program(lambda x: (jnp.cumsum(x), many_and_small(x)), (20, 20)), num_members=2)
+    assert "cumsum" in timed and len(timed) == speed.MOST_TIMED
+
+
 def test_a_program_without_numbers_names_nothing():
     assert slowest_primitive(program(lambda x: x, (3,)), num_members=2) is None
     random = jax.make_jaxpr(lambda key: jax.random.split(key))(jax.random.key(0)).jaxpr
