@@ -42,17 +42,22 @@ def federation_of(counts, ids=None):
 FEDERATION = federation_of(COUNTS, IDS)
 
 
-@partial(jax.jit, static_argnames=("draws", "sampling", "parted"))
-def _rows(key, count, ident, update, draws, sampling, share, parted):
+indices_of = jax.jit(partial(batch_indices, FEDERATION), static_argnames=("role", "size", "draw", "sampling"))
+
+
+@partial(jax.jit, static_argnames=("draws", "sampling", "parted", "num_steps"))
+def _rows(key, count, ident, update, draws, sampling, share, parted, num_steps):
     client = ClientRows(jnp.int32(0), count, ident, update)
-    return draw_rows(run_stream(key), client, jnp.arange(STEPS), draws, sampling, share if parted else None)
+    return draw_rows(run_stream(key), client, jnp.arange(num_steps), draws, sampling, share if parted else None)
 
 
-def rows_of(count, size, sampling="replacement", *, key=KEY, ident=0, update=0, draws=None, share=None):
-    """The batches of the first `STEPS` steps of a visit, [steps, size]; -1 for filler. Few sizes: each compiles."""
+def rows_of(
+    count, size, sampling="replacement", *, key=KEY, ident=0, update=0, draws=None, share=None, num_steps=STEPS
+):
+    """The batches of the first steps of a visit, [steps, size]; -1 for filler. Few sizes: each compiles."""
     numbers = (np.int32(count), np.uint32(ident), np.int32(update))
     draws = (Draw("outer", 0, size),) if draws is None else draws
-    rows, weight, _ = _rows(key, *numbers, draws, sampling, share or 0.5, share is not None)
+    rows, weight, _ = _rows(key, *numbers, draws, sampling, share or 0.5, share is not None, num_steps)
     return np.where(np.asarray(weight) > 0, np.asarray(rows), -1)
 
 
@@ -89,7 +94,7 @@ def test_scaling_reaches_both_ends(count):
 @each_sampling
 def test_a_batch_is_a_function_of_its_names(sampling):
     names = {"key": KEY, "client": 2, "update": 3, "step": 4, "role": "adapt", "size": 12, "draw": 0}
-    rows = lambda **changed: tuple(batch_indices(FEDERATION, **{**names, **changed}, sampling=sampling).tolist())
+    rows = lambda **changed: tuple(indices_of(**{**names, **changed}, sampling=sampling).tolist())
     changes = {"key": jax.random.key(12), "update": 4, "step": 5, "role": "outer", "draw": 1}
     seen = {rows(), *(rows(**{name: new}) for name, new in changes.items())}
     assert rows() in seen and len(seen) == len(changes) + 1
@@ -101,12 +106,14 @@ def test_the_id_decides_and_the_position_does_not(sampling):
     moved = federation_of([COUNTS[i] for i in order], [IDS[i] for i in order])
     renamed = federation_of(COUNTS, [i + 100 for i in IDS])
 
-    def places(fed, client):
-        rows = np.asarray(batch_indices(fed, KEY, client, 1, 2, "outer", 12, sampling=sampling))
-        return np.where(rows < 0, -1, rows - fed.offsets[client]).tolist()
+    def places(fed):
+        of_client = lambda client: batch_indices(fed, KEY, client, 1, 2, "outer", 12, sampling=sampling)
+        rows = np.asarray(jax.jit(jax.vmap(of_client))(np.arange(5)))
+        return np.where(rows < 0, -1, rows - fed.offsets[:5, None])
 
-    assert [places(moved, new) for new in range(5)] == [places(FEDERATION, old) for old in order]
-    assert places(renamed, 2) != places(FEDERATION, 2)
+    own = places(FEDERATION)
+    np.testing.assert_array_equal(places(moved), own[order])
+    assert places(renamed)[2].tolist() != own[2].tolist()
 
 
 @each_sampling
@@ -117,7 +124,7 @@ def test_steps_and_roles_drawn_together_are_those_drawn_alone(sampling):
     parts = np.split(together, np.cumsum([draw.size for draw in draws])[:-1], axis=1)
     for step, (draw, rows) in itertools.product((0, 260), zip(draws, parts, strict=True)):
         options = {"draw": draw.number, "sampling": sampling}
-        alone = batch_indices(FEDERATION, KEY, 2, 0, step, draw.role, draw.size, **options)
+        alone = np.asarray(indices_of(KEY, 2, 0, step, role=draw.role, size=draw.size, **options))
         assert np.where(alone < 0, -1, alone - FEDERATION.offsets[2]).tolist() == rows[step].tolist()
 
 
@@ -138,11 +145,16 @@ def test_seeds_run_together_see_the_batches_of_seeds_run_alone(kind):
 def test_dropout_keys_are_all_different():
     keys, stream, (start, count) = [], run_stream(KEY), jnp.asarray([0, 9], jnp.int32)
     draws = tuple(Draw(role, index, 12) for role in ROLES for index in range(3))
-    for update, ident in itertools.product(range(2), range(2)):
-        client = ClientRows(start, count, jnp.asarray(ident, jnp.uint32), jnp.asarray(update))
-        *_, key = draw_rows(stream, client, jnp.arange(4), draws, "replacement")
+
+    @jax.jit
+    def keys_of(update, ident):
+        *_, key = draw_rows(stream, ClientRows(start, count, ident, update), jnp.arange(4), draws, "replacement")
         assert key.shape == (4, 9)
-        keys += [tuple(pair) for pair in np.asarray(jax.random.key_data(key)).reshape(-1, 2).tolist()]
+        return jax.random.key_data(key)
+
+    for update, ident in itertools.product(range(2), range(2)):
+        found = np.asarray(keys_of(np.int64(update), np.uint32(ident)))
+        keys += [tuple(pair) for pair in found.reshape(-1, 2).tolist()]
     assert len(set(keys)) == len(keys) == 2 * 2 * 4 * 9
 
 
@@ -156,7 +168,7 @@ def test_all_batches_of_two_steps_are_different():
     num_draws = 90
     draws = tuple(Draw(role, index, 12) for index in range(num_draws) for role in ROLES)
     client = ClientRows(jnp.int32(0), jnp.int32(10**6), jnp.uint32(0), jnp.int32(0))
-    rows, *_ = draw_rows(run_stream(KEY), client, jnp.arange(2), draws, "replacement")
+    rows = jax.jit(lambda: draw_rows(run_stream(KEY), client, jnp.arange(2), draws, "replacement")[0])()
     batches = [tuple(batch) for batch in np.asarray(rows).reshape(-1, 12).tolist()]
     assert len(set(batches)) == len(batches) == 2 * 3 * num_draws
 
@@ -169,7 +181,7 @@ def test_all_batches_of_two_steps_are_different():
 def test_rows_are_the_clients_own(client, sampling):
     begin, end = FEDERATION.offsets[client : client + 2]
     for step in (0, 50):
-        rows = np.asarray(batch_indices(FEDERATION, KEY, client, 2, step, "outer", 12, sampling=sampling))
+        rows = np.asarray(indices_of(KEY, client, 2, step, role="outer", size=12, sampling=sampling))
         assert np.all((rows >= begin) & (rows < end) | ((rows == -1) & (sampling == "shuffled")))
         assert np.all(FEDERATION.y[rows[rows >= 0]] == COUNTS[client])
 
@@ -178,7 +190,7 @@ def test_rows_are_the_clients_own(client, sampling):
 @given(count=st.integers(1, 30), size=st.sampled_from([1, 4, 12]), seed=st.integers(0, 2**31 - 1))
 def test_shuffled_epochs_see_every_sample_once(count, size, seed):
     per_epoch = -(-count // size)
-    batches = rows_of(count, size, "shuffled", key=jax.random.key(seed))
+    batches = rows_of(count, size, "shuffled", key=jax.random.key(seed), num_steps=90)
     for begin in range(0, 3 * per_epoch, per_epoch):
         epoch = batches[begin : begin + per_epoch].ravel().tolist()
         assert sorted(epoch[:count]) == list(range(count))
@@ -201,7 +213,7 @@ def test_support_and_query_part_a_clients_data(count, share):
     query = min(max(round(count * share), 1), max(count - 1, 1))
     draws = tuple(Draw(role, 0, 12) for role in ROLES)
     for sampling in ("replacement", "shuffled"):
-        parts = np.split(rows_of(count, None, sampling, draws=draws, share=share)[:500], 3, axis=1)
+        parts = np.split(rows_of(count, None, sampling, draws=draws, share=share, num_steps=500), 3, axis=1)
         outer, adapt, curvature = (sorted(set(part.ravel().tolist()) - {-1}) for part in parts)
         assert outer == list(range(count - query, count))
         assert adapt == curvature == (list(range(count - query)) if count > 1 else [0])
@@ -307,10 +319,11 @@ def test_batch_sizes_by_adaptation_step():
 def test_rows_beyond_the_size_of_a_batch_are_filler(sampling):
     """Batches of a role have as many rows as its largest; the others see what they see alone."""
     draws = (Draw("adapt", 0, 4), Draw("adapt", 1, 12), Draw("outer", 0, 4))
-    first, second, outer = np.split(rows_of(7, None, sampling, draws=draws), [12, 24], axis=1)
+    of_draws = lambda *draws: rows_of(7, None, sampling, draws=draws, num_steps=100)
+    first, second, outer = np.split(of_draws(*draws), [12, 24], axis=1)
     assert outer.shape[1] == 4 and (first[:, 4:] == -1).all()
     for rows, draw in ((first[:, :4], draws[0]), (second, draws[1]), (outer, draws[2])):
-        np.testing.assert_array_equal(rows, rows_of(7, None, sampling, draws=(draw,)))
+        np.testing.assert_array_equal(rows, of_draws(draw))
 
 
 @pytest.mark.parametrize(("sizes", "role"), [((0,), "outer"), ((2, 0), "adapt"), ((2, 1, 1.5), "curvature")])

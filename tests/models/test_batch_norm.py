@@ -1,5 +1,7 @@
 """Batch normalization of every library: closed forms of the running statistics, padding, and the module by hand."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,13 @@ every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
 def batch_of(x=X, weight=WEIGHT):
-    return px.Batch(jnp.asarray(x), jnp.arange(len(x)) % 3, jnp.asarray(weight), jax.random.key(1))
+    return px.Batch(x, np.arange(len(x)) % 3, weight, jax.random.key(1))
+
+
+@functools.cache
+def started(name):
+    """A network and its parameters, which tests do not change."""
+    return NETWORKS[name], jax.jit(NETWORKS[name].init)(KEY, X)
 
 
 def is_none(leaf):
@@ -35,11 +43,10 @@ def assert_same(one, other, rtol=1e-5, atol=1e-6):
 
 @every_network
 def test_running_statistics_move_to_those_of_the_rows_that_count(name):
-    model = NETWORKS[name]
-    task, params = px.classification(model), model.init(KEY, X)
+    model, params = started(name)
     seen = X[WEIGHT > 0] @ np.asarray(KERNELS[name](params))
     old = RUNNING[name](params)
-    new = RUNNING[name](task.statistics(params, batch_of()))
+    new = RUNNING[name](jax.jit(px.classification(model).statistics)(params, batch_of()))
     share = 0.0 if name == "equinox running" else MOMENTUM  # its first batch replaces the initial statistics
     np.testing.assert_allclose(new[0], share * old[0] + (1 - share) * seen.mean(axis=0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(new[1], share * old[1] + (1 - share) * seen.var(axis=0), rtol=1e-5, atol=1e-6)
@@ -47,9 +54,8 @@ def test_running_statistics_move_to_those_of_the_rows_that_count(name):
 
 @every_network
 def test_only_the_statistics_are_given_and_they_keep_their_types(name):
-    model = NETWORKS[name]
-    params = model.init(KEY, X)
-    new = px.classification(model).statistics(params, batch_of())
+    model, params = started(name)
+    new = jax.jit(px.classification(model).statistics)(params, batch_of())
     whole = jax.tree.map(lambda own, old: old if own is None else own, new, params, is_leaf=is_none)
     assert jax.tree.structure(whole) == jax.tree.structure(params)
     assert [leaf.dtype for leaf in leaves(whole)] == [leaf.dtype for leaf in leaves(params)]
@@ -58,20 +64,20 @@ def test_only_the_statistics_are_given_and_they_keep_their_types(name):
 
 @every_network
 def test_filler_rows_change_neither_loss_nor_gradient_nor_statistics(name):
-    model = NETWORKS[name]
-    task, params = px.classification(model, l2=0.1), model.init(KEY, X)
-    short = batch_of()
-    short = jax.tree.map(lambda leaf: leaf[WEIGHT > 0], short._replace(key=None))._replace(key=short.key)
-    for function in (task.loss, task.statistics, jax.grad(task.loss)):
-        assert_same(function(params, batch_of()), function(params, short))
+    model, params = started(name)
+    task, x, y, weight, key = px.classification(model, l2=0.1), *batch_of()
+    rows = weight > 0
+    short = px.Batch(x[rows], y[rows], weight[rows], key)
+    functions = task.loss, task.statistics, jax.grad(task.loss)
+    assert_same(*jax.jit(lambda *both: [[of(params, batch) for of in functions] for batch in both])(batch_of(), short))
 
 
 @every_network
 def test_a_batch_of_fillers_leaves_the_statistics(name):
-    model = NETWORKS[name]
-    task, params = px.classification(model), model.init(KEY, X)
-    params = jax.tree.map(lambda leaf: leaf + 0.25, params)
-    new = task.statistics(params, batch_of(weight=np.zeros(7)))
+    model, params = started(name)
+    task, params = px.classification(model), jax.tree.map(lambda leaf: np.asarray(leaf) + leaf.dtype.type(0.25), params)
+    of_fillers = lambda params, batch: (task.statistics(params, batch), jax.grad(task.loss)(params, batch))
+    new, gradient = jax.jit(of_fillers)(params, batch_of(weight=np.zeros(7)))
     assert all(np.any(leaf) for leaf in leaves(new))
     jax.tree.map(
         lambda own, old: None if own is None else np.testing.assert_array_equal(own, old),
@@ -79,42 +85,46 @@ def test_a_batch_of_fillers_leaves_the_statistics(name):
         params,
         is_leaf=is_none,
     )
-    assert all(np.all(np.isfinite(leaf)) for leaf in leaves(jax.grad(task.loss)(params, batch_of(weight=np.zeros(7)))))
+    assert all(np.all(np.isfinite(leaf)) for leaf in leaves(gradient))
 
 
 @every_network
 def test_training_sees_the_batch_and_evaluation_the_running_statistics(name):
-    model = NETWORKS[name]
-    params = model.init(KEY, X)
-    alone = lambda **options: np.concatenate([model.apply(params, X[i : i + 1], **options) for i in range(3)])
-    np.testing.assert_allclose(model.apply(params, X)[:3], alone(), rtol=1e-5, atol=1e-6)
-    assert not np.allclose(model.apply(params, X, KEY)[:3], model.apply(params, X)[:3], atol=1e-3)
-    trained = model.train(params, X, jnp.ones(7), KEY)[0]
-    np.testing.assert_array_equal(model.apply(params, X, KEY), trained)
+    model, params = started(name)
+
+    @jax.jit
+    def outputs(params):
+        alone = jnp.concatenate([model.apply(params, X[i : i + 1]) for i in range(3)])
+        trained = model.train(params, X, jnp.ones(7), KEY)[0]
+        return alone, model.apply(params, X), model.apply(params, X, KEY), trained
+
+    alone, evaluated, with_key, trained = map(np.asarray, outputs(params))
+    np.testing.assert_allclose(evaluated[:3], alone, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(with_key[:3], evaluated[:3], atol=1e-3)
+    np.testing.assert_array_equal(with_key, trained)
 
 
 @every_network
 def test_no_gradient_moves_the_statistics_but_l2_moves_the_rest(name):
-    model = NETWORKS[name]
-    params = model.init(KEY, X)
-    loss, penalized = px.classification(model).loss, px.classification(model, l2=0.5).loss
-    extra = jax.tree.map(jnp.subtract, jax.grad(penalized)(params, batch_of()), jax.grad(loss)(params, batch_of()))
-    new = px.classification(model).statistics(params, batch_of())
-    zeros = jax.tree.map(jnp.zeros_like, new)
+    model, params = started(name)
+    tasks = [px.classification(model, l2=l2) for l2 in (0.5, 0.0)]
+    of_both = lambda *own: [(jax.grad(task.loss)(*own), task.metrics(*own)["loss"]) for task in tasks]
+    (penalized, more), (plain, less) = jax.jit(of_both)(params, batch_of())
+    new = jax.eval_shape(tasks[1].statistics, params, batch_of())
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), new)
     moved = jax.tree.map(lambda zero, old: old if zero is None else zero, zeros, params, is_leaf=is_none)
-    assert_same(extra, jax.tree.map(lambda leaf: 0.5 * leaf, moved))
-    penalty = 0.25 * sum(np.sum(np.square(leaf)) for leaf in leaves(moved))
-    scored = [px.classification(model, l2=l2).metrics(params, batch_of())["loss"] for l2 in (0.5, 0.0)]
-    assert_same(scored[0] - scored[1], penalty)
+    half = jax.tree.map(lambda leaf: 0.5 * np.asarray(leaf), moved)
+    assert_same(jax.tree.map(np.subtract, penalized, plain), half)
+    assert_same(more - less, 0.25 * sum(np.sum(np.square(leaf)) for leaf in leaves(moved)))
 
 
 def test_our_own_layer_is_the_equation_for_images_too():
     model = px.cnn((3,), (4,), 2, kernel_size=3, norm="batch")
     x = np.random.default_rng(1).normal(size=(6, 6, 6, 1))
-    params = model.init(KEY, x)
+    params = jax.jit(model.init)(KEY, x)
     assert set(params["conv_0"]) == {"kernel"} and set(params["dense_1"]) == {"kernel", "bias"}
     weight = jnp.array([1.0, 1, 1, 1, 0, 0])
-    outputs, new = model.train(params, x, weight, KEY)
+    outputs, new = jax.jit(model.train)(params, x, weight, KEY)
     maps = np.asarray(
         jax.lax.conv_general_dilated(
             x[:4], params["conv_0"]["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -133,9 +143,9 @@ def test_our_own_layer_is_the_equation_for_images_too():
 
 def test_an_averaged_variance_below_zero_counts_as_zero():
     model = px.mlp((4,), 3, norm="batch")
-    params = model.init(KEY, X)
+    params = jax.jit(model.init)(KEY, X)
     params["norm_0"]["var"] = jnp.full(4, -0.5)
-    assert np.all(np.isfinite(model.apply(params, X)))
+    assert np.all(np.isfinite(jax.jit(model.apply)(params, X)))
 
 
 def test_from_flax_equals_the_module_in_both_modes():
@@ -167,15 +177,16 @@ def test_from_equinox_equals_the_module_in_both_modes(mode):
     model = NETWORKS["equinox" if mode == "batch" else "equinox running"]
     module, state = eqx.nn.make_with_state(Equinox)(KEY, mode)
     params = model.init(KEY, X)
+    train = jax.jit(model.train)
+    of_rows = lambda module: jax.jit(jax.vmap(module, axis_name="rows", in_axes=(0, None), out_axes=(0, None)))
+    train_module = of_rows(module)
     for _ in range(3):
-        expected, state = jax.vmap(module, axis_name="rows", in_axes=(0, None), out_axes=(0, None))(X, state)
-        outputs, statistics = model.train(params, X, jnp.ones(7), KEY)
+        expected, state = train_module(X, state)
+        outputs, statistics = train(params, X, np.ones(7), KEY)
         assert_same(outputs, expected)
         params = jax.tree.map(lambda own, old: old if own is None else own, statistics, params, is_leaf=is_none)
-    expected, _ = jax.vmap(eqx.nn.inference_mode(module), axis_name="rows", in_axes=(0, None), out_axes=(0, None))(
-        X, state
-    )
-    assert_same(model.apply(params, X), expected)
+    expected, _ = of_rows(eqx.nn.inference_mode(module))(X, state)
+    assert_same(jax.jit(model.apply)(params, X), expected)
 
 
 class Fixed(linen.Module):
@@ -233,13 +244,14 @@ def test_slices_of_a_batch_are_refused():
 @pytest.mark.parametrize("name", ["own", "linen", "nnx"])
 def test_networks_with_adapters_keep_their_statistics(name):
     inner, model = NETWORKS[name], px.lora(NETWORKS[name], rank=2)
-    params = model.init(KEY, X)
-    outputs, new = model.train(params, X, jnp.asarray(WEIGHT), KEY)
-    expected = inner.train(params["base"], X, jnp.asarray(WEIGHT), KEY)
+    params = jax.jit(model.init)(KEY, X)
+    both = lambda params: ((model, params), (inner, params["base"]))
+    trained = lambda params: [one.train(own, X, jnp.asarray(WEIGHT), KEY) for one, own in both(params)]
+    (outputs, new), expected = jax.jit(trained)(params)
     assert_same(outputs, expected[0])  # the adapters start at zero
     assert_same(new["base"], expected[1])
     assert not leaves(new["lora"]) and leaves(new)
-    assert_same(model.apply(params, X), inner.apply(params["base"], X))
+    assert_same(*jax.jit(lambda params: [one.apply(own, X) for one, own in both(params)])(params))
 
 
 def test_standardized_networks_keep_their_statistics():

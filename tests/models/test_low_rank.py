@@ -117,7 +117,7 @@ def by_name(params):
 def disturbed(params, seed=1):
     """Change all numbers, so that no term is zero."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape), params)
+    return jax.tree.map(lambda leaf: np.asarray(leaf) + 0.3 * rng.normal(size=leaf.shape), params)
 
 
 def merged(base, adapters, layouts, scale=1.0):
@@ -144,14 +144,16 @@ def layouts_of(model, base, x):
 def test_the_network_starts_as_its_base_and_computes_as_if_merged(name):
     model, on, make = CASES[name]
     x, adapted = make(), lora(model, 2, on, scale=0.5)
-    params = adapted.init(jax.random.key(0), x)
+    params = jax.jit(adapted.init)(jax.random.key(0), x)
     assert by_name(params["lora"])
-    np.testing.assert_allclose(adapted.apply(params, x), model.apply(params["base"], x), rtol=1e-12)
     changed = disturbed(params)
     whole = merged(changed["base"], changed["lora"], layouts_of(model, params["base"], x), 0.5)
-    outputs = jax.jit(adapted.apply)(changed, x)
-    assert jnp.abs(outputs - model.apply(changed["base"], x)).max() > 1e-3
-    np.testing.assert_allclose(outputs, model.apply(whole, x), rtol=1e-9)
+    both = jax.jit(lambda params, base: (adapted.apply(params, x), model.apply(base, x)))
+    outputs, of_base = both(params, params["base"])
+    np.testing.assert_allclose(outputs, of_base, rtol=1e-12)
+    outputs, of_whole = both(changed, whole)
+    assert np.abs(outputs - both(params, changed["base"])[1]).max() > 1e-3
+    np.testing.assert_allclose(outputs, of_whole, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -159,11 +161,13 @@ def test_gradients_of_adapters_are_those_of_the_merged_kernels(name):
     """For f(W + A B) with the gradient G at W + A B, the gradients are G B' and A' G, and that of W is G."""
     model, on, make = CASES[name]
     x, adapted = make(), lora(model, 2, on)
-    params = disturbed(adapted.init(jax.random.key(0), x))
+    shapes = jax.eval_shape(adapted.init, jax.random.key(0), x)
+    params = disturbed(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
     layouts = layouts_of(model, params["base"], x)
     whole = merged(params["base"], params["lora"], layouts)
-    found = jax.grad(lambda params: jnp.sum(jnp.sin(adapted.apply(params, x))))(params)
-    expected = by_name(jax.grad(lambda base: jnp.sum(jnp.sin(model.apply(base, x))))(whole))
+    gradient = lambda model, params: jax.grad(lambda params: jnp.sum(jnp.sin(model.apply(params, x))))(params)
+    found, expected = jax.jit(lambda *own: (gradient(adapted, own[0]), gradient(model, own[1])))(params, whole)
+    expected = by_name(expected)
     for own, gradient in by_name(found["base"]).items():
         np.testing.assert_allclose(gradient, expected[own], rtol=1e-8, atol=1e-10)
     adapters, gradients = by_name(params["lora"]), by_name(found["lora"])
@@ -179,7 +183,7 @@ def test_gradients_of_adapters_are_those_of_the_merged_kernels(name):
 
 def test_convolutions_and_tied_embeddings_have_no_adapters():
     x = flat(4, 64).reshape(4, 8, 8)
-    params = lora(cnn((2,), (5,), 3, kernel_size=3), 2).init(jax.random.key(0), x)
+    params = jax.eval_shape(lora(cnn((2,), (5,), 3, kernel_size=3), 2).init, jax.random.key(0), x)
     assert list(params["lora"]) == ["dense_0", "dense_1"]
 
     def embedded(params, x, key=None):
@@ -187,32 +191,33 @@ def test_convolutions_and_tied_embeddings_have_no_adapters():
         return jnp.tanh(table[x] @ params["dense"]["kernel"]) @ table.T
 
     init = lambda key, x: {name: {"kernel": jnp.ones((5, 5))} for name in ("embedding", "dense")}
-    params = lora(Model(init, embedded), 2).init(jax.random.key(0), jnp.arange(3))
+    params = jax.eval_shape(lora(Model(init, embedded), 2).init, jax.random.key(0), jnp.arange(3))
     assert list(params["lora"]) == ["dense"]
 
 
 def test_dual_adapters_are_mixed():
     x, model = flat(), mlp((7,), 3)
     dual = dual_lora(model, 2, mix=0.25, scale=2.0)
-    params = disturbed(dual.init(jax.random.key(0), x))
+    params = disturbed(jax.jit(dual.init)(jax.random.key(0), x))
     layouts = layouts_of(model, params["base"], x)
     both = merged(merged(params["base"], params["global"], layouts, 1.5), params["local"], layouts, 0.5)
-    np.testing.assert_allclose(dual.apply(params, x), model.apply(both, x), rtol=1e-10)
+    np.testing.assert_allclose(jax.jit(dual.apply)(params, x), jax.jit(model.apply)(both, x), rtol=1e-10)
 
 
 def test_dropout_is_that_of_the_model():
     x, model = flat(4, 64).reshape(4, 8, 8), cnn((2,), (5,), 3, kernel_size=3, dropout=0.5)
     adapted = lora(model, 2)
-    params, key = adapted.init(jax.random.key(0), x), jax.random.key(5)
-    np.testing.assert_array_equal(adapted.apply(params, x, key), model.apply(params["base"], x, key))
+    params, key = jax.jit(adapted.init)(jax.random.key(0), x), jax.random.key(5)
+    both = jax.jit(lambda params, key: (adapted.apply(params, x, key), model.apply(params["base"], x, key)))
+    np.testing.assert_array_equal(*both(params, key))
 
 
 def test_adapters_have_the_type_of_their_kernel():
     model = mlp((7,), 3)
     half = Model(lambda key, x: jax.tree.map(lambda w: w.astype(jnp.bfloat16), model.init(key, x)), model.apply)
-    params = lora(half, 2).init(jax.random.key(0), flat())
+    params = jax.eval_shape(lora(half, 2).init, jax.random.key(0), flat())
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
-    assert lora(half, 2).apply(params, flat()).dtype == jnp.bfloat16
+    assert jax.eval_shape(lora(half, 2).apply, params, flat()).dtype == jnp.bfloat16
 
 
 def test_no_array_of_a_client_has_the_size_of_a_kernel():
@@ -220,7 +225,7 @@ def test_no_array_of_a_client_has_the_size_of_a_kernel():
     num_clients, width, rank = 6, 64, 2
     x = jnp.ones((num_clients, 3, width))
     model = lora(mlp((width, width), width), rank)
-    params = model.init(jax.random.key(0), x[0])
+    params = jax.jit(model.init)(jax.random.key(0), x[0])
 
     def loss(adapters, x):
         return jnp.sum(jnp.square(model.apply({**params, "lora": adapters}, x)))
@@ -251,7 +256,7 @@ def test_equal_arguments_give_the_same_model():
     [("dense_0", ["dense_0"]), (("*.kernel", "!dense_1"), ["dense_0", "dense_2"]), ("*_1.*", ["dense_1"])],
 )
 def test_kernels_are_selected_like_other_parameters(on, layers):
-    params = lora(mlp((5, 4), 3), 2, on).init(jax.random.key(0), jnp.ones((1, 6)))
+    params = jax.eval_shape(lora(mlp((5, 4), 3), 2, on).init, jax.random.key(0), jnp.ones((1, 6)))
     assert sorted(params["lora"]) == layers
 
 
@@ -289,11 +294,11 @@ def test_a_kernel_that_another_program_reads_differently_is_an_error():
 def test_adapters_train_in_a_task():
     x, model = flat(), lora(mlp((7,), 3), 2)
     task = personax.classification(model)
-    params = model.init(jax.random.key(0), x)
+    params = jax.jit(model.init)(jax.random.key(0), x)
     batch = Batch(x, jnp.array([0, 1, 2, 0]), jnp.ones(4), jax.random.key(0))
-    gradient = jax.grad(task.loss)(params, batch)
-    assert all(jnp.abs(own["kernel"]["b"]).max() > 0 for own in gradient["lora"].values())
-    assert all(jnp.abs(own["kernel"]["a"]).max() == 0 for own in gradient["lora"].values())  # because B is zero
+    gradient = jax.jit(jax.grad(task.loss))(params, batch)
+    assert all(np.abs(own["kernel"]["b"]).max() > 0 for own in gradient["lora"].values())
+    assert all(np.abs(own["kernel"]["a"]).max() == 0 for own in gradient["lora"].values())  # because B is zero
 
 
 class NnxAdapters(nnx.Module):
@@ -314,8 +319,8 @@ def test_adapters_of_another_library_are_divided_by_their_names():
     local = personax.Local(0.1, num_steps=2, batch_size=3)
     algorithm = personax.Algorithm(personax.Erm(), local, personax.synchronous(), sharing)
     key, task = jax.random.key(0), personax.classification(model)
-    params = disturbed(model.init(key, flat()))
+    params = disturbed(jax.jit(model.init)(key, flat()))
     result = personax.simulate(algorithm, task, fed, personax.rounds(2, 1, 2, key=key), key=key, params=params)
-    changed = {name for name, leaf in by_name(result.params).items() if jnp.any(leaf != by_name(params)[name])}
+    changed = {name for name, leaf in by_name(result.params).items() if np.any(leaf != by_name(params)[name])}
     assert changed == {"first.lora.lora_a"}
     assert list(by_name(result.personal.part)) == ["first.lora.lora_b"]

@@ -1,7 +1,5 @@
 """Tasks: losses against their formulas in NumPy, weights and padding, bytes, types, metrics and checks."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,12 +20,16 @@ def batch_for(name, seed=0, num=5, weight=None):
     rng = np.random.default_rng(seed)
     x = jnp.asarray(rng.normal(size=(num, 3)))
     y = jnp.asarray(rng.integers(0, 4, num) if name == "classification" else rng.normal(size=(num, 4)))
-    return Batch(x, y, jnp.ones(num) if weight is None else jnp.asarray(weight), jax.random.key(seed))
+    return Batch(x, y, np.ones(num) if weight is None else jnp.asarray(weight), jax.random.key(seed))
 
 
 def outputs_and(batch, seed=3):
     params = jax.jit(MODEL.init)(jax.random.key(seed), batch.x)
-    return params, np.asarray(MODEL.apply(params, batch.x))
+    return params, np.asarray(jax.jit(MODEL.apply)(params, batch.x))
+
+
+def loss_and_metrics(task, params, batch):
+    return jax.jit(lambda *own: (task.loss(*own), task.metrics(*own)))(params, batch)
 
 
 def squared_norm(params):
@@ -51,8 +53,8 @@ def test_classification_is_its_formula(l2):
     params, outputs = outputs_and(batch)
     weight = np.asarray(batch.weight)
     expected = np.average(cross_entropy(outputs, batch.y), weights=weight) + l2 / 2 * squared_norm(params)
-    np.testing.assert_allclose(task.loss(params, batch), expected, rtol=1e-10)
-    metrics = task.metrics(params, batch)
+    loss, metrics = loss_and_metrics(task, params, batch)
+    np.testing.assert_allclose(loss, expected, rtol=1e-10)
     assert set(metrics) == {"loss", "accuracy"}
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-10)
     hits = outputs.argmax(-1) == np.asarray(batch.y)
@@ -65,8 +67,8 @@ def test_regression_is_its_formula(l2):
     params, outputs = outputs_and(batch)
     errors = np.square(outputs - np.asarray(batch.y)).sum(-1) / 4
     error, penalty = np.average(errors, weights=np.asarray(batch.weight)), l2 / 2 * squared_norm(params)
-    np.testing.assert_allclose(task.loss(params, batch), error + penalty, rtol=1e-10)
-    metrics = task.metrics(params, batch)
+    loss, metrics = loss_and_metrics(task, params, batch)
+    np.testing.assert_allclose(loss, error + penalty, rtol=1e-10)
     assert set(metrics) == {"loss", "error"}
     np.testing.assert_allclose(metrics["loss"], error + penalty, rtol=1e-10)
     np.testing.assert_allclose(metrics["error"], error, rtol=1e-10)
@@ -126,13 +128,12 @@ def test_targets_without_an_axis_fit_one_output():
 def test_padding_rows_are_ignored(name, l2):
     task, batch = TASKS[name](MODEL, l2), batch_for(name, num=3)
     params, _ = outputs_and(batch)
-    filler = jax.tree.map(lambda rows: jnp.concatenate([rows, 7 * jnp.ones_like(rows[:2])]), batch[:2])
-    padded = Batch(*filler, jnp.concatenate([batch.weight, jnp.zeros(2)]), batch.key)
+    filler = [np.concatenate([rows, np.full_like(rows[:2], 7)]) for rows in batch[:2]]
+    padded = Batch(*filler, np.concatenate([batch.weight, np.zeros(2)]), batch.key)
     if name == "classification":  # filler labels may be anything in range
-        padded = padded._replace(y=jnp.minimum(padded.y, 3))
-    gradient = jax.jit(jax.grad(task.loss))
-    assert_trees_close(gradient(params, padded), gradient(params, batch))
-    assert_trees_close(task.metrics(params, padded), task.metrics(params, batch))
+        padded = padded._replace(y=np.minimum(padded.y, 3))
+    of_each = lambda params, *both: [(jax.grad(task.loss)(params, one), task.metrics(params, one)) for one in both]
+    assert_trees_close(*jax.jit(of_each)(params, padded, batch))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -154,7 +155,8 @@ def test_scaling_all_weights_changes_nothing(name):
     task, batch = TASKS[name](MODEL), batch_for(name)
     params, _ = outputs_and(batch)
     scaled = batch._replace(weight=0.01 * batch.weight)
-    np.testing.assert_allclose(task.loss(params, scaled), task.loss(params, batch), rtol=1e-10)
+    loss = jax.jit(task.loss)
+    np.testing.assert_allclose(loss(params, scaled), loss(params, batch), rtol=1e-10)
 
 
 # bytes, types, dropout
@@ -166,8 +168,7 @@ def test_bytes_are_scaled_inside_the_loss_and_the_metrics(name):
     pixels = jnp.arange(15, dtype=jnp.uint8).reshape(5, 3) * 17
     params, _ = outputs_and(batch)
     stored, floats = batch._replace(x=pixels), batch._replace(x=jnp.asarray(np.asarray(pixels) / 255))
-    assert_trees_close(task.loss(params, stored), task.loss(params, floats))
-    assert_trees_close(task.metrics(params, stored), task.metrics(params, floats))
+    assert_trees_close(loss_and_metrics(task, params, stored), loss_and_metrics(task, params, floats))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_the_loss_drops_units_by_the_batch_key_and_the_metrics_do_not():
     loss = jax.jit(dropped.loss)
     assert loss(params, one) == loss(params, one)
     assert not np.allclose(loss(params, one), loss(params, other))
-    assert_trees_close(dropped.metrics(params, one), plain.metrics(params, other))
+    assert_trees_close(jax.jit(dropped.metrics)(params, one), jax.jit(plain.metrics)(params, other))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -210,10 +211,11 @@ def test_mapping_over_clients_and_scanning_equals_a_loop(name):
     batches = [batch_for(name, seed) for seed in range(3)]
     params, _ = outputs_and(batches[0])
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-    one_by_one = jnp.stack([task.loss(params, batch) for batch in batches])
-    np.testing.assert_allclose(jax.vmap(task.loss, (None, 0))(params, stacked), one_by_one, rtol=1e-10)
-    scanned = jax.lax.scan(lambda _, batch: (None, task.loss(params, batch)), None, stacked)[1]
-    np.testing.assert_allclose(scanned, one_by_one, rtol=1e-10)
+    loss = jax.jit(task.loss)
+    one_by_one = [loss(params, batch) for batch in batches]
+    np.testing.assert_allclose(jax.jit(jax.vmap(task.loss, (None, 0)))(params, stacked), one_by_one, rtol=1e-10)
+    scan = lambda params: jax.lax.scan(lambda _, batch: (None, task.loss(params, batch)), None, stacked)[1]
+    np.testing.assert_allclose(jax.jit(scan)(params), one_by_one, rtol=1e-10)
 
 
 # construction
@@ -285,16 +287,17 @@ def test_targets_are_checked(targets, message):
 
 
 @pytest.mark.parametrize("slice_size", [1, 3, 7, 9])
-@pytest.mark.parametrize("weight", [[2, 0, 1, 0, 0, 0, 0.5], [0] * 7], ids=["some", "none"])
-def test_a_loss_in_slices_is_the_loss(slice_size, weight):
+def test_a_loss_in_slices_is_the_loss(slice_size):
     rng = np.random.default_rng(0)
     task = classification(mlp((5,), 3), l2=0.1)
     x = jnp.asarray(rng.normal(size=(7, 4)))
-    batch = Batch(x, jnp.asarray(rng.integers(0, 3, 7)), jnp.asarray(weight, float), jax.random.key(0))
-    params = task.model.init(jax.random.key(1), x)
-    sliced = rematerialize(task, slice_size)
-    for ask in (jax.value_and_grad, lambda loss: partial(exact, loss, params)):
-        assert_trees_close(jax.jit(ask(task.loss))(params, batch), jax.jit(ask(sliced.loss))(params, batch))
+    batch = Batch(x, jnp.asarray(rng.integers(0, 3, 7)), jnp.ones(7), jax.random.key(0))
+    params = jax.jit(task.model.init)(jax.random.key(1), x)
+    asked = lambda loss, *own: (jax.value_and_grad(loss)(*own), exact(loss, own[0], *own))
+    losses = task.loss, rematerialize(task, slice_size).loss
+    all_of = jax.jit(lambda *own: [asked(loss, *own) for loss in losses])
+    for weight in ([2, 0, 1, 0, 0, 0, 0.5], [0] * 7):
+        assert_trees_close(*all_of(params, batch._replace(weight=jnp.asarray(weight, float))))
 
 
 def test_a_rematerialized_task_is_the_same_value_each_time():
