@@ -22,8 +22,17 @@ from tests.simulation.options import grouped
 
 # Seeds and chunks wrap the visit of an objective, whatever its options: one recipe for each objective.
 ONE_OF_EACH = list({type(make(1.0).objective): name for name, make in RECIPES.items()}.values())
-# The tests of one recipe share its compiled program, so they run in one process.
-each = lambda names: pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
+# These combine an objective with a server or with a division of the parameters, all of which others here have, too.
+COMBINED = {"ditto_async", "aruba_async", "persafl_maml_personal_head", "persafl_me_personal_head", "lg_fedavg"}
+
+
+def each(names, fast=None):
+    """Every name; those outside `fast` are slow. Tests of one recipe share its compiled program: one process."""
+    marks = lambda name: [pytest.mark.slow] * (name in COMBINED or name not in (fast or names))
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=[pytest.mark.xdist_group(name), *marks(name)]) for name in names]
+    )
+
 
 MODULES = (personax, personax.step_sizes, personax.curvature, personax.discounts, optimizers)
 NAMES = {name: item for module in MODULES for name, item in vars(module).items()}
@@ -128,7 +137,8 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(name, tmp_path
     assert_same_bits(end(whole), end(resumed))
 
 
-@each(ONE_OF_EACH)
+# tests/test_reference.py has seeds together for each objective; these have, in chunks, states shared and personal.
+@each(ONE_OF_EACH, ("local_only", "scaffold_async", "apfl_buffered_adam"))
 def test_seeds_together_in_chunks_of_a_cohort_equal_seeds_apart(name):
     seeds = [0, 1]
     together = run(
@@ -143,7 +153,8 @@ def test_seeds_together_in_chunks_of_a_cohort_equal_seeds_apart(name):
         assert_close(jax.tree.map(lambda leaf, s=seed: leaf[s], end(together)), end(simulate(name, seed=seed)))
 
 
-@each(ASYNCHRONOUS)
+# What waits: models of clients, states shared and personal, updates for a buffer, and parts of models.
+@each(ASYNCHRONOUS, ("fedasync_mixing", "scaffold_async", "apfl_buffered_adam", "fedrep_async"))
 def test_updates_that_are_trained_ahead_wait_for_their_turn(name):
     """At every pause, models and personal states are those of one-by-one execution; a run may pause while some wait."""
     every_event = {}

@@ -327,7 +327,18 @@ ON_NETWORK = {
 }
 
 
-@pytest.mark.parametrize("name", ON_NETWORK)
+# The others differ from one of these in the estimate or the number of steps only; tests/fast/test_near.py has them all.
+FAST_ON_NETWORK = (
+    "Hessian-free, one step",
+    "exact, two steps",
+    "Hessian-free, two steps, on the outer batch",
+    "first-order, two steps, sizes by step",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST_ON_NETWORK)) for n in ON_NETWORK]
+)
 def test_meta_gradients_of_a_network_in_shared_products_agree_with_the_twin(name, monkeypatch):
     """A nonconvex loss in whole visits, with batches that are small enough for shared products."""
     case, twins, size = ON_NETWORK[name]
