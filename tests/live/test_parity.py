@@ -40,17 +40,16 @@ def table_of(num_events=9):
     "name",
     [
         "FedAsync",
-        "PersA-FL-MAML",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("PersA-FL-MAML", "Ditto", "FedPer", "FedBABU", "ANIL")
+        ),
         "PersA-FL-ME",
         "APFL",
-        "Ditto",
         "FedBuff",
         "SCAFFOLD",
         "ARUBA",
-        "FedPer",
         "FedRep",
-        "FedBABU",
-        "ANIL",
         "PersA-FL-ME, personal biases",
     ],
 )

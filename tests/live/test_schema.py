@@ -150,6 +150,7 @@ def from_integers(tmp_path_factory):
     return federate(tmp_path_factory.mktemp("live") / "numbered", NUMBERED, write)[0]
 
 
+@pytest.mark.slow
 def test_text_labels_give_the_model_of_integer_labels(from_integers, tmp_path):
     """Each client lacks a class: numbered by itself, its classes would be others than those of the other client."""
     found, _ = federate(tmp_path / "text", NAMED, lambda path, x, y: write(path, x, [CLASSES[i] for i in y]))
@@ -299,6 +300,17 @@ def test_a_run_continues_only_with_the_same_schema(tmp_path):
     other = make_recipe(given.config, replace(given.schema, classes=("b", "a", "c")))
     with pytest.raises(ValueError, match="has a run on other samples"):
         open_run(tmp_path, other, "run-2")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_text_labels_are_numbered_by_the_classes_of_the_server(name, tmp_path):
+    """Each client lacks a class: numbered by itself, its classes would be different from those of the other client."""
+    x, y = ROWS[name]
+    write(tmp_path / f"{name}.csv", x, [CLASSES[i] for i in y])
+    found = SampleFile(tmp_path / f"{name}.csv").conform(
+        Schema((4,), "float32", tuple(FEATURES), tuple(CLASSES)), print
+    )
+    np.testing.assert_array_equal(found.y, y)
 
 
 def test_bytes_are_no_other_numbers(tmp_path):

@@ -142,9 +142,11 @@ def dropout_of(task, shape, zeros, dense):
     before, last = zeros[dense[-2]], zeros[dense[-1]]
     ones = {name: jnp.ones_like(leaf) if name in ("bias", "shift") else leaf for name, leaf in before.items()}
     params = {**zeros, dense[-2]: ones, dense[-1]: {**last, "kernel": jnp.ones_like(last["kernel"])}}
+    level = float(task.model.apply(params, jnp.zeros(shape))[0, 0])  # of all units, after the activation
+    if float(task.model.apply(params, jnp.zeros(shape), jax.random.key(1))[0, 0]) == level:
+        return 0.0
     x = jnp.zeros((400 if "conv_0" in zeros else 4000, *shape[1:]))
-    level = float(task.model.apply(params, x)[0, 0]) / last["kernel"].shape[0]  # of one unit, after the activation
-    outputs = np.asarray(task.model.apply(params, x, jax.random.key(1))[:, 0]) / level
+    outputs = np.asarray(task.model.apply(params, x, jax.random.key(1))[:, 0]) * last["kernel"].shape[0] / level
     odds = outputs.var() / last["kernel"].shape[0]
     return round(20 * float(odds / (1 + odds))) / 20
 

@@ -28,7 +28,7 @@ cases = [
     ("pfedme", {"stream": px.Stream()}),
     ("apfl", {"key": seeds, "schedule": [schedule_for("apfl", seed) for seed in (0, 1)]}),
 ]
-cases = cases if len(sys.argv) == 1 else cases[2:]
+cases = [case for case in cases if case[0] in os.environ["CASES"].split()]
 local = lambda tree: jax.tree.map(np.asarray, tree)
 for name, options in cases:
     options = {"key": jax.random.key(0), "schedule": schedule_for(name), **options}
@@ -51,9 +51,13 @@ for name, options in cases:
 """
 
 
-def start(num_devices, *arguments):
+ALL = ["scaffold_async", "per_fedavg_hf", "pfedme", "apfl"]
+
+
+def start(num_devices, names, *arguments):
     flags = f"--xla_force_host_platform_device_count={num_devices}"
     environment = {**os.environ, "XLA_FLAGS": f"{flags} {os.environ['XLA_FLAGS']}", "JAX_PLATFORMS": "cpu"}
+    environment["CASES"] = " ".join(names)
     command = [sys.executable, "-c", RUN, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -64,14 +68,16 @@ def finish(process, names):
     assert [line.split()[0] for line in out.splitlines() if line.endswith(" agrees")] == names
 
 
-def test_eight_devices_equal_one():
-    finish(start(8), ["scaffold_async", "per_fedavg_hf", "pfedme", "apfl"])
+@pytest.mark.parametrize("names", [["scaffold_async", "apfl"], pytest.param(ALL, marks=pytest.mark.slow)], ids=len)
+def test_eight_devices_equal_one(names):
+    finish(start(8, names), names)
 
 
 @pytest.mark.slow
 def test_two_processes_of_four_devices_equal_one():
+    names = ["pfedme", "apfl"]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    for process in [start(4, port, number) for number in range(2)]:
-        finish(process, ["pfedme", "apfl"])
+    for process in [start(4, names, port, number) for number in range(2)]:
+        finish(process, names)

@@ -135,7 +135,7 @@ def test_one_client_is_centralised_sgd():
 
 
 def test_arrivals_without_delay_and_a_buffer_of_all_clients_are_rounds():
-    for objective in (personax.Erm(), personax.Meta(0.1), personax.Moreau(2.0, 0.1, 5), personax.Scaffold()):
+    for objective in (personax.Moreau(2.0, 0.1, 5), personax.Scaffold()):
         local = personax.Local(0.1, **STEPS)
         synchronous = run(personax.Algorithm(objective, local, personax.synchronous(0.8)), 5, 4)
         schedule = personax.arrivals(4, 20, delays=personax.delays.Delays(), key=KEY)

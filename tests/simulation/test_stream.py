@@ -22,16 +22,13 @@ from tests.simulation.options import grouped
 from tests.test_contract import FED, NUM, TASK, assert_close, assert_same_bits, data, end, schedule_for
 
 KEY = jax.random.key(0)
+MORE = ["fedavg", "scaffold_1", "per_fedavg_hf", "pfedme", "persafl_me"]
 SOME = [
-    "fedavg",
     "fedavg_epochs",
     "apfl",
-    "scaffold_1",
-    "per_fedavg_hf",
-    "pfedme",
     "fedbuff",
     "scaffold_async",
-    "persafl_me",
+    *(pytest.param(one, marks=pytest.mark.slow) for one in MORE),
 ]
 
 
