@@ -21,6 +21,8 @@ from personax.cli.console import err, out
 from personax.cli.errors import plain_errors
 from personax.cli.options import GROUP_SETTINGS
 
+PATIENCE = 5.0  # the most seconds that an operator's command waits for its server
+
 Identity = Annotated[Path | None, typer.Option(help="The folder with ca.pem, cert.pem and key.pem.")]
 Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The address of the server.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS, only on this machine, to try things out.")]
@@ -196,7 +198,8 @@ def _operator(server: str, identity: Path | None, insecure: bool) -> Iterator[An
         require_loopback(server)
     _warn_of_expiry(chosen)
     credentials = None if chosen is None else read_credentials(chosen)
-    connection = Connection(server, credentials, name="operator", role="operator", patience=5.0, call_seconds=5.0)
+    seconds = {"patience": PATIENCE, "call_seconds": PATIENCE}
+    connection = Connection(server, credentials, name="operator", role="operator", **seconds)
     try:
         yield connection
     finally:

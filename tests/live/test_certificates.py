@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from typer.testing import CliRunner
 
-from personax.cli import app
+from personax.cli import app, live
 from personax.experiment.config import Terms
 from personax.live import certificates
 from personax.live.certificates import expiry_warning, identity_of, read_credentials
@@ -104,7 +104,7 @@ def test_an_authority_of_an_older_version_can_revoke_its_operator(place):
     assert serial in listed.serials
 
 
-def test_there_is_a_warning_thirty_days_before_a_certificate_expires(place):
+def test_there_is_a_warning_thirty_days_before_a_certificate_expires(place, monkeypatch):
     certificate = shown(place, "clients/anna").certificate
     expires = identity_of(certificate).expires
     assert expiry_warning(certificate, expires - timedelta(days=31)) == ""
@@ -112,5 +112,6 @@ def test_there_is_a_warning_thirty_days_before_a_certificate_expires(place):
     assert f"expires on {expires:%Y-%m-%d}" in soon and "personax certify renew anna" in soon
     assert "expired on" in expiry_warning(certificate, expires + timedelta(days=1))
     assert "certify renew --server" in expiry_warning(shown(place, "server").certificate)
+    monkeypatch.setattr(live, "PATIENCE", 0.1)
     found = personax("status", "127.0.0.1:1", "--identity", place / "operator")
     assert "Warning: The certificate of operator expires" in found.output
