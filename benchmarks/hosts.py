@@ -1,8 +1,9 @@
 """One run over 1, 2 and 4 processes on this machine: the time of a round, and a model of communication.
 
 `python benchmarks/hosts.py` runs FedAvg with a network of 784-WIDTH-10 and 16 clients per round in 1, 2 and 4 processes
-of one device each, in turns, and times sums over the processes (`psum`) of several sizes. The model of a round in P
-processes on C cores is
+of one device and one core each, in turns, and times sums over the processes (`psum`) of several sizes. Without a core
+of its own, a process would use all of them, and two processes would gain nothing. The model of a round in P processes
+on C cores is
 
     T(P) = T(1) / min(P, C) + num_exchanges * latency(P) + bytes * per_byte(P)
 
@@ -27,11 +28,13 @@ PROCESSES = (1, 2, 4)
 COHORT, ROUNDS, EVERY = 16, 60, 10
 SIZES = (1, 1_000, 10_000, 100_000, 1_000_000)  # numbers in a sum
 REPEATS = 20
+CORES = os.cpu_count() or 1
 EXCHANGE = re.compile(r"= .* (?:all-reduce|all-gather|all-to-all|collective-permute)(?:-start)?\(")
 
 
 def worker(number: int, of: int, address: str, width: int) -> None:
     """Measure in one of the processes; the first prints JSON."""
+    os.sched_setaffinity(0, {number % CORES})  # before JAX counts the cores (Linux)
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -117,8 +120,7 @@ def main() -> None:
     if options.worker:
         worker(*options.worker, options.address, options.width[0])
         return
-    cores = os.cpu_count() or 1
-    print(f"{cores} cores; {COHORT} clients per round; medians of {options.repeats} turns")
+    print(f"{CORES} cores; {COHORT} clients per round; medians of {options.repeats} turns")
     for width in options.width:
         turns = [{of: run(of, width) for of in PROCESSES} for _ in range(options.repeats)]
         median = lambda of, what, turns=turns: statistics.median(turn[of][what] for turn in turns)
@@ -130,7 +132,7 @@ def main() -> None:
             latency, per_byte = fitted(sums)
             num_exchanges = turns[0][of]["num_exchanges"]
             sent = 0.0 if of == 1 else num_exchanges * latency + size * per_byte
-            predicted, measured = single / min(of, cores) + sent, median(of, "round")
+            predicted, measured = single / min(of, CORES) + sent, median(of, "round")
             print(
                 f"  {of} processes: {1e3 * measured:7.2f} ms per round, predicted {1e3 * predicted:7.2f}, efficiency "
                 f"{single / (of * measured):4.2f}; {num_exchanges} exchanges of {1e6 * latency:.0f} us and "
