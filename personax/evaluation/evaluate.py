@@ -312,8 +312,24 @@ def personalize(
         raise ValueError(
             f"{algorithm.objective} needs the state broadcast with the model. Give `shared=result.shared`."
         )
-    drawn = _draw(scoring.batch_size, _client(data, 0), key, jnp.arange(scoring.num_steps)) if scoring.adapts else ()
-    return _adapted(algorithm, optimized(task), scoring, data, drawn, params, common, own)
+    return _personalized(optimized(task), algorithm, scoring, data, typed_key(key), params, common, own)
+
+
+@partial(jax.jit, static_argnames=("task",))
+def _personalized(
+    task: Task,
+    algorithm: Algorithm,
+    scoring: Scoring,
+    data: ClientData,
+    key: Array,
+    params: Params,
+    shared: Shared,
+    personal: Personal,
+) -> Params:
+    """Personalize the shared model for the only client of `data`."""
+    steps = jnp.arange(scoring.num_steps)
+    drawn = _draw(scoring.batch_size, _client(data, jnp.int32(0)), key, steps) if scoring.adapts else ()
+    return _adapted(algorithm, task, scoring, data, drawn, params, shared, personal)
 
 
 def _first_client(snapshot: Snapshot) -> tuple[Params, Personal]:
