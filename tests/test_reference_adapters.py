@@ -5,14 +5,13 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import pytest
 
 import personax
 from personax.models import dual_lora, lora, mlp
 from tests.reference import adapters, network
 from tests.reference.problem import FEDERATION, NUM_CLASSES, N, Samples
 from tests.test_reference import KEYS, assert_agree
-from tests.test_reference_sharing import EACH_SERVER, SERVERS
+from tests.test_reference_sharing import SERVERS, with_servers
 
 ETA, MIX = 0.2, 0.3
 NETWORK = mlp((network.NUM_UNITS,), NUM_CLASSES, "tanh")
@@ -43,8 +42,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("server", EACH_SERVER)
-@pytest.mark.parametrize("name", CASES)
+@with_servers(CASES, {("FedSA-LoRA", "asynchronous")})
 def test_each_method_agrees_with_its_twin_under_every_server(name, server):
     case, (given, make_schedule, run_server) = CASES[name], SERVERS[server]
     key, algorithm = KEYS[0], case.algorithm(given)

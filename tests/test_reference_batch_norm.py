@@ -1,13 +1,12 @@
 """FedBN against the paper's client in NumPy, with the batch statistics written out, under every kind of server."""
 
 import numpy as np
-import pytest
 
 import personax
 from tests.reference import batch_norm
 from tests.reference.problem import COUNTS, FEDERATION, Samples
 from tests.test_reference import KEYS, assert_agree
-from tests.test_reference_sharing import EACH_SERVER, SERVERS
+from tests.test_reference_sharing import SERVERS, with_servers
 
 ETA, E, B = 0.3, 2, 4
 LENGTHS = {
@@ -16,10 +15,9 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("server", EACH_SERVER)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_fedbn_agrees_with_its_twin_under_every_server(server, length):
-    (options, num_steps), (given, make_schedule, run_server) = LENGTHS[length], SERVERS[server]
+@with_servers(LENGTHS, {("steps", "asynchronous")})
+def test_fedbn_agrees_with_its_twin_under_every_server(name, server):
+    (options, num_steps), (given, make_schedule, run_server) = LENGTHS[name], SERVERS[server]
     key, algorithm = KEYS[0], personax.fedbn(lr=ETA, server=given, **options)
     schedule, start = make_schedule(key), batch_norm.tree(batch_norm.W0, batch_norm.V0)
     result = personax.simulate(algorithm, batch_norm.TASK, FEDERATION, schedule, key=key, params=start)

@@ -24,7 +24,14 @@ SERVERS = {
     "buffered": (buffered(K, discount=personax.discounts.Constant()), arrivals, partial(in_buffer, K=K)),
     "asynchronous": (asynchronous(BETA), arrivals, partial(on_arrival, beta=BETA)),
 }
-EACH_SERVER = ["synchronous", pytest.param("buffered", marks=pytest.mark.slow), "asynchronous"]
+
+
+def with_servers(names, repeated):
+    """Each name with each server; those that repeat are slow, as are all with a buffer."""
+    pairs = [(name, server) for name in names for server in SERVERS]
+    is_slow = lambda pair: pair[1] == "buffered" or pair in repeated
+    marked = [pytest.param(*pair, marks=[pytest.mark.slow] * is_slow(pair)) for pair in pairs]
+    return pytest.mark.parametrize(("name", "server"), marked)
 
 
 class Case(NamedTuple):
@@ -128,8 +135,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("server", EACH_SERVER)
-@pytest.mark.parametrize("name", CASES)
+# FedPer, FedSim and LG-FedAvg are one client with other patterns, as are FedRep and FedAlt; PersA-FL is asynchronous.
+REPEATED = {(name, "asynchronous") for name in ("FedSim", "LG-FedAvg", "FedAlt", "ANIL")} | {
+    (f"PersA-FL-{name}, personal head", "synchronous") for name in ("MAML", "ME")
+}
+
+
+@with_servers(CASES, REPEATED)
 def test_each_method_agrees_with_its_twin_under_every_server(name, server):
     case, (given, make_schedule, run_server) = CASES[name], SERVERS[server]
     key, algorithm = KEYS[0], case.algorithm(given)
