@@ -38,15 +38,16 @@ def by_hand(local, client, lrs):
     for phase, lr in zip(local.phases, lrs, strict=True):
         num = phase.num_steps or phase.num_epochs * -(-COUNTS[client] // size)
         optimizer = local.optimizer.at(lr)
+        update = jax.jit(optimizer.update)
         state = optimizer.init(only(params, phase.trains))
         for _ in range(num):
-            rows = ROWS(client, 0, step, role="outer", size=size, sampling=local.sampling)
+            rows = np.asarray(ROWS(client, 0, step, role="outer", size=size, sampling=local.sampling))
             rows = rows[rows >= 0]
-            batch = px.Batch(FED.train.x[rows], FED.train.y[rows], jnp.ones(len(rows)), jax.random.key(0))
+            batch = px.Batch(FED.x[rows], FED.y[rows], np.ones(len(rows)), KEY)
             gradient = only(GRADIENT(params, batch), phase.trains)
             moving = only(params, phase.trains)
-            change, state = jax.jit(optimizer.update)(gradient, state, moving)
-            params = join(jax.tree.map(jnp.add, moving, change), params)
+            change, state = update(gradient, state, moving)
+            params = join(jax.tree.map(np.add, moving, change), params)
             step += 1
     return params
 

@@ -113,7 +113,11 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name",
+    # Both options of SCAFFOLD take the same steps.
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "scaffold 2")) for name in ALGORITHMS],
+)
 def test_no_objective_moves_the_statistics(name):
     """Their values after a step are those of the batch, whatever else the direction contains."""
     algorithm = dataclasses.replace(ALGORITHMS[name], local=dataclasses.replace(ALGORITHMS[name].local, lr=1e-30))
