@@ -253,7 +253,7 @@ def assert_agree(fast, twin, rtol=1e-9):
         np.testing.assert_allclose(value, twin[name], rtol=0, atol=rtol * np.abs(twin[name]).max(), err_msg=name)
 
 
-# Sizes by step, shuffled batches, a query share and exact Hessians each have a case of their own; so have Hessian-free
+# Other cases have sizes by step, shuffled batches, a query share and exact Hessians; and others have Hessian-free
 # products and the outer batch (below, on a network).
 SLOW = ("gMeta Algorithm 2, sizes by step, shuffled", "Fallah Algorithm 1 as printed, Hessian-free")
 
