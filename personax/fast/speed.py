@@ -75,7 +75,7 @@ def slowest_primitive(jaxpr: Any, num_members: int) -> Slowest | None:
     spent: dict[str, float] = {}
     for equation, times in largest:
         name = equation.primitive.name
-        spent[name] = spent.get(name, 0.0) + times * _seconds_of(equation, num_members)
+        spent[name] = spent.get(name, 0.0) + times * seconds_of(equation, num_members)
     if not any(spent.values()):
         return None
     name = max(spent, key=lambda name: spent[name])
@@ -105,7 +105,7 @@ def _signature(equation: Any) -> str:
     return f"{equation.primitive.name} {[atom.aval for atom in equation.invars]} {equation.params}"
 
 
-def _seconds_of(equation: Any, num_members: int) -> float:
+def seconds_of(equation: Any, num_members: int) -> float:
     """Measure the time of an equation on random numbers, per member; 0 if it has no numeric operands."""
     inputs = [atom.aval for atom in equation.invars if not isinstance(atom, core.Literal)]
     if equation.effects or not inputs or not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in inputs[:1]):

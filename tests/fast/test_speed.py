@@ -39,7 +39,7 @@ def test_the_equation_with_the_most_work_is_timed_on_any_machine(peaks, monkeypa
     names = ("operations_per_second", "bytes_per_second")
     monkeypatch.setattr(speed, "quick_peaks", lambda: dict(zip(names, peaks, strict=True)))
     timed = []
-    monkeypatch.setattr(speed, "_seconds_of", lambda equation, _: timed.append(equation.primitive.name) or 1.0)
+    monkeypatch.setattr(speed, "seconds_of", lambda equation, _: timed.append(equation.primitive.name) or 1.0)
     many_and_small = lambda x: [scale * jnp.sin(one) for scale in range(9) for one in x[:, 0]]
     slowest_primitive(program(lambda x: (jnp.cumsum(x), many_and_small(x)), (20, 20)), num_members=2)
     assert "cumsum" in timed and len(timed) == speed.MOST_TIMED
