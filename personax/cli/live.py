@@ -198,8 +198,9 @@ def _operator(server: str, identity: Path | None, insecure: bool) -> Iterator[An
         require_loopback(server)
     _warn_of_expiry(chosen)
     credentials = None if chosen is None else read_credentials(chosen)
-    seconds = {"patience": PATIENCE, "call_seconds": PATIENCE}
-    connection = Connection(server, credentials, name="operator", role="operator", **seconds)
+    connection = Connection(
+        server, credentials, name="operator", role="operator", patience=PATIENCE, call_seconds=PATIENCE
+    )
     try:
         yield connection
     finally:

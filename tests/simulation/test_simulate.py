@@ -55,8 +55,11 @@ def test_fedavg_with_one_step_converges_to_the_minimizer_of_the_mean():
     np.testing.assert_allclose(result.params["w"], optimum, rtol=1e-8)
 
 
-@pytest.mark.parametrize("hvp", [personax.curvature.exact, personax.curvature.relative_difference(1e-3)], ids=str)
-@pytest.mark.parametrize("num_adapt_steps", [1, 3])
+@pytest.mark.parametrize(
+    ("hvp", "num_adapt_steps"),
+    [(personax.curvature.exact, 3), (personax.curvature.relative_difference(1e-3), 1)],
+    ids=str,
+)
 def test_per_fedavg_with_one_step_converges_to_the_minimizer_of_the_meta_function(hvp, num_adapt_steps):
     _, problems = federation()
     result = run(
@@ -146,10 +149,10 @@ def test_arrivals_without_delay_and_a_buffer_of_all_clients_are_rounds():
 @pytest.fixture(params=[True, False], ids=["one_by_one", "together"])
 def seeds_in_order(request, monkeypatch):
     """Seeds one after another, as with large models on a CPU, or all at once."""
-    monkeypatch.setattr(engine, "seeds_run_in_order", lambda *_: request.param)
-    engine.advance.clear_cache()
-    yield
-    engine.advance.clear_cache()
+    if request.param:  # a new function, because programs of `engine.advance` are compiled already
+        advance = engine.advance.__wrapped__
+        monkeypatch.setattr(engine, "seeds_run_in_order", lambda *_: True)
+        monkeypatch.setattr(engine, "advance", jax.jit(lambda *given: advance(*given), static_argnums=0))
 
 
 def test_long_visits_have_another_program(monkeypatch):
@@ -233,7 +236,7 @@ def test_short_epochs_skip_steps_with_a_stateful_optimizer():
         "optimizer": personax.optimizer("sgd", momentum=0.9),
     }
     together = run(personax.local_only(lr=0.05, **local), 1, 4)
-    for position, client in enumerate(data):
+    for position, client in enumerate(data[:2]):
         alone = Federation.from_clients([client], ids=[position])
         result = run(personax.local_only(lr=0.05, **local), 1, 1, alone)
         np.testing.assert_allclose(together.personal["w"][position], result.personal["w"][0], rtol=1e-12)

@@ -44,7 +44,7 @@ def test_a_streamed_run_is_the_plain_run(name, monkeypatch):
     assert_close(end(run(name)), end(run(name, Stream())), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("num_waves", [1, 3, 16])
+@pytest.mark.parametrize("num_waves", [1, 3])
 def test_blocks_may_have_any_length(num_waves, monkeypatch):
     monkeypatch.setattr(stream, "BLOCK_WAVES", num_waves)
     assert_close(end(run("apfl")), end(run("apfl", Stream())), rtol=1e-12, atol=1e-14)
@@ -129,7 +129,13 @@ PROTOCOLS = [
 
 
 @pytest.mark.parametrize(
-    ("scoring", "num_seeds"), [(PROTOCOLS[0], 2), (PROTOCOLS[1], 2), (PROTOCOLS[2], 0), (PROTOCOLS[3], 0)]
+    ("scoring", "num_seeds"),
+    [
+        (PROTOCOLS[1], 2),
+        (PROTOCOLS[3], 0),
+        pytest.param(PROTOCOLS[0], 2, marks=pytest.mark.slow),
+        pytest.param(PROTOCOLS[2], 0, marks=pytest.mark.slow),
+    ],
 )
 def test_scores_of_mapped_and_resident_federations_agree(scoring, num_seeds, mapped, monkeypatch):
     key = jax.random.split(KEY, num_seeds) if num_seeds else KEY
