@@ -302,7 +302,8 @@ def personalize(
         )
     alone = Federation.from_clients([client_data], ids=[id])
     check_model(task, alone, params)
-    data, objective = alone.train, algorithm.divided
+    padded = 1 << (len(alone.x) - 1).bit_length()  # rows: clients of similar sizes share a program
+    data, objective = alone.train_of(np.zeros(1, int), padded, 1), algorithm.divided
     if personal is None:
         _require_trained_part(algorithm, replace(scoring, clients="held_out"))
     own = objective.init_personal(params) if personal is None else personal
@@ -312,11 +313,11 @@ def personalize(
         raise ValueError(
             f"{algorithm.objective} needs the state broadcast with the model. Give `shared=result.shared`."
         )
-    return _personalized(optimized(task), algorithm, scoring, data, typed_key(key), params, common, own)
+    return personalize_one(optimized(task), algorithm, scoring, data, typed_key(key), params, common, own)
 
 
 @partial(jax.jit, static_argnames=("task",))
-def _personalized(
+def personalize_one(
     task: Task,
     algorithm: Algorithm,
     scoring: Scoring,

@@ -10,7 +10,7 @@ import pytest
 
 import personax
 from personax.client.local import Start
-from personax.evaluation.evaluate import evaluate_client
+from personax.evaluation.evaluate import evaluate_client, personalize_one
 from tests import closed_forms
 from tests.closed_forms import TASK
 from tests.recipes import SYNCHRONOUS
@@ -99,6 +99,21 @@ def test_a_newcomer_gets_the_model_that_evaluation_scores():
         newcomer = partial(personax.personalize, algorithm, TASK, result.params, scoring=scoring, key=KEY)
         models = [newcomer(fed.client(i))["w"] for i in range(4)]
         np.testing.assert_allclose(score(algorithm, fed, result, scoring), losses(fed, models), rtol=1e-9)
+
+
+def test_newcomers_of_similar_sizes_share_a_program():
+    algorithm = personax.fedavg(lr=0.1, **LOCAL)
+    fed, result = setting(algorithm)
+    x, y = fed.client(2)
+    scoring, compiled = personax.Scoring("adapted", lr=0.2, num_steps=3, batch_size=5), personalize_one._cache_size()
+    for size, num_programs in ((9, 1), (16, 1), (17, 2)):
+        data = (x[:size], y[:size])
+        found = personax.personalize(algorithm, TASK, result.params, data, scoring, id=7, key=KEY)
+        assert personalize_one._cache_size() == compiled + num_programs
+        same = personax.Federation.from_clients([data], test=[data], ids=[7])
+        scored = losses(same, [found["w"]])
+        alone = evaluate_client(algorithm, TASK, same, Start(result.params, (), (), 0), scoring, update=0, key=KEY)
+        np.testing.assert_allclose(alone["loss"], scored[0], rtol=1e-12)
 
 
 @pytest.mark.parametrize(
