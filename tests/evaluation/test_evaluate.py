@@ -103,8 +103,8 @@ def test_a_newcomer_gets_the_model_that_evaluation_scores():
 
 def test_newcomers_of_similar_sizes_share_a_program():
     algorithm = personax.fedavg(lr=0.1, **LOCAL)
-    fed, result = setting(algorithm)
-    x, y = fed.client(2)
+    result = setting(algorithm)[1]
+    x, y = closed_forms.clients(seed=2, sizes=(17,) * 4)[0]
     scoring, compiled = personax.Scoring("adapted", lr=0.2, num_steps=3, batch_size=5), personalize_one._cache_size()
     for size, num_programs in ((9, 1), (16, 1), (17, 2)):
         data = (x[:size], y[:size])
